@@ -1,0 +1,142 @@
+"""Greedy decoding of GPT-2 against Hugging Face's torch GPT-2, eager and compiled, in one run.
+
+    python experiments/bench_decode.py                    # 124M, batches 1, 8 and 32, float32
+    python experiments/bench_decode.py --capacity         # time per token against capacity
+
+Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from functools import partial
+
+from side_by_side import compare, ratio
+
+PROMPT, NEW = 32, 96
+
+
+def jaxformer_decoding(preset: str, batch_size: int, dtype: str):
+    """A function that generates NEW tokens a row."""
+    from dataclasses import replace
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxformer as jf
+
+    config = replace(jf.preset(preset), dtype=dtype)
+    model = jf.Decoder(config)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, PROMPT))
+    greedy = jf.Sampler(temperature=0.0)
+    return lambda: jf.generate(model, variables, prompts, max_new_tokens=NEW, sampler=greedy)
+
+
+def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
+    """The same with Hugging Face's generate; compiled: with its static cache, which it compiles."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import jaxformer as jf
+
+    ours = jf.preset(preset)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = GPT2Config(n_embd=ours.embed_dim, n_layer=ours.num_layers, n_head=ours.num_heads)
+    config.pad_token_id = config.eos_token_id
+    model = GPT2LMHeadModel(config).to(device, getattr(torch, dtype)).eval()
+    prompts = torch.randint(config.vocab_size, (batch_size, PROMPT), device=device)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+    if compiled:
+        model.forward = torch.compile(model.forward)
+        options["cache_implementation"] = "static"
+
+    def run():
+        with torch.inference_mode():
+            model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
+    """Seconds a token of the decoding loop at one live length, for caches of several capacities."""
+    import jax
+    import jax.numpy as jnp
+
+    import jaxformer as jf
+    from jaxformer.decoding.generate import STEPS, decode_block, prefill
+
+    config = jf.preset(preset)
+    model = jf.Decoder(config)
+    weights = jax.jit(
+        lambda key: model.prepare(model.init(key, jnp.zeros((1, 1), jnp.int32)))
+    )(jax.random.key(0))
+    numbers, key = jf.Sampler(temperature=0.0).numbers(), jax.random.key(0)
+    tokens = jnp.ones((1, live - STEPS), jnp.int32)
+    seconds = {capacity: [] for capacity in capacities}
+    for _ in range(rounds + 1):
+        for capacity, times in seconds.items():
+            state = prefill(model, weights, tokens, tokens, model.start(weights, 1, capacity))
+            jax.block_until_ready(state)
+            begin = time.perf_counter()
+            state, _ = decode_block(model, weights, state, numbers, key, jnp.zeros(0, int), live)
+            jax.block_until_ready(state)
+            times.append((time.perf_counter() - begin) / STEPS)
+    return {capacity: times[1:] for capacity, times in seconds.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="gpt2-124m")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
+    arguments = parser.parse_args()
+    if arguments.capacity:
+        report_capacity(arguments)
+        return
+    for batch_size in arguments.batch_sizes:
+        given = (arguments.preset, batch_size, arguments.dtype)
+        subjects = compare(
+            {
+                "jaxformer": partial(jaxformer_decoding, *given),
+                "torch eager": partial(torch_decoding, *given, False),
+                "torch.compile": partial(torch_decoding, *given, True),
+            },
+            arguments.rounds,
+        )
+        report(arguments.preset, batch_size, subjects)
+
+
+def report(preset, batch_size, subjects):
+    """A table for people and a line of JSON for machines."""
+    print(f"\n{preset}, batch {batch_size}: {PROMPT} tokens of prompt, {NEW} new")
+    ours, line = subjects["jaxformer"], {"preset": preset, "batch_size": batch_size}
+    for subject in subjects.values():
+        times = f"{ratio(ours, subject):5.2f}×" if subject is not ours else "      "
+        tokens = batch_size * NEW / subject.median
+        print(f"  {subject.name:14} {tokens:9.1f} tokens/s   jaxformer is {times} as fast")
+        line[subject.name] = tokens
+    print(json.dumps(line), flush=True)
+
+
+def report_capacity(arguments):
+    live = 256
+    seconds = time_per_token_by_capacity(
+        arguments.preset, live, (live, 4 * live, 16 * live), arguments.rounds
+    )
+    first = seconds[live]
+    print(f"\n{arguments.preset}, batch 1, {live} live slots")
+    for capacity, times in seconds.items():
+        relative = statistics.median(b / a for a, b in zip(first, times, strict=True))
+        median = 1e3 * statistics.median(times)
+        print(f"  capacity {capacity:6}: {median:8.2f} ms a token, {relative:.3f}× that of {live}")
+
+
+if __name__ == "__main__":
+    main()

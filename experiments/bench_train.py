@@ -1,0 +1,153 @@
+"""One training step against Hugging Face's torch GPT-2, eager and compiled, in one run.
+
+    python experiments/bench_train.py                      # every size, float32
+    python experiments/bench_train.py --sizes 10.8m --rounds 10
+    python experiments/bench_train.py --dtype bfloat16     # on a GPU
+
+A step is forward, backward, clipping by global norm and AdamW, on the same random tokens shape.
+Needs torch and transformers beside jaxformer.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+
+from side_by_side import compare, ratio
+
+
+@dataclass(frozen=True)
+class Size:
+    num_layers: int
+    embed_dim: int
+    num_heads: int
+    vocab_size: int
+    length: int
+    batch_size: int
+
+
+SIZES = {
+    "0.8m": Size(4, 128, 4, 65, 64, 12),
+    "10.8m": Size(6, 384, 6, 65, 256, 16),
+    "124m/256": Size(12, 768, 12, 50257, 256, 2),
+    "124m/1024": Size(12, 768, 12, 50257, 1024, 1),
+}
+
+
+def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
+    """A function that makes one update and waits for it."""
+    import jax
+    import numpy as np
+
+    from jaxformer import Decoder, DecoderConfig, Execution
+    from jaxformer.training.config import OptimizerConfig
+    from jaxformer.training.optimizer import make_optimizer
+    from jaxformer.training.step import Batch, init_state, make_step
+
+    config = DecoderConfig(
+        vocab_size=size.vocab_size,
+        max_length=size.length,
+        num_layers=size.num_layers,
+        embed_dim=size.embed_dim,
+        num_heads=size.num_heads,
+        dtype=dtype,
+    )
+    model = Decoder(config, Execution(layers=layers, remat=remat))
+    optimizer = make_optimizer(OptimizerConfig(), 1000)
+    state = jax.jit(lambda: init_state(model, optimizer, 0))()
+    step = make_step(model, optimizer)
+    rows = np.random.default_rng(0).integers(
+        0, size.vocab_size, (1, size.batch_size, size.length + 1)
+    )
+    batch = Batch(rows[..., :-1].astype(np.int32), rows[..., 1:].astype(np.int32))
+
+    def run():
+        nonlocal state
+        state, loss = step(state, batch)
+        loss.block_until_ready()
+
+    return run
+
+
+def torch_step(size: Size, dtype: str, compiled: bool):
+    """The same with Hugging Face's GPT2LMHeadModel."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = GPT2Config(
+        vocab_size=size.vocab_size,
+        n_positions=size.length,
+        n_embd=size.embed_dim,
+        n_layer=size.num_layers,
+        n_head=size.num_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(config).to(device).train()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
+    forward = torch.compile(model) if compiled else model
+    tokens = torch.randint(size.vocab_size, (size.batch_size, size.length), device=device)
+    lowered = dtype == "bfloat16"
+
+    def run():
+        with torch.autocast(device, torch.bfloat16, enabled=lowered):
+            loss = forward(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, help="instead of each size's own")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--layers", choices=("scan", "unrolled"), default="scan")
+    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
+    arguments = parser.parse_args()
+    for name in arguments.sizes:
+        size = SIZES[name]
+        if arguments.batch_size:
+            size = replace(size, batch_size=arguments.batch_size)
+        dtype = arguments.dtype
+        ours = partial(jaxformer_step, size, dtype, arguments.layers, arguments.remat)
+        subjects = compare(
+            {
+                "jaxformer": ours,
+                "torch eager": partial(torch_step, size, dtype, False),
+                "torch.compile": partial(torch_step, size, dtype, True),
+            },
+            arguments.rounds,
+        )
+        report(name, size, subjects)
+
+
+def report(name, size, subjects):
+    """A table for people and a line of JSON for machines."""
+    print(f"\n{name}: batch {size.batch_size}, length {size.length}, vocabulary {size.vocab_size}")
+    ours, line = subjects["jaxformer"], {"size": name}
+    for subject in subjects.values():
+        times = f"{ratio(ours, subject):5.2f}×" if subject is not ours else "      "
+        tokens = size.batch_size * size.length / subject.median
+        print(
+            f"  {subject.name:14} {1e3 * subject.median:9.1f} ms  {tokens:10,.0f} tokens/s"
+            f"  jaxformer is {times} as fast   (first run {subject.setup_seconds:.0f} s)"
+        )
+        line[subject.name] = subject.median
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Timing several programs in turn: A B C A B C …, so that a machine whose speed drifts is fair.
+
+Each subject lives in a process of its own and waits while another is measured.
+"""
+
+import multiprocessing
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+
+
+def _serve(connection, make: Callable[[], Callable[[], None]]):
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        begin = time.perf_counter()
+        run = make()
+        run()
+        connection.send(time.perf_counter() - begin)
+        while connection.recv() == "run":
+            begin = time.perf_counter()
+            run()
+            connection.send(time.perf_counter() - begin)
+    except Exception:
+        connection.send(traceback.format_exc())
+
+
+class Subject:
+    """A program in another process: `make()` sets it up and gives a function that does the work
+    once and waits for it to be done."""
+
+    def __init__(self, name: str, make: Callable[[], Callable[[], None]]):
+        context = multiprocessing.get_context("spawn")
+        self.name, self.seconds = name, []
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
+        self._process.start()
+        self.setup_seconds = self._receive()
+
+    def measure(self) -> None:
+        self._connection.send("run")
+        self.seconds.append(self._receive())
+
+    def close(self) -> None:
+        self._connection.send("stop")
+        self._process.join()
+
+    def _receive(self) -> float:
+        answer = self._connection.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"{self.name} failed:\n{answer}")
+        return answer
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
+    """Set each subject up (its first run, with compilation, is not counted), then take turns."""
+    subjects = {name: Subject(name, make) for name, make in makers.items()}
+    for _ in range(rounds):
+        for subject in subjects.values():
+            subject.measure()
+    for subject in subjects.values():
+        subject.close()
+    return subjects
+
+
+def ratio(ours: Subject, theirs: Subject) -> float:
+    """How many times as fast as `theirs` `ours` is: the median over the rounds of their ratios."""
+    return statistics.median(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))

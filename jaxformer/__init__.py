@@ -1,0 +1,44 @@
+"""jaxformer: the Transformer, whole, as pure functions in JAX and Flax.
+
+    import jaxformer as jf
+
+    model     = jf.Decoder(jf.preset("gpt2-124m"))
+    variables = model.init(key, tokens)
+    logits    = jax.jit(model.apply)(variables, tokens)
+    out       = jf.generate(model, variables, prompts, max_new_tokens=64, key=key)
+
+The mathematics is in `jaxformer.functional`. Names are imported when first used, so that importing
+the package, or asking the command line for help, does not wait for JAX.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "Decoder": "models.decoder",
+    "DecoderConfig": "models.config",
+    "Execution": "models.config",
+    "Generation": "decoding.generate",
+    "Patch": "functional.taps",
+    "Sampler": "decoding.sampling",
+    "advance": "decoding.autoregressive",
+    "build": "models.build",
+    "generate": "decoding.generate",
+    "load": "artifacts.load",
+    "parameter_count": "models.config",
+    "preset": "models.config",
+    "score": "decoding.autoregressive",
+    "start": "decoding.autoregressive",
+}
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"jaxformer.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,7 @@
+"""`python -m jaxformer`."""
+
+import sys
+
+from jaxformer.cli import main
+
+sys.exit(main())

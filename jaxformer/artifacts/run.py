@@ -1,0 +1,117 @@
+"""A run folder: config.json, tokenizer.json, documents.txt, tokens/, checkpoints/, metrics.jsonl,
+loss.png and samples.txt."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from jaxformer.models.config import DecoderConfig
+
+FORMAT = 1
+
+
+class RunFolder:
+    """The paths of a run, and its small files."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.picture = self.path / "loss.png"
+        self.samples = self.path / "samples.txt"
+        self.documents = self.path / "documents.txt"
+        self.tokens = self.path / "tokens"
+        self.train_tokens = self.tokens / "train.bin"
+        self.held_out_tokens = self.tokens / "held_out.bin"
+
+    @property
+    def holds_run(self) -> bool:
+        return self.config.exists()
+
+    def write_config(self, sections: dict) -> None:
+        """The run's config: sections by name, each of them a dataclass or plain data."""
+        plain = {
+            name: asdict(value) if hasattr(value, "__dataclass_fields__") else value
+            for name, value in sections.items()
+        }
+        write_whole(self.config, json.dumps({"format": FORMAT, **plain}, indent=2) + "\n")
+
+    def read_config(self) -> dict:
+        """The sections as plain data; ValueError names the file and what is wrong with it."""
+        if not self.config.exists():
+            raise ValueError(f"{self.path} holds no run (there is no {self.config.name} in it)")
+        try:
+            sections = json.loads(self.config.read_text())
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{self.config} cannot be read: {error}") from None
+        if not isinstance(sections, dict) or sections.get("format") != FORMAT:
+            found = sections.get("format") if isinstance(sections, dict) else None
+            raise ValueError(f"{self.config} has format {found!r}; this version reads {FORMAT}")
+        return sections
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines of metrics.jsonl after `step`, and one that a kill left half written."""
+        if not self.metrics.exists():
+            return
+        kept = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break
+            if entry["step"] <= step:
+                kept.append(line + "\n")
+        write_whole(self.metrics, "".join(kept))
+
+    def read_metrics(self) -> list[dict]:
+        """One dict a line: `step` and what was measured then."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+def next_free(folder: Path, name: str) -> Path:
+    """folder/name, or the first of folder/name-2, -3, … that does not exist yet."""
+    candidate, number = folder / name, 1
+    while candidate.exists():
+        number += 1
+        candidate = folder / f"{name}-{number}"
+    return candidate
+
+
+def newest(folder: Path, name: str) -> Path:
+    """The last of the names that `next_free` gives out, for resuming a run without naming it."""
+    numbered = [
+        (int(suffix or 1), path)
+        for path in folder.glob(f"{name}*")
+        if (suffix := path.name[len(name) :].removeprefix("-")) == "" or suffix.isdecimal()
+    ]
+    if not numbered:
+        raise ValueError(f"{folder / name} does not exist, so there is nothing to resume")
+    return max(numbered)[1]
+
+
+def parse_config(kind, fields: dict, where) -> object:
+    """`kind(**fields)` for a frozen dataclass, refusing what it does not know or accept."""
+    unknown = set(fields) - set(kind.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"{where} has fields that {kind.__name__} does not: {sorted(unknown)}")
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def parse_model(fields: dict, where) -> DecoderConfig:
+    """The model's config from its plain data."""
+    return parse_config(DecoderConfig, fields, where)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill, finds the old one or the new one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,212 @@
+"""A byte-level BPE tokenizer: any text in, the same text out.
+
+Text is taken as its UTF-8 bytes, so nothing is unknown and nothing is normalised away:
+``decode(encode(text)) == text`` for every string. Byte-level BPE is from Radford et al. 2019
+("Language Models are Unsupervised Multitask Learners", section 2.2); the work is done by the
+``tokenizers`` library and the file on disk is its ``tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+NUM_BYTES = 256
+
+# What other people's byte-level vocabularies call it, in the order in which they are looked for.
+_NAMES_OF_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")
+
+# Pair counting costs the square of a word's length: one line of base64 would train for hours.
+# Longer words are cut for training alone; encoding is not affected.
+_LONGEST_TRAINED_WORD = 64
+
+# The encoder keeps some hundred bytes for each token of a text until that text is done, and
+# spreads its work over threads by whole texts. So long texts are handed to it in pieces.
+_PIECE_LENGTH = 1 << 18
+_SAFE_CUT = re.compile(r"(?<=\S) ")
+
+
+class Tokenizer:
+    """Text to token ids and back, for byte-level BPE.
+
+    Attributes:
+      vocab_size: one more than the largest id.
+      end_of_text: the id that stands before each document and ends the one before. No text
+        encodes to it, not even a text that spells it out.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        """Wraps a ``tokenizers.Tokenizer``; ``ValueError`` unless it is byte-level BPE."""
+        if not isinstance(backend.model, models.BPE):
+            raise ValueError(f"tokenizer: its model is {type(backend.model).__name__}, not BPE")
+        if not isinstance(backend.decoder, decoders.ByteLevel):
+            raise ValueError(
+                f"tokenizer: its decoder is {type(backend.decoder).__name__}, not ByteLevel"
+            )
+        known = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
+        if not known:
+            raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
+        backend.encode_special_tokens = True  # special tokens found in text are ordinary text
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._token_bytes = _token_bytes(backend)
+        self.end_of_text: int = backend.token_to_id(known[0])
+        self.vocab_size: int = len(self._token_bytes)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Learns merges from ``texts``; the same texts in the same order give the same tokenizer.
+
+        Id 0 is the end of text, ids 1 to 256 are the bytes, and merges follow in the order in
+        which they were learnt, so ``vocab_size=257`` gives one token per byte. A pair seen only
+        once is not merged: a small corpus may give fewer than ``vocab_size`` tokens.
+
+        Errors: ``ValueError`` when ``vocab_size`` is below 257.
+        """
+        if vocab_size < NUM_BYTES + 1:
+            raise ValueError(
+                f"vocab_size: {vocab_size} is too small; a byte-level tokenizer needs at least "
+                f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
+            )
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.decoder = decoders.ByteLevel()
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [byte_level, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        backend.pre_tokenizer = byte_level
+        return cls(backend)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Reads a ``tokenizer.json``; ``ValueError`` naming ``path`` if that cannot be done."""
+        try:
+            return cls(tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+        except Exception as error:  # the library raises bare Exception for a malformed file
+            raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
+        unfinished = Path(f"{path}.unfinished-{os.getpid()}")
+        unfinished.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        os.replace(unfinished, path)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
+        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of ``text``, without an end of text.
+
+        Errors: ``ValueError`` for a lone surrogate, which has no UTF-8.
+        """
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
+        """The token ids of each text, in parallel; equal to ``encode`` of one at a time."""
+        texts = list(texts)
+        pieces = [list(self.pieces(text)) for text in texts]
+        flat = list(itertools.chain.from_iterable(pieces))
+        try:
+            encodings = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
+        except TypeError:
+            _refuse_surrogates(texts)
+            raise
+        return [[token for _ in parts for token in next(encodings).ids] for parts in pieces]
+
+    @staticmethod
+    def pieces(text: str) -> Iterator[str]:
+        """Cuts a long text where that cannot change its tokens; short ones stay whole.
+
+        No word of byte-level BPE has a space after a non-space (a space can only lead), so a
+        word begins at each such space and takes no notice of what stands before it.
+        """
+        start = 0
+        while cut := _SAFE_CUT.search(text, start + _PIECE_LENGTH):
+            yield text[start : cut.start()]
+            start = cut.start()
+        yield text[start:]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, special tokens nothing.
+
+        Errors: ``ValueError`` for an id outside the vocabulary.
+        """
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for, possibly a part of a character; none if special."""
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"ids: {token} is not a token; 0 to {self.vocab_size - 1} are")
+        return self._token_bytes[token]
+
+
+class StreamDecoder:
+    """Decodes ids as they arrive, giving out each character once all its bytes are there.
+
+    ``"".join(push(part) for part in parts) + flush()`` equals ``decode`` of all the parts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next ids and returns the text that they complete, perhaps none."""
+        return self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids)))
+
+    def flush(self) -> str:
+        """Returns what is left (U+FFFD for an unfinished character) and starts afresh."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: has no UTF-8: {error}") from None
+
+
+def _token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
+    """The bytes of each id: b"" for special tokens and for ids that no token has."""
+    byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values()) + 1)
+    added = backend.get_added_tokens_decoder()
+    for content, token in vocabulary.items():
+        if token in added:  # kept as they are written, not in the byte alphabet
+            table[token] = b"" if added[token].special else content.encode()
+        elif all(character in byte_of for character in content):
+            table[token] = bytes(byte_of[character] for character in content)
+        else:
+            raise ValueError(f"tokenizer: token {content!r} is not made of bytes")
+    return table
+
+
+def _byte_characters() -> list[str]:
+    """The visible character by which GPT-2's vocabulary writes each byte, 0 to 255."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    stand_ins = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte if byte in printable else next(stand_ins)) for byte in range(NUM_BYTES)]

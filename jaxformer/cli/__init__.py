@@ -1,0 +1,61 @@
+"""The command line: `jaxformer VERB …`, each verb a thin face on the rooms of the package."""
+
+import sys
+from importlib import import_module
+
+from jaxformer.cli.arguments import UsageError
+
+VERBS = {
+    "train": "train a Transformer on text (by default on the Python standard library)",
+    "generate": "continue a prompt with a trained run",
+    "evaluate": "loss, perplexity and bits per byte of a run on files",
+}
+
+_USAGE = "\n".join(
+    [
+        "usage: jaxformer VERB …",
+        "",
+        *(f"  {verb:10} {what}" for verb, what in VERBS.items()),
+        "",
+        "jaxformer VERB --help lists what a verb accepts. --debug shows the traceback of an error.",
+    ]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a verb; returns the exit status: 0, 1 (it failed), 2 (bad input), 130 (Ctrl-C)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_USAGE)
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from jaxformer import __version__
+
+        print(__version__)
+        return 0
+    if argv[0] not in VERBS:
+        return _fail(f"verb is {argv[0]!r}; it must be one of {', '.join(VERBS)}", 2)
+    try:
+        return import_module(f"jaxformer.cli.{argv[0]}").main(argv[1:]) or 0
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone: nothing is left to say
+        return 1
+    except (ValueError, UsageError) as error:
+        if debug:
+            raise
+        return _fail(str(error), 2)
+    except Exception as error:
+        if debug:
+            raise
+        status = getattr(error, "status", 1)
+        return _fail(str(error) or type(error).__name__, status)
+
+
+def _fail(message: str, status: int) -> int:
+    """One line on standard error."""
+    print(f"jaxformer: {' '.join(message.split())}", file=sys.stderr)
+    return status

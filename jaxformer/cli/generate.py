@@ -1,0 +1,79 @@
+"""`jaxformer generate RUN --prompt TEXT`: continue a prompt, character by character."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from jaxformer.cli.arguments import parse
+
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """Continue a prompt with a trained run. The same seed gives the same text."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """a run folder"""
+    prompt: str = ""
+    """the text to go on from; empty: the beginning of a document"""
+    max_new_tokens: int = 200
+    """tokens to generate at most"""
+    temperature: float = 0.8
+    """0 takes the most probable token each time"""
+    top_k: int = 0
+    """only the k most probable tokens; 0: all"""
+    top_p: float = 0.95
+    """only the most probable tokens that together have this probability"""
+    min_p: float = 0.0
+    """only tokens with at least this fraction of the largest probability"""
+    seed: int = 0
+    """of the draws"""
+
+
+def main(argv: list[str]) -> int:
+    """Load, then print the prompt and what follows as it is generated."""
+    arguments = parse(GenerateArguments, "generate", argv)
+    from jaxformer.decoding.sampling import Sampler
+
+    sampler = Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
+    from jaxformer.cli.runtime import start_jax
+
+    start_jax()
+    import jax
+
+    from jaxformer.artifacts.load import load
+    from jaxformer.artifacts.tokenizer import StreamDecoder
+    from jaxformer.decoding.generate import generate
+
+    model, variables, tokenizer = load(arguments.run)
+    prompt = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt)]
+    stream = StreamDecoder(tokenizer)
+
+    def show(rows):
+        print(stream.push(rows[0]), end="", flush=True)
+
+    check_room(len(prompt), arguments.max_new_tokens, model.config.max_length)
+    print(arguments.prompt, end="", flush=True)
+    generate(
+        model,
+        variables,
+        [prompt],
+        max_new_tokens=arguments.max_new_tokens,
+        sampler=sampler,
+        key=jax.random.key(arguments.seed),
+        stop_tokens=(tokenizer.end_of_text,),
+        on_tokens=show,
+    )
+    print(stream.flush())
+    sys.stdout.flush()
+    return 0
+
+
+def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
+    """Refuse what cannot fit, in the command line's words, before anything is printed."""
+    if max_new_tokens < 1 or prompt_tokens + max_new_tokens > max_length:
+        raise ValueError(
+            f"--max-new-tokens is {max_new_tokens} and the prompt has {prompt_tokens} tokens; this "
+            f"model has room for 1 to {max_length - prompt_tokens} more (max_length {max_length})"
+        )

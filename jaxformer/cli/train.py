@@ -1,0 +1,167 @@
+"""`jaxformer train [TEXT…] [--preset P] [--out RUN] [--resume] [any field of the configs]`."""
+
+import errno
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxformer.artifacts.run import RunFolder, newest, next_free, parse_config
+from jaxformer.cli.arguments import UsageError, parse
+from jaxformer.models.config import DecoderConfig, Execution
+from jaxformer.training.config import (
+    RESUMABLE,
+    OptimizerConfig,
+    Preset,
+    TrainingConfig,
+    differences,
+    training_preset,
+)
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a Transformer on text and leave a run folder.
+
+    Without TEXT it trains on the Python standard library's own source.
+    """
+
+    text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
+    """files or folders of UTF-8 text"""
+    preset: Preset = "stdlib"
+    """the settings that the other flags change"""
+    out: Path | None = None
+    """the run folder; by default the next free name below runs/"""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """go on with the run in --out (by default the newest of this preset)"""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def main(argv: list[str]) -> int:
+    """Parse, prepare, train."""
+    first, _ = _peek(argv)
+    if first.resume:
+        folder = RunFolder(first.out or newest(RUNS, first.preset))
+        paths, training = read_run(folder)
+        arguments = parse(
+            TrainArguments, "train", argv, replace(first, resume=False, training=training)
+        )
+        refuse_changes(folder, training, arguments)
+    else:
+        default = TrainArguments(preset=first.preset, training=training_preset(first.preset))
+        arguments = parse(TrainArguments, "train", argv, default)
+        folder = RunFolder(arguments.out or next_free(RUNS, arguments.preset))
+        paths = [path.absolute() for path in arguments.text]
+        if folder.holds_run:
+            raise ValueError(
+                f"{folder.path} already holds a run; go on with it by --resume, or choose another "
+                "--out"
+            )
+        if folder.path.exists() and not folder.path.is_dir():
+            raise ValueError(f"{folder.path} is a file; --out must be a folder or not exist yet")
+    return _train(folder, paths, arguments.training, first.resume)
+
+
+def _peek(argv):
+    """The arguments that decide on the defaults of the others, read leniently beforehand."""
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--preset", default="stdlib")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    try:
+        known, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from None
+    training_preset(known.preset)
+    return TrainArguments(preset=known.preset, out=known.out, resume=known.resume), rest
+
+
+def read_run(folder: RunFolder) -> tuple[list[Path], TrainingConfig]:
+    """What a run was started with: its texts and its config."""
+    sections = folder.read_config()
+    plain = dict(sections["training"])
+    for name, kind in _NESTED.items():
+        given = sections["model"] if name == "model" else plain[name]
+        plain[name] = parse_config(kind, given, folder.config)
+    return [Path(p) for p in sections["text"]], parse_config(TrainingConfig, plain, folder.config)
+
+
+_NESTED = {"model": DecoderConfig, "execution": Execution, "optimizer": OptimizerConfig}
+
+
+def write_run(folder: RunFolder, paths: list[Path], config: TrainingConfig) -> None:
+    """config.json: the model apart, since whoever loads the run needs that alone."""
+    training = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "model"}
+    plain = {name: vars(value) if name in _NESTED else value for name, value in training.items()}
+    texts = [str(path) for path in paths]
+    folder.write_config({"model": config.model, "training": plain, "text": texts})
+
+
+def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
+    """A resumed run computes what it would have: only its length and how it is watched may change."""
+    changed = differences(old, arguments.training)
+    refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
+    if arguments.text:
+        raise ValueError(f"text was given, but {folder.path} resumes on the text it began with")
+    for name, (before, after) in refused.items():
+        accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
+        raise ValueError(
+            f"--{name.replace('_', '-')} is {after}, but the run in {folder.path} began with "
+            f"{before}; when resuming only {accepted} may change"
+        )
+
+
+def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> int:
+    from rich.console import Console
+
+    from jaxformer.cli.runtime import start_jax
+    from jaxformer.training.prepare import fit_vocabulary, prepare
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"run folder: {folder.path}")
+    try:
+        data = prepare(folder, config, paths, console.print)
+        config = fit_vocabulary(config, data.tokenizer)
+        write_run(folder, paths, config)
+
+        start_jax()
+        from jaxformer.training.loop import Training
+
+        training = Training(config, folder, data, console)
+        if resume:
+            training.resume()
+        training.run()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(f"the disk is full ({error}); {_last_good(folder)}") from error
+        raise
+    _report(folder, data, console)
+    return 0
+
+
+def _last_good(folder):
+    from jaxformer.artifacts.checkpoint import Checkpoints
+
+    steps = Checkpoints(folder.checkpoints).steps()
+    if not steps:
+        return "there is no checkpoint yet"
+    return f"the last good checkpoint is {folder.checkpoints / str(steps[-1])}"
+
+
+def _report(folder, data, console):
+    """The last evaluation beside what general compressors make of the same text."""
+    final = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
+    scores = {"this model": final["bits_per_byte"], **data.baselines}
+    console.print(
+        f"held-out text ({data.held_out.num_bytes / 1e6:.2f} MB), bits per byte: "
+        + " · ".join(f"{name} {value:.3f}" for name, value in scores.items())
+    )
+    if folder.samples.exists():
+        console.print("a sample:\n", folder.samples.read_text().rpartition("---- step ")[2])
+    console.print(f"picture: {folder.picture}   samples: {folder.samples}")
+    console.print(f'next: jaxformer generate {folder.path} --prompt "def "', markup=False)

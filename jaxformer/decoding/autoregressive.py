@@ -1,0 +1,105 @@
+"""The one face of everything autoregressive: start a cache, advance it, score a text.
+
+A model has this face when it has three methods: prepare(variables) → weights, start(weights,
+batch_size, capacity, source) → cache, advance(weights, tokens, cache, segments, last_only) →
+(logits, cache). A cache knows its `length` and `capacity`, and can be `narrow`ed and `widen`ed.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.functional.losses import token_losses
+from jaxformer.functional.positions import Reading, read_segments
+from jaxformer.models.decoder import check_tokens
+
+
+def require_autoregressive(model):
+    """Raise unless the model has the face."""
+    if not all(hasattr(model, method) for method in ("prepare", "start", "advance")):
+        raise ValueError(
+            f"{type(model).__name__} is not autoregressive (it has no cache to start and advance), "
+            "so nothing can be generated from it or scored by it token by token"
+        )
+
+
+def start(model, variables, batch_size: int, capacity: int, source=None):
+    """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted."""
+    require_autoregressive(model)
+    for name, value in (("batch_size", batch_size), ("capacity", capacity)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    return model.start(model.prepare(variables), batch_size, capacity, source=source)
+
+
+def advance(model, variables, tokens, cache, segments=None):
+    """Read any number of new tokens [batch, new]; returns (logits [batch, new, vocab], cache).
+
+    segments: int [batch, new]; 0 is padding, which takes a slot but no position; None: every token
+    is real. The cache given stays what it was; go on with the one returned. Called outside jit, the
+    cost depends on the live length and not on the capacity (but for copying the cache), and more
+    tokens than there are slots left is a ValueError; inside, it gives NaN.
+    """
+    require_autoregressive(model)
+    tokens = jnp.asarray(tokens)
+    check_tokens(tokens, model.config, segments)
+    traced = isinstance(cache.length, jax.core.Tracer)
+    used = 0 if traced else int(cache.length)  # inside jit only shapes can be refused
+    needed = used + tokens.shape[1]
+    if needed > cache.capacity:
+        raise ValueError(
+            f"tokens are {tokens.shape[1]} a row, but the cache has {cache.capacity} slots with "
+            f"{used} used; start one with a capacity of at least {needed}"
+        )
+    if traced:
+        return _advance(model, variables, tokens, cache, segments, cache.capacity)
+    return _advance_jitted(model, variables, tokens, cache, segments, live_slots(cache, needed))
+
+
+def _advance(model, variables, tokens, cache, segments, live):
+    weights = model.prepare(variables)
+    logits, narrow = model.advance(weights, tokens, cache.narrow(live), segments)
+    return logits, cache.widen(narrow)
+
+
+_advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
+
+
+def live_slots(cache, needed: int) -> int:
+    """The static number of slots to attend to: `needed` rounded up to a power of two."""
+    return min(cache.capacity, bucket(needed))
+
+
+def bucket(length: int, smallest: int = 32) -> int:
+    """The least power of two that is at least `length` (and `smallest`)."""
+    return max(smallest, 1 << (length - 1).bit_length())
+
+
+def score(
+    model, variables, tokens: Int[Array, "batch length"], segments=None, source=None
+) -> Float[Array, " batch"]:
+    """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given.
+
+    segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … packed documents, none of which
+    scores the first token of the next.
+    """
+    require_autoregressive(model)
+    tokens = jnp.asarray(tokens)
+    check_tokens(tokens, model.config, segments)
+    return _score(model, variables, tokens, segments, source)
+
+
+@partial(jax.jit, static_argnums=0)
+def _score(model, variables, tokens, segments, source):
+    extra = {} if source is None else {"source": source}
+    logits, targets = model.apply(variables, tokens, segments=segments, **extra), tokens[:, 1:]
+    if segments is None:
+        return -token_losses(logits[:, :-1], targets).sum(axis=-1)
+    # A token is predicted where the last real one before it stands, padding between them or not.
+    _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
+    real = jnp.where(segments != 0, jnp.arange(segments.shape[1]), 0)
+    before = jax.lax.cummax(real, axis=1)[:, :-1, None]
+    losses = token_losses(jnp.take_along_axis(logits, before, axis=1), targets)
+    return -jnp.where(positions[:, 1:] > 0, losses, 0.0).sum(axis=-1)

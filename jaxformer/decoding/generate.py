@@ -1,0 +1,176 @@
+"""The incremental loop: prefill, then compiled blocks of steps with a test for the end between.
+
+Inside a block the trip count is fixed (a `lax.scan`), so an accelerator never waits for the host;
+the host looks once a block whether every row has stopped. Shapes come in buckets (prompts and live
+slots in powers of two), so a length seen before never compiles again.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decoding.autoregressive import bucket, live_slots, require_autoregressive
+from jaxformer.decoding.sampling import Numbers, Sampler, choose
+
+STEPS = 16  # tokens a block
+
+
+class Generation(NamedTuple):
+    """tokens: int [batch, max_new_tokens], 0 after the end; lengths: int [batch], the stop token
+    counted; log_probs: float32 [batch, max_new_tokens], log P of each token under the model itself,
+    before temperature and truncation, 0 after the end."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    log_probs: np.ndarray
+
+
+class State(NamedTuple):
+    """What a step leaves for the next."""
+
+    cache: object
+    logits: jax.Array  # [batch, vocab], of the last token read
+    stopped: jax.Array  # bool [batch]
+    step: jax.Array  # int [], tokens generated
+
+
+def generate(
+    model,
+    variables,
+    prompts,
+    *,
+    max_new_tokens: int,
+    sampler: Sampler = Sampler(),  # noqa: B008 (frozen)
+    key=None,
+    stop_tokens: Sequence[int] = (),
+    source=None,
+    on_tokens: Callable[[list[list[int]]], None] | None = None,
+) -> Generation:
+    """Continue each prompt by up to max_new_tokens tokens.
+
+    prompts: lists of ids of any lengths (none empty), or an int array [batch, length].
+    key: a jax.random key; needed unless the sampler is greedy. Row i draws its t-th token with
+    fold_in(fold_in(key, i), t), so a row does not depend on its neighbours and the same key gives
+    the same text. stop_tokens end a row. on_tokens is called after every block of steps with the
+    new tokens of each row.
+    """
+    require_autoregressive(model)
+    prompts = check_prompts(prompts, model.config, max_new_tokens, sampler, key, stop_tokens)
+    key = jax.random.key(0) if key is None else key
+    batch_size, longest = len(prompts), max(map(len, prompts))
+    width = bucket(longest)
+    blocks = -(-max_new_tokens // STEPS)
+    weights = _prepare(model, variables)
+    cache = model.start(weights, batch_size, bucket(width + blocks * STEPS), source=source)
+    numbers, stops = sampler.numbers(), jnp.asarray(list(stop_tokens), jnp.int32)
+
+    state = prefill(model, weights, *_left_padded(prompts, width), cache)
+    tokens, log_probs, read = [], [], width
+    for _ in range(blocks):
+        read += STEPS
+        state, new = decode_block(
+            model, weights, state, numbers, key, stops, live_slots(state.cache, read)
+        )
+        tokens.append(np.asarray(new[0]))
+        log_probs.append(np.asarray(new[1]))
+        if on_tokens:
+            on_tokens(_without_padding(tokens, max_new_tokens))
+        if np.all(state.stopped):
+            break
+    return _collect(tokens, log_probs, max_new_tokens)
+
+
+_prepare = partial(jax.jit, static_argnums=0)(lambda model, variables: model.prepare(variables))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=4)
+def prefill(model, weights, tokens, segments, cache) -> State:
+    """Read the prompts, padded on the left, and keep the logits of the last position alone."""
+    logits, cache = model.advance(weights, tokens, cache, segments, last_only=True)
+    stopped = jnp.zeros(len(tokens), bool)
+    return State(cache, logits[:, -1], stopped, jnp.int32(0))
+
+
+@partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
+def decode_block(model, weights, state: State, numbers: Numbers, key, stops, live: int):
+    """STEPS tokens; returns (state, (tokens, log_probs)), both [batch, STEPS], −1 after the end.
+
+    The steps attend to the first `live` slots alone, whatever the capacity of the cache.
+    """
+    wide = state.cache
+    row_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(state.stopped)))
+
+    def step(state, _):
+        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, state.step)
+        token = choose(numbers, keys, state.logits).astype(jnp.int32)
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(state.logits), token[:, None], axis=-1)[
+            :, 0
+        ]
+        logits, cache = model.advance(weights, token[:, None], state.cache)
+        stopped = state.stopped | (token[:, None] == stops).any(axis=-1)
+        output = (
+            jnp.where(state.stopped, -1, token),
+            jnp.where(state.stopped, 0.0, log_prob),
+        )
+        return State(cache, logits[:, -1], stopped, state.step + 1), output
+
+    state = state._replace(cache=wide.narrow(live))
+    state, (tokens, log_probs) = jax.lax.scan(step, state, length=STEPS)
+    return state._replace(cache=wide.widen(state.cache)), (tokens.T, log_probs.T)
+
+
+def check_prompts(prompts, config, max_new_tokens, sampler, key, stop_tokens) -> list[np.ndarray]:
+    """The prompts as arrays, or a ValueError that names what is wrong with a call of `generate`."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+    if key is None and not sampler.greedy:
+        raise ValueError(
+            f"key is None, but sampling at temperature {sampler.temperature} needs one "
+            "(jax.random.key(seed)); only temperature 0 does without"
+        )
+    prompts = [np.asarray(prompt) for prompt in prompts]
+    if not prompts:
+        raise ValueError("prompts is empty; it must hold at least one prompt")
+    named = [(f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
+    for name, ids in [*named, ("stop_tokens", np.asarray(list(stop_tokens), np.int32))]:
+        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+            raise ValueError(f"{name} is {ids.dtype} {ids.shape}; it must be a row of token ids")
+        outside = ids[(ids < 0) | (ids >= config.vocab_size)] if ids.size else ids
+        if outside.size:
+            raise ValueError(f"{name} holds id {outside[0]}; vocab_size is {config.vocab_size}")
+    for name, ids in named:
+        if not ids.size:
+            raise ValueError(f"{name} is empty; a model needs at least one token to go on from")
+        if ids.size + max_new_tokens > config.max_length:
+            raise ValueError(
+                f"{name} has {ids.size} tokens and max_new_tokens is {max_new_tokens}; together "
+                f"they must not pass max_length, {config.max_length}"
+            )
+    return prompts
+
+
+def _left_padded(prompts, width):
+    """(tokens, segments) [batch, width], so that every row's last token stands last."""
+    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, width - len(prompt) :] = prompt
+        segments[row, width - len(prompt) :] = 1
+    return tokens, segments
+
+
+def _without_padding(blocks, max_new_tokens) -> list[list[int]]:
+    """The newest block's tokens, row by row, without what comes after an end."""
+    room = max_new_tokens - STEPS * (len(blocks) - 1)
+    return [[int(token) for token in row[:room] if token >= 0] for row in blocks[-1]]
+
+
+def _collect(tokens, log_probs, max_new_tokens) -> Generation:
+    tokens, log_probs = (np.concatenate(x, axis=1)[:, :max_new_tokens] for x in (tokens, log_probs))
+    missing = [(0, 0), (0, max_new_tokens - tokens.shape[1])]
+    tokens = np.pad(tokens, missing, constant_values=-1)
+    lengths = (tokens >= 0).sum(axis=1)
+    return Generation(np.maximum(tokens, 0), lengths, np.pad(log_probs, missing))

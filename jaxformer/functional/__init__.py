@@ -1,0 +1,28 @@
+"""The mathematics: pure functions of arrays, each with its weights as an argument."""
+
+from jaxformer.functional.attention import dot_product_attention
+from jaxformer.functional.blocks import block
+from jaxformer.functional.feedforward import feed_forward
+from jaxformer.functional.losses import chunked_cross_entropy, cross_entropy
+from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Places, Prefix, Window
+from jaxformer.functional.norms import layer_norm, rms_norm
+from jaxformer.functional.positions import rotary, sinusoidal_positions
+
+__all__ = [
+    "Causal",
+    "Mask",
+    "Packed",
+    "Padding",
+    "Places",
+    "Prefix",
+    "Window",
+    "block",
+    "chunked_cross_entropy",
+    "cross_entropy",
+    "dot_product_attention",
+    "feed_forward",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "sinusoidal_positions",
+]

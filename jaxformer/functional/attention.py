@@ -1,0 +1,123 @@
+"""Scaled dot-product attention, softmax(Q Kᵀ / √d + mask) V, behind one function.
+
+Shapes: heads stand before positions, [*batch, heads, length, head_dim], since that is how a cache
+is read fastest. Grouped heads (Ainslie et al. 2023): key and value may have fewer heads than the
+query, each shared by num_heads / num_kv_heads consecutive query heads.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.functional import fused
+from jaxformer.functional.blockwise import blockwise_attention
+from jaxformer.functional.heads import group_heads, over_heads
+from jaxformer.functional.masks import All, Mask, Places, Table
+from jaxformer.functional.taps import no_tap
+
+ATTENTION = ("auto", "explicit", "blockwise", "fused")
+
+
+def dot_product_attention(
+    query: Float[Array, "*batch heads queries head_dim"],
+    key: Float[Array, "*batch kv_heads keys head_dim"],
+    value: Float[Array, "*batch kv_heads keys value_dim"],
+    mask: Mask | Bool[Array, "*rows queries keys"] | None = None,
+    *,
+    query_places: Places | None = None,
+    key_places: Places | None = None,
+    scale: float | None = None,
+    implementation: str = "auto",
+    tap=no_tap,
+) -> Float[Array, "*batch heads queries value_dim"]:
+    """o_i = Σ_j α_ij v_j with α_i = softmax_j(scale · q_i·k_j over the keys that i may see).
+
+    mask: a rule of `masks`, asked about `query_places` and `key_places` (by default positions
+    0, 1, 2, … without padding); or a bool array, true where a query may see a key; None: everyone
+    sees everyone. A query that may see nothing gets zeros, and its gradients are finite.
+    scale: 1/√head_dim unless given.
+    implementation: "explicit" (this formula, whole), "blockwise" (query block by query block,
+    never all scores at once), "fused" (cuDNN; raises ValueError with the reason where it cannot),
+    or "auto": fused on a GPU where it can, else blockwise.
+    Source: Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
+    """
+    _check(query, key, value, implementation)
+    query_places = query_places or Places(query.shape[-2])
+    key_places = key_places or Places(key.shape[-2])
+    if mask is None:
+        mask = All()
+    elif not isinstance(mask, Mask):
+        mask = Table(mask)
+    query, key, value = _silence(query, key, value, mask, query_places, key_places)
+    return masked_attention(
+        query, key, value, mask, query_places, key_places, scale, implementation, tap
+    )
+
+
+def masked_attention(
+    query, key, value, mask, query_places, key_places, scale, implementation="auto", tap=no_tap
+):
+    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if implementation in ("auto", "fused"):
+        refusal = fused.refusal(query, key, mask, query_places, key_places)
+        if implementation == "fused" and refusal:
+            raise ValueError(f'attention "fused" cannot run this: {refusal}')
+        implementation = "blockwise" if refusal else "fused"
+    if implementation == "fused":
+        return fused.fused_attention(query, key, value, mask, scale)
+    if implementation == "blockwise":
+        return blockwise_attention(query, key, value, mask, query_places, key_places, scale)
+    visible = mask(query_places, key_places)
+    return explicit_attention(query, key, value, visible, scale, tap=tap)
+
+
+def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
+    """The formula as it is written, all scores at once; `visible` is bool [*rows, queries, keys].
+
+    The weights pass through tap("attention.weights") as float32 [*batch, heads, queries, keys].
+    """
+    grouped = group_heads(query, key.shape[-3])
+    scores = scale * jnp.einsum(
+        "...kgqd,...ksd->...kgqs", grouped, key, preferred_element_type=jnp.float32
+    )
+    scores = jnp.where(over_heads(visible), scores, -jnp.inf)
+    largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))
+    total = powers.sum(axis=-1, keepdims=True)
+    weights = powers / jnp.where(total == 0.0, 1.0, total)
+
+    heads = (*query.shape[:-1], key.shape[-2])
+    weights = tap("attention.weights", weights.reshape(heads)).reshape(weights.shape)
+    output = jnp.einsum("...kgqs,...ksd->...kgqd", weights.astype(value.dtype), value)
+    return output.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _silence(query, key, value, mask, query_places, key_places):
+    """Zero what no one may see and what sees nothing: 0 × NaN is NaN, forward and backward."""
+    if isinstance(mask, Table):
+        speaks, listens = mask.array.any(axis=-2), mask.array.any(axis=-1)
+    else:
+        speaks, listens = (
+            None if places.segments is None else places.segments != 0
+            for places in (key_places, query_places)
+        )
+    if speaks is not None:
+        key, value = (jnp.where(speaks[..., None, :, None], x, 0) for x in (key, value))
+    if listens is not None:
+        query = jnp.where(listens[..., None, :, None], query, 0)
+    return query, key, value
+
+
+def _check(query, key, value, implementation):
+    if implementation not in ATTENTION:
+        raise ValueError(f"implementation is {implementation!r}; it must be one of {ATTENTION}")
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if heads % kv_heads:
+        raise ValueError(
+            f"query has {heads} heads and key {kv_heads}; the first must be a multiple of the other"
+        )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key {key.shape} and value {value.shape} must agree up to the last axis")

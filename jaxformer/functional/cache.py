@@ -1,0 +1,104 @@
+"""The keys and values of earlier positions: an explicit value, handed in and handed back.
+
+One array for keys and one for values per layer, heads before slots, allocated once. Each slot
+remembers the position and the document of its token (document 0: empty, or padding), so rows of
+different lengths, several new tokens at once and packed documents are one case.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxformer.functional.masks import Places
+from jaxformer.functional.positions import Reading, read_segments
+
+
+class Cache(NamedTuple):
+    """keys, values: per layer [batch, kv_heads, capacity, head_dim]; positions, documents: int
+    [batch, capacity]; reading: how far each row has been read; length: slots used, int []."""
+
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
+    positions: Array
+    documents: Array
+    reading: Reading
+    length: Array
+
+    @property
+    def capacity(self) -> int:
+        return self.positions.shape[1]
+
+    def narrow(self, slots: int) -> "Cache":
+        """The first `slots` slots alone, what is in empty ones wiped out.
+
+        Steps that attend to a narrow cache cost what is live, whatever the capacity; `widen` puts
+        it back. Wiping here, once for many steps, keeps a NaN in an empty slot from 0 × NaN.
+        """
+        used = (self.documents[:, :slots] != 0)[:, None, :, None]
+
+        def wiped(x):
+            return jnp.where(used, x[:, :, :slots], 0)
+
+        return self._replace(
+            keys=tuple(map(wiped, self.keys)),
+            values=tuple(map(wiped, self.values)),
+            positions=self.positions[:, :slots],
+            documents=self.documents[:, :slots],
+        )
+
+    def widen(self, narrow: "Cache") -> "Cache":
+        """This cache with its first slots, its reading and its length taken from `narrow`."""
+        (
+            (keys, values, positions, documents),
+            (new_keys, new_values, new_positions, new_documents),
+        ) = (cache[:4] for cache in (self, narrow))
+        return Cache(
+            tuple(map(_overwrite, keys, new_keys)),
+            tuple(map(_overwrite, values, new_values)),
+            _overwrite(positions, new_positions),
+            _overwrite(documents, new_documents),
+            narrow.reading,
+            narrow.length,
+        )
+
+
+def _overwrite(x, start_of_x):
+    return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)
+
+
+def init_cache(
+    num_layers: int, batch_size: int, num_kv_heads: int, capacity: int, head_dim: int, dtype
+) -> Cache:
+    """An empty cache of `capacity` slots a row."""
+    shape = (batch_size, num_kv_heads, capacity, head_dim)
+    return Cache(
+        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        jnp.zeros((batch_size, capacity), jnp.int32),
+        jnp.zeros((batch_size, capacity), jnp.int32),
+        Reading.begin(batch_size),
+        jnp.int32(0),
+    )
+
+
+def open_slots(cache: Cache, segments: Array) -> tuple[Cache, Places, Places]:
+    """Read `segments` [batch, new] on from where the cache stopped and mark the next slots so.
+
+    Returns the cache (its keys and values still to be written at `cache.length`, which is the old
+    one), the places of the new tokens and the places of all slots.
+    """
+    documents, positions, reading = read_segments(segments, cache.reading)
+    marked = cache._replace(
+        positions=write_slots(cache.positions, positions, cache.length, axis=1),
+        documents=write_slots(cache.documents, documents, cache.length, axis=1),
+        reading=reading,
+    )
+    new = Places(segments.shape[1], positions, documents)
+    return marked, new, Places(cache.capacity, marked.positions, marked.documents)
+
+
+def write_slots(slots: Array, new: Array, length: Array, *, axis: int) -> Array:
+    """Put `new` at slots length, length + 1, … (in place where the compiler can)."""
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), length, axis)

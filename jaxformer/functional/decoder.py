@@ -1,0 +1,215 @@
+"""The decoder-only Transformer as pure functions of its weights.
+
+    tokens → embedding + position → blocks → norm → logits            (seeds: lecture 11 §6)
+
+Output i predicts token i + 1 and depends on tokens ≤ i. Two ways through it, held to the same
+values: `hidden_states` takes whole rows, `advance` takes the next tokens and a cache.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.functional.attention import dot_product_attention, masked_attention
+from jaxformer.functional.blocks import BLOCK_POINTS, block, init_blocks, run_blocks, unstack
+from jaxformer.functional.cache import Cache, init_cache, open_slots, write_slots
+from jaxformer.functional.dropout import dropout
+from jaxformer.functional.linear import init_linear
+from jaxformer.functional.masks import Causal, Mask, Packed, Places, Prefix, Window
+from jaxformer.functional.norms import init_norm, normalizer
+from jaxformer.functional.positions import Reading, read_segments, sinusoidal_positions
+from jaxformer.functional.taps import Tap
+
+DECODER_POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
+
+
+def decoder_initializers(config) -> dict:
+    """The decoder's weights by name, each as a pure initialiser of one key."""
+    dim, parts = config.embed_dim, {}
+    parts["embedding"] = lambda key: _init_embedding(key, config)
+    parts["blocks"] = lambda key: init_blocks(key, config)
+    if config.norm_position == "pre" and config.norm != "none":
+        parts["final_norm"] = lambda key: init_norm(config.norm, dim, use_bias=config.use_bias)
+    if config.tie_embeddings:
+        if config.head_bias:
+            parts["head"] = lambda key: {"bias": jnp.zeros(config.vocab_size)}
+    else:
+        parts["head"] = lambda key: init_linear(
+            key, dim, config.vocab_size, use_bias=config.head_bias
+        )
+    return parts
+
+
+def _init_embedding(key, config):
+    tokens, positions = jax.random.split(key)
+    weights = {"tokens": 0.02 * jax.random.normal(tokens, (config.vocab_size, config.embed_dim))}
+    if config.positions == "learned":
+        shape = (config.max_length, config.embed_dim)
+        weights["positions"] = 0.02 * jax.random.normal(positions, shape)
+    return weights
+
+
+def self_attention_mask(config) -> Mask:
+    """Causal (or prefix) within a document, through a window if the config has one."""
+    mask = Prefix(config.prefix) if config.prefix else Causal()
+    if config.window is not None:
+        mask = mask & Window(config.window)
+    return mask & Packed()
+
+
+def embed(weights, tokens, positions, config):
+    """e + p. tokens: int ids, or float rows of the embedding table in their place.
+
+    An id or a learned position outside its table gives NaN, never some other row.
+    """
+    x = tokens
+    if jnp.issubdtype(tokens.dtype, jnp.integer):
+        x = _look_up(weights["tokens"], tokens)
+    x = x.astype(config.dtype)
+    if config.scale_embeddings:
+        x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
+    if config.positions == "learned":
+        x = x + _look_up(weights["positions"], positions).astype(x.dtype)
+    elif config.positions == "sinusoidal":
+        x = x + sinusoidal_positions(positions, config.embed_dim).astype(x.dtype)
+    return x
+
+
+def _look_up(table, index):
+    known = (index >= 0) & (index < table.shape[0])
+    index = jnp.where(known, index, table.shape[0])  # a negative index would wrap
+    return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def hidden_states(
+    weights, tokens, config, execution, *, segments=None, dropout_key=None, capture=(), patch=None
+):
+    """Whole rows to the last hidden states [batch, length, dim]; returns (hidden, captured).
+
+    segments: int [batch, length], 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
+    """
+    length, mask = tokens.shape[1], self_attention_mask(config)
+    outer, inner = _split_patch(patch)
+    tap = Tap(capture, outer)
+    if segments is None:
+        places, positions = Places(length), jnp.arange(length)
+    else:
+        documents, positions, _ = read_segments(segments, Reading.begin(segments.shape[0]))
+        # Order within a document is order along the row: only a rule that counts (a window, a
+        # prefix) needs the counted positions, which are not known while tracing.
+        places = Places(length, positions if mask.absolute else None, documents)
+
+    embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    x = embed(weights["embedding"], tokens, positions, config)
+    if segments is not None:
+        x = jnp.where((segments != 0)[..., None], x, 0)  # what stands in padding reaches nothing
+    x = tap("embedding", dropout(embed_key, x, config.dropout))
+
+    weights_wanted = "attention.weights" in {*capture, *inner}
+    implementation = "explicit" if weights_wanted else execution.attention
+
+    def attend_with(tap):
+        def attend(query, key, value):
+            return dot_product_attention(
+                query,
+                key,
+                value,
+                mask,
+                query_places=places,
+                key_places=places,
+                scale=config.attention_scale,
+                implementation=implementation,
+                tap=tap,
+            ), None
+
+        return attend
+
+    x, captured = run_blocks(
+        weights["blocks"],
+        x,
+        config,
+        execution,
+        attend_with=attend_with,
+        positions=positions,
+        dropout_key=blocks_key,
+        capture=tuple(name for name in capture if name in BLOCK_POINTS),
+        patch=inner,
+    )
+    return tap("final_norm", _final_norm(weights, x, config)), {**tap.captured, **captured}
+
+
+def _split_patch(patch):
+    patch = patch or {}
+    inner = {name: entry for name, entry in patch.items() if name in BLOCK_POINTS}
+    return {name: entry for name, entry in patch.items() if name not in inner}, inner
+
+
+def _final_norm(weights, x, config):
+    if "final_norm" not in weights:
+        return x
+    return normalizer(config.norm, config.norm_epsilon)(weights["final_norm"], x)
+
+
+def head(weights, config):
+    """The output map as (kernel [dim, vocab], bias [vocab] or None)."""
+    own = weights.get("head", {})
+    kernel = weights["embedding"]["tokens"].T if config.tie_embeddings else own["kernel"]
+    return kernel, own.get("bias")
+
+
+def logits(weights, hidden, config):
+    """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
+    kernel, bias = head(weights, config)
+    y = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return y if bias is None else y + bias
+
+
+def start(config, batch_size: int, capacity: int) -> Cache:
+    """An empty cache for this decoder."""
+    return init_cache(
+        config.num_layers,
+        batch_size,
+        config.num_kv_heads,
+        capacity,
+        config.head_dim,
+        jnp.dtype(config.dtype),
+    )
+
+
+def prepare(weights, config):
+    """The same weights as many small steps want them: block by block, matrices in the compute dtype
+    (scales and biases stay float32: statistics and logits are)."""
+    weights = {**weights, "blocks": unstack(weights["blocks"], config.num_layers)}
+    return jax.tree.map(lambda leaf: leaf.astype(config.dtype) if leaf.ndim > 1 else leaf, weights)
+
+
+def advance(weights, tokens, cache: Cache, config, *, segments=None):
+    """Read the next tokens [batch, new]; returns (their hidden states, the cache after them).
+
+    segments: as in `hidden_states`, 0 for padding; None goes on with each row's document. Past the
+    capacity the result is NaN: a write is never clamped into the last slots unnoticed.
+    """
+    if segments is None:
+        current = jnp.maximum(cache.reading.segment, 1)
+        segments = jnp.broadcast_to(current[:, None], tokens.shape[:2])
+    old_length = cache.length
+    cache, new, slots = open_slots(cache, segments)
+    x = embed(weights["embedding"], tokens, new.positions, config)
+    x = jnp.where((segments != 0)[..., None], x, 0)
+
+    mask, keys, values = self_attention_mask(config), [], []
+    for layer, block_weights in enumerate(unstack(weights["blocks"], config.num_layers)):
+
+        def attend(query, key, value, layer=layer):
+            key = write_slots(cache.keys[layer], key, old_length, axis=2)
+            value = write_slots(cache.values[layer], value, old_length, axis=2)
+            output = masked_attention(query, key, value, mask, new, slots, config.attention_scale)
+            return output, (key, value)
+
+        x, (key, value) = block(block_weights, x, config, attend=attend, positions=new.positions)
+        keys.append(key)
+        values.append(value)
+
+    length = old_length + tokens.shape[1]
+    x = jnp.where(length <= cache.capacity, x, jnp.nan)
+    cache = cache._replace(keys=tuple(keys), values=tuple(values), length=length)
+    return _final_norm(weights, x, config), cache

@@ -1,0 +1,50 @@
+"""The position-wise feed-forward layer (seeds: lecture 10 §7; lecture 13 §3)."""
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.taps import no_tap
+
+_GATES = {"swiglu": jax.nn.silu, "geglu": lambda x: jax.nn.gelu(x, approximate=False)}
+_PLAIN = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # x Φ(x), by erf
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's approximation
+    "silu": jax.nn.silu,
+}
+ACTIVATIONS = (*_PLAIN, *_GATES)
+
+
+def feed_forward(
+    weights,
+    x: Float[Array, "*batch dim"],
+    activation: str = "gelu_tanh",
+    *,
+    output_activation: bool = False,
+    tap=no_tap,
+) -> Float[Array, "*batch dim"]:
+    """act(x W₁ + b₁) W₂ + b₂, or, gated, (act(x W_g + b_g) ⊙ (x W₁ + b₁)) W₂ + b₂.
+
+    `activation` is one of ACTIVATIONS; "swiglu" and "geglu" are the gated ones (Shazeer 2020).
+    `output_activation` puts the non-linearity after the second map too, as lecture 10 §7 wrote it.
+    """
+    act = _GATES.get(activation) or _PLAIN[activation]
+    hidden = linear(weights["up"], x)
+    hidden = act(linear(weights["gate"], x)) * hidden if activation in _GATES else act(hidden)
+    y = linear(weights["down"], tap("feedforward.hidden", hidden))
+    return act(y) if output_activation else y
+
+
+def init_feed_forward(
+    key, dim: int, mlp_dim: int, activation: str, *, use_bias=True, stddev=0.02, output_stddev=0.02
+):
+    """Weights of `feed_forward`; output_stddev is that of W₂, which writes into the residual."""
+    up, gate, down = jax.random.split(key, 3)
+    weights = {
+        "up": init_linear(up, dim, mlp_dim, use_bias=use_bias, stddev=stddev),
+        "down": init_linear(down, mlp_dim, dim, use_bias=use_bias, stddev=output_stddev),
+    }
+    if activation in _GATES:
+        weights["gate"] = init_linear(gate, dim, mlp_dim, use_bias=use_bias, stddev=stddev)
+    return weights

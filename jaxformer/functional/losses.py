@@ -1,0 +1,147 @@
+"""Cross-entropy: −log P(target), averaged over the tokens that count.
+
+Everything here is float32 whatever the dtype of the logits. Output i is scored against target i:
+shifting is the business of whoever makes the targets.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+def token_losses(
+    logits: Float[Array, "*batch vocab"],
+    targets: Int[Array, "*batch"],
+    label_smoothing: float = 0.0,
+) -> Float[Array, "*batch"]:
+    """−Σ_v q_v log softmax(logits)_v in nats, q = (1 − ε) one-hot(target) + ε / vocab.
+
+    A target outside 0 … vocab − 1 gives NaN rather than the loss of some other class.
+    """
+    logits = logits.astype(jnp.float32)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    known = (targets >= 0) & (targets < logits.shape[-1])
+    picked = jnp.take_along_axis(logits, jnp.where(known, targets, 0)[..., None], axis=-1)[..., 0]
+    picked = jnp.where(known, picked, jnp.nan)
+    if label_smoothing:
+        picked = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
+    return total - picked
+
+
+def cross_entropy(
+    logits: Float[Array, "*batch vocab"],
+    targets: Int[Array, "*batch"],
+    weights: Float[Array, "*batch"] | None = None,
+    label_smoothing: float = 0.0,
+) -> Float[Array, ""]:
+    """Σ w_i loss_i / Σ w_i in nats per token; 0 where Σ w_i is 0.
+
+    weights: 0 for what is not to be learnt (padding; such a target may be anything, −100 too),
+    1 for what is. Averaged over valid tokens, not over rows: a batch of unequal lengths gives what
+    its tokens give in any other arrangement. A target out of range that counts raises ValueError;
+    inside jit it gives NaN.
+    """
+    _check_targets(targets, weights, logits.shape[-1])
+    losses = token_losses(logits, targets, label_smoothing)
+    return _weighted_mean(*_weighted_sum(losses, weights))
+
+
+def _check_targets(targets, weights, vocab_size):
+    """Refuse a target that counts and is no class, where it is known (inside jit it gives NaN)."""
+    if isinstance(targets, jax.core.Tracer) or isinstance(weights, jax.core.Tracer):
+        return
+    counted = np.asarray(targets)
+    if weights is not None:
+        counted = counted[np.asarray(weights) != 0]
+    outside = counted[(counted < 0) | (counted >= vocab_size)]
+    if outside.size:
+        raise ValueError(f"targets hold {outside[0]}; it must be in 0 … {vocab_size - 1}")
+
+
+def _weighted_sum(losses, weights):
+    if weights is None:
+        return losses.sum(), jnp.float32(losses.size)
+    weights = weights.astype(jnp.float32)
+    return jnp.where(weights != 0, weights * losses, 0.0).sum(), weights.sum()
+
+
+def _weighted_mean(total, count):
+    return total / jnp.where(count == 0, 1.0, count)
+
+
+def chunked_cross_entropy(
+    hidden: Float[Array, "*batch length dim"],
+    kernel: Float[Array, "dim vocab"],
+    targets: Int[Array, "*batch length"],
+    weights: Float[Array, "*batch length"] | None = None,
+    *,
+    bias: Float[Array, " vocab"] | None = None,
+    label_smoothing: float = 0.0,
+    chunk: int = 1024,
+) -> Float[Array, ""]:
+    """cross_entropy(hidden @ kernel + bias, …) without the logits of the whole batch in memory.
+
+    Tokens are taken `chunk` at a time. When a gradient is wanted it is worked out in the same
+    sweep, while a chunk's logits are at hand, so each product is computed once; what is kept is
+    the gradient for `hidden`, `kernel` and `bias`, never [tokens, vocab] in float32.
+    """
+    _check_targets(targets, weights, kernel.shape[-1])
+    tokens = targets.size
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
+    chunk = min(chunk, tokens)
+    padding = -tokens % chunk
+
+    def in_chunks(x, shape):
+        x = jnp.pad(x.reshape(tokens, *shape), [(0, padding)] + [(0, 0)] * len(shape))
+        return x.reshape(-1, chunk, *shape)
+
+    parts = (
+        in_chunks(hidden, hidden.shape[-1:]),
+        in_chunks(targets, ()),
+        in_chunks(weights.astype(jnp.float32), ()),
+    )
+    total = _summed_losses(kernel, bias, *parts, label_smoothing)
+    return _weighted_mean(total, weights.astype(jnp.float32).sum())
+
+
+def _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing):
+    logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    logits = logits if bias is None else logits + bias
+    return _weighted_sum(token_losses(logits, targets, label_smoothing), weights)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summed_losses(kernel, bias, hidden, targets, weights, label_smoothing):
+    def step(total, part):
+        hidden, targets, weights = part
+        return total + _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing), None
+
+    return jax.lax.scan(step, jnp.float32(0), (hidden, targets, weights))[0]
+
+
+def _summed_losses_forward(kernel, bias, hidden, targets, weights, label_smoothing):
+    gradient = jax.value_and_grad(_chunk_loss, argnums=(0, 1) if bias is None else (0, 1, 2))
+
+    def step(carry, part):
+        hidden, targets, weights = part
+        loss, (d_hidden, *d_head) = gradient(
+            hidden, kernel, bias, targets, weights, label_smoothing
+        )
+        total, d_total = carry
+        return (total + loss, jax.tree.map(jnp.add, d_total, tuple(d_head))), d_hidden
+
+    head = (kernel,) if bias is None else (kernel, bias)
+    start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, head))
+    (total, d_head), d_hidden = jax.lax.scan(step, start, (hidden, targets, weights))
+    return total, (d_hidden, *d_head)
+
+
+def _summed_losses_backward(label_smoothing, gradients, cotangent):
+    d_hidden, d_kernel, *d_bias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+    return d_kernel, d_bias[0] if d_bias else None, d_hidden, None, None
+
+
+_summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

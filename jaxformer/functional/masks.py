@@ -1,0 +1,181 @@
+"""Who may look at whom: a mask is a rule about positions, not an array.
+
+A rule is a small frozen dataclass (hashable, so it can be static under jit) that answers two
+questions. `rule(query, key)`: which of these keys may each of these queries see? And
+`rule.key_range(start, stop, length)`: outside which keys can queries start … stop − 1 of a row see
+nothing, so that no work need be done there? Rules are joined by `&`.
+
+Explicit attention asks about the whole row, blockwise attention block by block, a cache about the
+positions stored in its slots: one rule, one place, every path. Answers about positions that are
+known while tracing are NumPy arrays and stay static.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["positions", "segments"], meta_fields=["length"]
+)
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of a row stand.
+
+    positions: int [*batch, length], or None for 0, 1, 2, … along the row (known while tracing);
+    segments: int [*batch, length], the document of each token, 0 for padding or an empty slot, or
+    None for one document without padding; length: the number of tokens.
+    """
+
+    length: int
+    positions: Any = None
+    segments: Any = None
+
+    def take(self, start: int, stop: int) -> "Places":
+        """Tokens start … stop − 1 of the row; their positions stay what they were."""
+        positions = (
+            np.arange(start, stop) if self.positions is None else self.positions[..., start:stop]
+        )
+        segments = None if self.segments is None else self.segments[..., start:stop]
+        return Places(stop - start, positions, segments)
+
+    def where(self):
+        return np.arange(self.length) if self.positions is None else self.positions
+
+
+class Mask:
+    """A rule. Subclasses are frozen dataclasses; `absolute` says whether the rule needs positions
+    counted in the document, or only the order of two tokens, which is their order along the row."""
+
+    absolute = False
+
+    def __call__(self, query: Places, key: Places):
+        """bool [*batch, query length, key length] (or broadcastable to it): may query see key?"""
+        raise TypeError(f"{type(self).__name__} has no rule")
+
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """Keys outside [low, high) are invisible to queries start … stop − 1 of the same row."""
+        return 0, length
+
+    def tile(self, query: Places, key: Places, rows: slice, columns: slice):
+        """The rule asked about some queries and some keys of a row only."""
+        return self(query.take(rows.start, rows.stop), key.take(columns.start, columns.stop))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return All(self.rules() + other.rules())
+
+    def rules(self) -> tuple["Mask", ...]:
+        return (self,)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query at t sees keys at s ≤ t: the lower triangle, diagonal included."""
+
+    def __call__(self, query, key):
+        return key.where()[..., None, :] <= query.where()[..., :, None]
+
+    def key_range(self, start, stop, length):
+        return 0, min(stop, length)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Window(Mask):
+    """A query at t sees keys at s > t − size. With `Causal`: itself and the size − 1 before it."""
+
+    size: int
+    absolute = True  # padding inside a document sets tokens further apart along the row
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"window is {self.size}; it must be at least 1 (a token sees itself)")
+
+    def __call__(self, query, key):
+        return key.where()[..., None, :] > query.where()[..., :, None] - self.size
+
+    def key_range(self, start, stop, length):
+        return max(0, start - self.size + 1), length
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """Causal, but the first `length` positions are seen by all (prefix-LM, Raffel et al. 2020)."""
+
+    length: int
+    absolute = True
+
+    def __call__(self, query, key):
+        before = key.where()[..., None, :] <= query.where()[..., :, None]
+        return before | (key.where()[..., None, :] < self.length)
+
+    def key_range(self, start, stop, length):
+        return 0, min(max(stop, self.length), length)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Padding(Mask):
+    """Keys that are padding or empty slots (segment 0) are seen by no one."""
+
+    def __call__(self, query, key):
+        return np.True_ if key.segments is None else (key.segments != 0)[..., None, :]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Packed(Mask):
+    """A query sees its own document only; padding sees nothing and is seen by no one."""
+
+    def __call__(self, query, key):
+        if query.segments is None or key.segments is None:
+            return Padding()(query, key)
+        same = query.segments[..., :, None] == key.segments[..., None, :]
+        return same & (key.segments != 0)[..., None, :]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class All(Mask):
+    """Every one of the rules holds (what `&` builds; `All()` lets everyone see everyone)."""
+
+    parts: tuple[Mask, ...] = ()
+
+    @property
+    def absolute(self):
+        return any(rule.absolute for rule in self.parts)
+
+    def __call__(self, query, key):
+        visible = np.True_
+        for rule in self.parts:
+            visible = visible & rule(query, key)
+        return visible
+
+    def key_range(self, start, stop, length):
+        low, high = 0, length
+        for rule in self.parts:
+            rule_low, rule_high = rule.key_range(start, stop, length)
+            low, high = max(low, rule_low), min(high, rule_high)
+        return low, max(low, high)
+
+    def rules(self):
+        return self.parts
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Table(Mask):
+    """No rule but the answers themselves, bool [*batch, queries, keys]: a mask from elsewhere."""
+
+    array: Any
+
+    def __call__(self, query, key):
+        return self.array
+
+    def tile(self, query, key, rows, columns):
+        return self.array[..., rows, columns]

@@ -1,0 +1,54 @@
+"""Normalisation over the features of one position (seeds: lecture 11 §2; the LayerNorm lesson)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+NORMS = ("layer", "rms", "none")
+
+
+def layer_norm(
+    x: Float[Array, "*batch dim"],
+    scale: Float[Array, " dim"],
+    bias: Float[Array, " dim"] | None = None,
+    epsilon: float = 1e-5,
+) -> Float[Array, "*batch dim"]:
+    """y = γ (x − μ) / √(σ² + ε) + β, with μ and σ² over the features of one position.
+
+    σ² is the population variance, taken as the mean of (x − μ)² because E[x²] − μ² cancels when
+    |μ| ≫ σ. Statistics are float32 whatever the dtype of x, which is also the dtype of y.
+    Source: Ba, Kiros & Hinton 2016; notes, lecture 11 §2.
+    """
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+    y = centred * jax.lax.rsqrt(variance + epsilon) * scale
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], epsilon: float = 1e-5
+) -> Float[Array, "*batch dim"]:
+    """y = γ x / √(mean(x²) + ε), statistics in float32 (Zhang & Sennrich 2019)."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
+
+
+def init_norm(norm: str, dim: int, *, use_bias: bool = True):
+    """γ = 1 and, for layer_norm with use_bias, β = 0; no weights at all for "none"."""
+    if norm == "none":
+        return {}
+    weights = {"scale": jnp.ones(dim)}
+    if norm == "layer" and use_bias:
+        weights["bias"] = jnp.zeros(dim)
+    return weights
+
+
+def normalizer(norm: str, epsilon: float):
+    """The function (weights, x) → y for the norm that a config names."""
+    return {
+        "layer": lambda weights, x: layer_norm(x, **weights, epsilon=epsilon),
+        "rms": lambda weights, x: rms_norm(x, **weights, epsilon=epsilon),
+        "none": lambda weights, x: x,
+    }[norm]

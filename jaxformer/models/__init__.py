@@ -1,0 +1,1 @@
+"""Flax modules: they own parameters and hold no mathematics."""

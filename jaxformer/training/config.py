@@ -1,0 +1,192 @@
+"""What a training run is: a frozen dataclass without JAX, so that the command line is quick.
+
+Every field here and in the model's config is a flag of `jaxformer train`.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from jaxformer.models.config import PRESETS, DecoderConfig, Execution
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov & Hutter 2019) with warm-up, then a decay to a fraction of the peak."""
+
+    learning_rate: float = 6e-4
+    """at the peak"""
+    warmup_steps: int = 100
+    """steps of linear warm-up from 0"""
+    final_fraction: float = 0.1
+    """the last step's learning rate over the peak's (cosine in between)"""
+    weight_decay: float = 0.1
+    """on matrices alone, not on biases and scales"""
+    beta1: float = 0.9
+    """decay of the mean gradient"""
+    beta2: float = 0.95
+    """decay of the mean squared gradient"""
+    clip_norm: float = 1.0
+    """largest global norm of the gradient"""
+
+    def __post_init__(self):
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be at least 0")
+        for name in ("final_fraction", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1]")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """One run: the model, how it is run, and everything that its losses depend on."""
+
+    model: DecoderConfig = field(default_factory=DecoderConfig)
+    execution: Execution = field(default_factory=Execution)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    steps: int = 1000
+    """updates in all"""
+    batch_size: int = 16
+    """windows a micro-batch"""
+    accumulate: int = 1
+    """micro-batches an update"""
+    window_length: int | None = None
+    """tokens a window; None: max_length"""
+    held_out: float = 0.05
+    """fraction of the text that is held out"""
+    label_smoothing: float = 0.0
+    """probability spread over all tokens"""
+    seed: int = 0
+    """of initialisation, order and dropout"""
+    evaluate_every: int = 250
+    """steps between evaluations on held-out text"""
+    evaluation_windows: int = 64
+    """held-out windows of those; the last evaluation takes every byte"""
+    checkpoint_every: int = 250
+    """steps between checkpoints"""
+    keep: int = 2
+    """checkpoints kept, the newest ones"""
+    sample_tokens: int = 200
+    """length of the sample written at each evaluation; 0: none"""
+
+    def __post_init__(self):
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.keep < 2:
+            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
+        if self.window_length is not None and not 1 <= self.window_length <= self.model.max_length:
+            raise ValueError(
+                f"window_length is {self.window_length}; it must be in 1 … max_length "
+                f"({self.model.max_length})"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
+        if not 0 < self.held_out <= 0.5:
+            raise ValueError(f"held_out is {self.held_out}; it must be in (0, 0.5]")
+
+    @property
+    def window(self) -> int:
+        return self.window_length or self.model.max_length
+
+
+_COUNTS = ("steps", "batch_size", "accumulate", "evaluate_every", "evaluation_windows")
+_COUNTS += ("checkpoint_every",)
+
+# What may differ when a run is resumed: how long and how it is watched, not what is computed.
+RESUMABLE = ("steps", "evaluate_every", "evaluation_windows", "checkpoint_every", "keep")
+RESUMABLE += ("sample_tokens", "execution")
+
+Preset = Literal["stdlib", "tiny", "shakespeare", "shakespeare-gpu", *PRESETS]
+
+_RUNS = {
+    # Two cores, about five minutes, on the Python standard library.
+    "stdlib": TrainingConfig(
+        model=DecoderConfig(
+            vocab_size=2048,
+            max_length=256,
+            num_layers=4,
+            embed_dim=256,
+            num_heads=4,
+            activation="gelu_tanh",
+            use_bias=False,
+            norm="rms",
+            positions="rotary",
+        ),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50, final_fraction=0.0),
+        steps=1000,
+        batch_size=8,
+    ),
+    # Seconds: to see everything work.
+    "tiny": TrainingConfig(
+        model=DecoderConfig(vocab_size=512, max_length=64, num_layers=2, embed_dim=64, num_heads=2),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=10),
+        steps=60,
+        evaluate_every=30,
+        checkpoint_every=20,
+        evaluation_windows=16,
+        sample_tokens=64,
+    ),
+    # nanoGPT's two settings for Tiny Shakespeare (its README), byte by byte.
+    "shakespeare": TrainingConfig(
+        model=DecoderConfig(
+            vocab_size=257,
+            max_length=64,
+            num_layers=4,
+            embed_dim=128,
+            num_heads=4,
+            use_bias=False,
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
+        steps=2000,
+        batch_size=12,
+        held_out=0.1,
+    ),
+    "shakespeare-gpu": TrainingConfig(
+        model=DecoderConfig(
+            vocab_size=257,
+            max_length=256,
+            num_layers=6,
+            embed_dim=384,
+            num_heads=6,
+            use_bias=False,
+            dropout=0.2,
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
+        steps=5000,
+        batch_size=64,
+        held_out=0.1,
+    ),
+}
+
+
+def training_preset(name: str) -> TrainingConfig:
+    """A whole run by name; a model's preset gives that model with plain settings."""
+    if name in _RUNS:
+        return _RUNS[name]
+    if name in PRESETS:
+        return replace(TrainingConfig(), model=PRESETS[name])
+    raise ValueError(f"preset is {name!r}; it must be one of {', '.join([*_RUNS, *PRESETS])}")
+
+
+def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
+    """Fields that differ, by their flag's name: (old, new)."""
+    found = {}
+    for name in old.__dataclass_fields__:
+        before, after = getattr(old, name), getattr(new, name)
+        if before == after:
+            continue
+        if hasattr(before, "__dataclass_fields__") and name not in RESUMABLE:
+            found |= {
+                inner: (getattr(before, inner), getattr(after, inner))
+                for inner in before.__dataclass_fields__
+                if getattr(before, inner) != getattr(after, inner)
+            }
+        else:
+            found[name] = (before, after)
+    return found

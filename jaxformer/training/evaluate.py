@@ -1,0 +1,67 @@
+"""How well a model predicts text: loss, perplexity, bits per byte."""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformer.functional.losses import chunked_cross_entropy
+from jaxformer.training.data import EvaluationBatch, evaluation_batches
+
+
+class Evaluation(NamedTuple):
+    """loss: nats per token; perplexity: e^loss; bits_per_byte: the whole loss over the bytes of the
+    text, which compares models of any tokenizer, and compressors."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    bytes: int
+
+
+def evaluate(model, variables, batches: Iterable[EvaluationBatch]) -> tuple[float, int]:
+    """(Σ loss in nats, tokens scored) over the batches; no dropout."""
+    losses, count = [], 0
+    for batch in batches:
+        losses.append(_summed_loss(model)(variables, batch))
+        count += int(batch.weights.sum())
+    return float(np.sum(jax.device_get(losses), dtype=np.float64)), count
+
+
+@lru_cache(maxsize=4)
+def _summed_loss(model):
+    @jax.jit
+    def summed_loss(variables, batch):
+        hidden = model.apply(variables, batch.inputs, batch.segments, method="hidden_states")
+        kernel, bias = model.apply(variables, method="head")
+        weights = batch.weights
+        return weights.sum() * chunked_cross_entropy(
+            hidden, kernel, batch.targets, weights, bias=bias
+        )
+
+    return summed_loss
+
+
+def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
+    """Σ loss in nats over `tokens` tokens that spell `num_bytes` bytes, as figures to compare."""
+    mean = loss / tokens
+    perplexity = math.exp(mean) if mean < 700 else math.inf
+    return Evaluation(mean, perplexity, loss / math.log(2) / num_bytes, tokens, num_bytes)
+
+
+def evaluate_documents(
+    model, variables, documents, num_bytes: int, *, stride: int | None = None, batch_size: int = 16
+) -> Evaluation:
+    """Every token of every document scored once (each document begins with the end-of-text).
+
+    Windows are as long as the model allows and start `stride` tokens apart (half a window unless
+    given): past a document's first window, a token is predicted from at least that many.
+    """
+    length = model.config.max_length
+    stride = max(1, length // 2) if stride is None else stride
+    batches = evaluation_batches(documents, length, stride, batch_size)
+    return summarise(*evaluate(model, variables, batches), num_bytes)

@@ -1,0 +1,284 @@
+"""The training loop: steps, and around them what a person and a later start of the run need."""
+
+import json
+import time
+from contextlib import contextmanager
+from signal import SIGINT, default_int_handler, signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.decoding.generate import generate
+from jaxformer.decoding.sampling import Sampler
+from jaxformer.models.build import build
+from jaxformer.models.config import parameter_count
+from jaxformer.training.config import TrainingConfig
+from jaxformer.training.data import Batches, evaluation_batches
+from jaxformer.training.evaluate import evaluate, evaluate_documents, summarise
+from jaxformer.training.optimizer import make_optimizer, make_schedule
+from jaxformer.training.picture import draw_run
+from jaxformer.training.prepare import Prepared
+from jaxformer.training.step import Batch, TrainState, init_state, make_step
+
+FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
+
+
+class Ended(Exception):
+    """The run ended before its last step; the message says why and how to go on."""
+
+
+class Interrupted(Ended):
+    """By Ctrl-C, after a checkpoint was saved."""
+
+
+class Training:
+    """A run in progress: its state, what it reads, and the files that it keeps up to date."""
+
+    def __init__(self, config: TrainingConfig, folder: RunFolder, data: Prepared, console: Console):
+        self.config, self.folder, self.data, self.console = config, folder, data, console
+        self.model = build(config.model, config.execution)
+        self.optimizer = make_optimizer(config.optimizer, config.steps)
+        self.schedule = make_schedule(config.optimizer, config.steps)
+        self.batches = Batches(
+            data.train.ids, config.window, config.batch_size * config.accumulate, config.seed
+        )
+        self.checkpoints = Checkpoints(folder.checkpoints, config.keep)
+        self.state = jax.jit(lambda: init_state(self.model, self.optimizer, config.seed))()
+        self.step = 0
+        self._pending: list[tuple[int, jax.Array]] = []
+        self._clock = _Clock()
+
+    # ---- saving and resuming
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one; drop what was logged after it."""
+        if self.checkpoints.steps():
+            params, rest = _parts(self.state)
+            step, params, rest, progress = self.checkpoints.restore(params, rest)
+            self.state = TrainState(
+                jnp.int32(step), params, rest["optimizer"], jax.random.wrap_key_data(rest["key"])
+            )
+            self.batches.restore(progress["data"])
+            self.step = step
+            self.console.print(f"resuming from the checkpoint of step {step}")
+        else:
+            self.console.print("no checkpoint yet: starting from the beginning")
+        self.folder.cut_metrics(self.step)
+
+    def save(self) -> None:
+        """A checkpoint of this very step: parameters, optimiser, key and position in the data."""
+        self.flush()
+        params, rest = _parts(self.state)
+        self.checkpoints.save(self.step, params, rest, {"data": self.batches.state()})
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Train to the last step. Raises Interrupted or Ended when it is not reached."""
+        step_function = self._compile()
+        with _interrupt_flag() as interrupted, self._progress() as advance:
+            self._clock.start()
+            while self.step < self.config.steps:
+                self.state, loss = step_function(self.state, self._next_batch())
+                self.step += 1
+                self._pending.append((self.step, loss))
+                last = self.step == self.config.steps
+                if last or self.step % FLUSH_EVERY == 0:
+                    advance(self.flush())
+                if last or self.step % self.config.evaluate_every == 0:
+                    self.evaluate(whole=last)
+                if last or self.step % self.config.checkpoint_every == 0 or interrupted():
+                    with self._clock.paused():
+                        self.save()
+                if interrupted() and not last:
+                    raise Interrupted(
+                        f"stopped at step {self.step}, which is saved; go on with: "
+                        f"jaxformer train --resume --out {self.folder.path}"
+                    )
+
+    def _next_batch(self) -> Batch:
+        batch = next(self.batches)
+        shape = (self.config.accumulate, self.config.batch_size, self.config.window)
+        return Batch(*(np.reshape(x, shape) for x in (batch.inputs, batch.targets)))
+
+    def _compile(self):
+        """The compiled step; says what it will need before anything is trained."""
+        config = self.config
+        self.console.print(f"parameters: {parameter_count(config.model):,}")
+        shape = (config.accumulate, config.batch_size, config.window)
+        ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+        begin = time.perf_counter()
+        step = make_step(self.model, self.optimizer, config.label_smoothing)
+        compiled = step.lower(self.state, Batch(ids, ids)).compile()
+        seconds = time.perf_counter() - begin
+        memory = compiled.memory_analysis()
+        needed = "unknown on this device"
+        if memory is not None:
+            size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+            needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
+        self.console.print(f"memory: {needed}")
+        self.console.print(f"compiled in {seconds:.1f} s")
+        return compiled
+
+    # ---- what is written down
+
+    def flush(self) -> dict:
+        """Write the pending losses to metrics.jsonl; returns the newest line."""
+        if not self._pending:
+            return {}
+        losses = jax.device_get([loss for _, loss in self._pending])
+        tokens = self.config.accumulate * self.config.batch_size * self.config.window
+        speed = self._clock.lap(len(losses)) * tokens
+        lines = [
+            {"step": step, "loss": float(loss), "learning_rate": float(self.schedule(step - 1))}
+            for (step, _), loss in zip(self._pending, losses, strict=True)
+        ]
+        lines[-1]["tokens_per_second"] = round(speed, 1)
+        self._pending = []
+        self._write(lines)
+        if not np.isfinite(losses).all():
+            bad = next(line["step"] for line in lines if not np.isfinite(line["loss"]))
+            raise Ended(
+                f"the loss is not finite at step {bad}; {self.last_checkpoint()}. "
+                "A smaller --learning-rate may help"
+            )
+        return lines[-1]
+
+    def _write(self, lines: list[dict]) -> None:
+        with self.folder.metrics.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def evaluate(self, whole: bool) -> None:
+        """Held-out loss (of every byte if `whole`), a sample, and the picture."""
+        self.flush()
+        with self._clock.paused():
+            variables = {"params": self.state.params}
+            score = self._held_out_score(variables, whole)
+            figures = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
+            self._write([{"step": self.step, **figures}])
+            self.console.print(
+                f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
+                f"{score.bits_per_byte:.3f} bits per byte"
+            )
+            if self.config.sample_tokens:
+                self._sample(variables)
+            name = self.folder.path.name
+            title = f"{name}: {parameter_count(self.config.model) / 1e6:.1f} M parameters"
+            draw_run(self.folder.read_metrics(), self.folder.picture, title, self.data.baselines)
+
+    def _held_out_score(self, variables, whole):
+        documents, held_out = self.data.held_out_documents, self.data.held_out
+        size = self.config.batch_size
+        if whole:
+            return evaluate_documents(
+                self.model, variables, documents, held_out.num_bytes, batch_size=size
+            )
+        window = self.config.model.max_length
+        windows = list(evaluation_batches(documents, window, window, size))
+        wanted = max(1, self.config.evaluation_windows // size)
+        spread = np.unique(np.linspace(0, len(windows) - 1, wanted).round().astype(int))
+        loss, tokens = evaluate(self.model, variables, [windows[i] for i in spread])
+        all_tokens = len(held_out.ids) - held_out.num_documents
+        return summarise(loss, tokens, tokens * held_out.num_bytes / all_tokens)
+
+    def _sample(self, variables):
+        """Append a sample of the model's own to samples.txt, the same for the same run."""
+        tokenizer = self.data.tokenizer
+        room = self.config.model.max_length - 1
+        sample = generate(
+            self.model,
+            variables,
+            [[tokenizer.end_of_text]],
+            max_new_tokens=min(self.config.sample_tokens, room),
+            sampler=Sampler(temperature=0.8, top_p=0.95),
+            key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
+            stop_tokens=(tokenizer.end_of_text,),
+        )
+        text = tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
+        with self.folder.samples.open("a") as file:
+            file.write(f"---- step {self.step}\n{text}\n")
+        self.last_sample = text
+
+    def last_checkpoint(self) -> str:
+        """Which checkpoint is the last good one, in words."""
+        steps = self.checkpoints.steps()
+        if not steps:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is {self.folder.checkpoints / str(steps[-1])}"
+
+    @contextmanager
+    def _progress(self):
+        """A progress bar; gives a function that shows the newest line of metrics."""
+        columns = (
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task("", total=self.config.steps, completed=self.step)
+
+            def advance(line: dict) -> None:
+                left = self._clock.remaining(self.config.steps - self.step)
+                description = (
+                    f"loss {line['loss']:.3f} · {line['tokens_per_second']:,.0f} tokens/s · "
+                    f"{left / 60:.1f} min left"
+                )
+                progress.update(task, completed=self.step, description=description)
+
+            yield advance
+
+
+class _Clock:
+    """Seconds of training and, apart from them, of what interrupts it (evaluation, saving)."""
+
+    def start(self):
+        self._begin = self._lap = time.perf_counter()
+        self._pauses = 0.0
+        self._steps = 0
+
+    def lap(self, steps: int) -> float:
+        """Steps a second since the last lap."""
+        now = time.perf_counter()
+        self._steps += steps
+        rate, self._lap = steps / (now - self._lap), now
+        return rate
+
+    @contextmanager
+    def paused(self):
+        begin = time.perf_counter()
+        yield
+        pause = time.perf_counter() - begin
+        self._pauses += pause
+        self._lap += pause
+
+    def remaining(self, steps: int) -> float:
+        """Seconds that so many more steps will take at the pace so far, pauses counted in."""
+        return steps * (time.perf_counter() - self._begin) / max(self._steps, 1)
+
+
+@contextmanager
+def _interrupt_flag():
+    """While open, the first Ctrl-C only sets the flag that is given, so that no update is torn
+    apart while its buffers are donated; a second one interrupts at once."""
+    pressed = []
+
+    def handler(*_):
+        pressed.append(True)
+        signal(SIGINT, default_int_handler)
+
+    before = signal(SIGINT, handler)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal(SIGINT, before)
+
+
+def _parts(state: TrainState):
+    """What a checkpoint holds: (params, the other arrays)."""
+    rest = {"optimizer": state.optimizer, "key": jax.random.key_data(state.key)}
+    return state.params, rest

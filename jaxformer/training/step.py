@@ -1,0 +1,94 @@
+"""One update: gradients of a batch, micro-batch by micro-batch, then the optimiser; one jit."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from jaxformer.functional.losses import chunked_cross_entropy
+
+
+class TrainState(NamedTuple):
+    """All that an update reads and writes. step: updates made so far; key: of dropout."""
+
+    step: Array
+    params: dict
+    optimizer: optax.OptState
+    key: Array
+
+
+class Batch(NamedTuple):
+    """int [accumulate, batch, length] inputs and targets; weights: 1 for a target that counts, 0
+    for padding (None: all count); segments: documents packed into a row (None: one)."""
+
+    inputs: Array
+    targets: Array
+    weights: Array | None = None
+    segments: Array | None = None
+
+
+def init_state(model, optimizer, seed: int) -> TrainState:
+    """Parameters, optimiser state and dropout key, all from one seed."""
+    params_key, dropout_key = jax.random.split(jax.random.key(seed))
+    params = model.init(params_key, jnp.zeros((1, 1), jnp.int32))["params"]
+    return TrainState(jnp.int32(0), params, optimizer.init(params), dropout_key)
+
+
+def make_step(model, optimizer, label_smoothing: float = 0.0):
+    """(state, batch) → (state, loss), jitted; the state given is donated: its buffers are reused.
+
+    loss: nats per counted token over the whole batch. Micro-batches add up sums, not means, so
+    they give the full batch's gradient however unequal their token counts are.
+    """
+
+    def summed_loss(params, batch: Batch, key):
+        hidden = model.apply(
+            {"params": params},
+            batch.inputs,
+            batch.segments,
+            rngs=None if model.config.dropout == 0 else {"dropout": key},
+            method="hidden_states",
+        )
+        kernel, bias = model.apply({"params": params}, method="head")
+        count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
+        mean = chunked_cross_entropy(
+            hidden,
+            kernel,
+            batch.targets,
+            batch.weights,
+            bias=bias,
+            label_smoothing=label_smoothing,
+        )
+        return mean * count, count
+
+    def accumulate(params, batch, key):
+        """Σ loss, Σ count and Σ gradient over the micro-batches."""
+        gradient = jax.value_and_grad(summed_loss, has_aux=True)
+        keys = jax.random.split(key, len(batch.inputs))
+
+        def add(sums, micro):
+            (loss, count), gradients = gradient(params, *micro)
+            return jax.tree.map(jnp.add, sums, (loss, count, gradients)), None
+
+        first, rest = (
+            jax.tree.map(lambda x, i=i: x[i], (batch, keys)) for i in (0, slice(1, None))
+        )
+        (loss, count), gradients = gradient(params, *first)
+        if len(batch.inputs) == 1:
+            return loss, count, gradients
+        return jax.lax.scan(add, (loss, count, gradients), rest)[0]
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState, batch: Batch):
+        key = jax.random.fold_in(state.key, state.step)
+        loss, count, gradients = accumulate(state.params, batch, key)
+        count = jnp.where(count == 0, 1.0, count)
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, optimizer_state, state.key), loss / count
+
+    return step

@@ -1,0 +1,74 @@
+"""Checkpoints: whole or not there, refused where they do not fit."""
+
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.run import RunFolder
+
+PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
+REST = {"key": jnp.zeros(2, jnp.uint32)}
+
+
+def scaled(factor):
+    return {"blocks": {"kernel": factor * PARAMS["blocks"]["kernel"]}, "head": PARAMS["head"]}
+
+
+def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, scaled(step), REST, {"data": {"at": step}})
+    assert checkpoints.steps() == [2, 3]
+    step, params, rest, progress = checkpoints.restore(PARAMS, REST)
+    assert (step, progress) == (3, {"data": {"at": 3}})
+    np.testing.assert_array_equal(params["blocks"]["kernel"], np.full((2, 3), 3.0))
+    np.testing.assert_array_equal(rest["key"], REST["key"])
+
+
+@pytest.mark.parametrize(
+    ("like", "named"),
+    [
+        ({"blocks": {"kernel": jnp.ones((4, 3))}, "head": {"bias": jnp.zeros(5)}}, "blocks/kernel"),
+        ({"blocks": {"kernel": jnp.ones((2, 3))}}, "head/bias"),
+        ({**PARAMS, "final_norm": {"scale": jnp.ones(3)}}, "final_norm/scale"),
+        ({**PARAMS, "head": {"bias": jnp.zeros(5, jnp.bfloat16)}}, "head/bias"),
+    ],
+)
+def test_another_tree_shape_or_dtype_is_refused_by_name(tmp_path, like, named):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, PARAMS, REST, {})
+    with pytest.raises(ValueError, match=named):
+        checkpoints.restore(like, REST)
+
+
+@pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "params", "progress", "rest"])
+def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, scaled(step), REST, {})
+    broken = tmp_path / "2" / lost
+    shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
+    assert checkpoints.restore(PARAMS, REST)[0] == 1
+
+
+def test_a_run_folder_says_what_is_wrong_with_its_config(tmp_path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match="holds no run"):
+        folder.read_config()
+    for text, complaint in (("{", "cannot be read"), ("[]", "format None"), ('{"format": 9}', "9")):
+        folder.config.write_text(text)
+        with pytest.raises(ValueError, match=complaint):
+            folder.read_config()
+
+
+def test_metrics_are_cut_back_to_the_restored_step(tmp_path):
+    """With a line half written, as a kill leaves it."""
+    folder = RunFolder(tmp_path)
+    lines = [f'{{"step": {step}, "loss": {step}.5}}\n' for step in (1, 2, 3)]
+    folder.metrics.write_text("".join(lines) + '{"step": 4, "lo')
+    folder.cut_metrics(2)
+    assert folder.metrics.read_text() == "".join(lines[:2])
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2]

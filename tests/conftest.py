@@ -1,0 +1,21 @@
+"""What every test shares: shapes checked at run time, and how many cases a property is tried on."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+# Before anything imports the package: from here on each annotated shape in it is checked. Inside
+# jit that happens while tracing, so it costs a compiled function nothing.
+install_import_hook("jaxformer.functional", "beartype.beartype")
+
+import jax  # noqa: E402
+
+# A test that counts compilations, or times one, must not find them on disk.
+jax.config.update("jax_enable_compilation_cache", False)
+
+# The first case of a property compiles and the rest run in milliseconds: no deadline fits both.
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", max_examples=20, derandomize="CI" in os.environ, **_SLOW)
+settings.register_profile("thorough", max_examples=400, **_SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

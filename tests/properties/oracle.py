@@ -1,0 +1,230 @@
+"""What the model should compute, in plain NumPy loops and float64.
+
+Nothing here imports `jaxformer`: a rule that is wrong agrees with itself. Everything is about one
+row at a time; a mask is given by its numbers (`window`, `prefix`) and the row's segment ids.
+"""
+
+import math
+
+import numpy as np
+
+
+def read(segments):
+    """(document, position) of each token; both 0 for padding, documents counted from 1.
+
+    A document is a maximal run of equal non-zero ids, padding left out of account.
+    """
+    documents, positions = [], []
+    last_id = document = position = 0
+    for segment in segments:
+        if segment == 0:
+            documents.append(0)
+            positions.append(0)
+            continue
+        if segment != last_id:
+            last_id, document, position = segment, document + 1, 0
+        documents.append(document)
+        positions.append(position)
+        position += 1
+    return np.array(documents), np.array(positions)
+
+
+def visible(segments, window=None, prefix=0):
+    """bool [length, length]: may the token of this row see the token of that column?"""
+    documents, positions = read(segments)
+    length = len(segments)
+    seen = np.zeros((length, length), bool)
+    for i in range(length):
+        for j in range(length):
+            if documents[i] == 0 or documents[i] != documents[j]:
+                continue
+            allowed = positions[j] <= positions[i] or positions[j] < prefix
+            if window is not None and positions[i] - positions[j] >= window:
+                allowed = False
+            seen[i, j] = allowed
+    return seen
+
+
+def dependencies(seen, alive, num_layers, residual=True):
+    """bool [length, length]: on which inputs does each output depend after num_layers layers?
+
+    seen: who sees whom in one layer; alive: whose input is read at all (padding is not). A layer
+    reaches what the seen ones had reached; the residual adds what the position itself had.
+    """
+    length = len(seen)
+    reached = [{i} if alive[i] else set() for i in range(length)]
+    for _ in range(num_layers):
+        following = []
+        for i in range(length):
+            through = set(reached[i]) if residual else set()
+            for j in range(length):
+                if seen[i, j]:
+                    through |= reached[j]
+            following.append(through)
+        reached = following
+    table = np.zeros((length, length), bool)
+    for i, sources in enumerate(reached):
+        table[i, list(sources)] = True
+    return table
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def attention(query, key, value, seen, scale=None):
+    """query [heads, queries, d], key and value [kv_heads, keys, d], seen [queries, keys]."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    shared_by = len(query) // len(key)
+    output = np.zeros((*query.shape[:2], value.shape[-1]))
+    for head in range(len(query)):
+        for i in range(query.shape[1]):
+            keys = np.flatnonzero(seen[i])
+            if len(keys):
+                k, v = key[head // shared_by, keys], value[head // shared_by, keys]
+                output[head, i] = softmax(scale * k @ query[head, i]) @ v
+    return output
+
+
+def attention_gradients(query, key, value, seen, cotangent, scale=None):
+    """Gradients of Σ cotangent · attention(…) for query, key and value, from softmax's Jacobian."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    shared_by = len(query) // len(key)
+    d_query, d_key, d_value = (np.zeros_like(x) for x in (query, key, value))
+    for head in range(len(query)):
+        kv = head // shared_by
+        for i in range(query.shape[1]):
+            keys = np.flatnonzero(seen[i])
+            if not len(keys):
+                continue
+            weights = softmax(scale * key[kv, keys] @ query[head, i])
+            d_weights = value[kv, keys] @ cotangent[head, i]
+            d_scores = (np.diag(weights) - np.outer(weights, weights)) @ d_weights
+            d_query[head, i] = scale * d_scores @ key[kv, keys]
+            d_key[kv, keys] += scale * np.outer(d_scores, query[head, i])
+            d_value[kv, keys] += np.outer(weights, cotangent[head, i])
+    return d_query, d_key, d_value
+
+
+def layer_norm(x, scale, bias=0.0, epsilon=1e-5):
+    x = np.asarray(x, np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return scale * centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) + bias
+
+
+def rms_norm(x, scale, epsilon=1e-5):
+    x = np.asarray(x, np.float64)
+    return scale * x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon)
+
+
+def rotary(x, positions, base=10_000.0):
+    """x [heads, length, d]: pair (i, i + d/2) as a complex number, times e^{i angle}."""
+    half = x.shape[-1] // 2
+    turned = np.array(x, np.float64)
+    for t, position in enumerate(positions):
+        for i in range(half):
+            angle = position * base ** (-2 * i / x.shape[-1])
+            pair = (x[:, t, i] + 1j * x[:, t, i + half]) * np.exp(1j * angle)
+            turned[:, t, i], turned[:, t, i + half] = pair.real, pair.imag
+    return turned
+
+
+def sinusoids(positions, dim, base=10_000.0):
+    table = np.zeros((len(positions), dim))
+    for t, position in enumerate(positions):
+        for i in range(0, dim, 2):
+            angle = position / base ** (i / dim)
+            table[t, i], table[t, i + 1] = math.sin(angle), math.cos(angle)
+    return table
+
+
+_ERF = np.vectorize(math.erf, otypes=[float])
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0.0),
+    "gelu": lambda x: x * 0.5 * (1 + _ERF(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def linear(weights, x):
+    return x @ weights["kernel"] + weights.get("bias", 0.0)
+
+
+def feed_forward(weights, x, activation, output_activation=False):
+    gate = {"swiglu": "silu", "geglu": "gelu"}.get(activation)
+    act = ACTIVATIONS[gate or activation]
+    hidden = linear(weights["up"], x)
+    hidden = act(linear(weights["gate"], x)) * hidden if gate else act(hidden)
+    y = linear(weights["down"], hidden)
+    return act(y) if output_activation else y
+
+
+def decoder(params, tokens, segments, config):
+    """Logits [length, vocab] of one row; rows of padding are meaningless. `config` is read only."""
+    params = _float64(params)
+    positions = read(segments)[1]
+    table = params["embedding"]["tokens"]
+    x = table[np.asarray(tokens)] * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
+    if config.positions == "learned":
+        x = x + params["embedding"]["positions"][positions]
+    elif config.positions == "sinusoidal":
+        x = x + sinusoids(positions, config.embed_dim)
+    seen = visible(segments, config.window, config.prefix)
+    for layer in range(config.num_layers):
+        x = _block(_layer(params["blocks"], layer), x, seen, positions, config)
+    if "final_norm" in params:
+        x = _norm(params["final_norm"], x, config)
+    head = params.get("head", {})
+    kernel = table.T if config.tie_embeddings else head["kernel"]
+    return x @ kernel + head.get("bias", 0.0)
+
+
+def _block(weights, x, seen, positions, config):
+    for name, sublayer in (
+        ("attention", lambda x: _self_attention(weights["attention"], x, seen, positions, config)),
+        (
+            "feedforward",
+            lambda x: feed_forward(
+                weights["feedforward"], x, config.activation, config.output_activation
+            ),
+        ),
+    ):
+        norm = weights[f"{name}_norm"]
+        y = sublayer(_norm(norm, x, config) if config.norm_position == "pre" else x)
+        x = x + y if config.residual else y
+        x = _norm(norm, x, config) if config.norm_position == "post" else x
+    return x
+
+
+def _self_attention(weights, x, seen, positions, config):
+    query, key, value = (
+        linear(weights[name], x).reshape(len(x), -1, config.head_dim).transpose(1, 0, 2)
+        for name in ("query", "key", "value")
+    )
+    if config.positions == "rotary":
+        query, key = (rotary(side, positions, config.rotary_base) for side in (query, key))
+    output = attention(query, key, value, seen, config.attention_scale)
+    return linear(weights["output"], output.transpose(1, 0, 2).reshape(len(x), -1))
+
+
+def _norm(weights, x, config):
+    if config.norm == "layer":
+        return layer_norm(x, weights["scale"], weights.get("bias", 0.0), config.norm_epsilon)
+    return rms_norm(x, weights["scale"], config.norm_epsilon) if config.norm == "rms" else x
+
+
+def _float64(tree):
+    if isinstance(tree, dict):
+        return {name: _float64(branch) for name, branch in tree.items()}
+    return np.asarray(tree, np.float64)
+
+
+def _layer(tree, layer):
+    return {
+        name: _layer(branch, layer) if isinstance(branch, dict) else branch[layer]
+        for name, branch in tree.items()
+    }

@@ -1,0 +1,246 @@
+"""Attention: blockwise = explicit = the formula in float64, values and gradients, every rule."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from jaxformer.functional import Causal, Packed, Places, Prefix, Window, blockwise
+from jaxformer.functional import dot_product_attention as attend
+from tests.properties import oracle, tiny
+
+HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 4, 12, 4, 3
+IMPLEMENTATIONS = ("explicit", "blockwise")
+RULES = {
+    "causal": (Causal(), {}),
+    "window": (Causal() & Window(3), {"window": 3}),
+    "prefix": (Prefix(4), {"prefix": 4}),
+    "prefix+window": (Prefix(4) & Window(5), {"prefix": 4, "window": 5}),
+}
+
+
+def random_inputs(seed, kv_heads, length=LENGTH, size=1.0, batch=2):
+    """query, key, value and a cotangent of the output, NumPy float32, of magnitude `size`."""
+    rng = np.random.default_rng(seed)
+    shapes = [(HEADS, HEAD_DIM), (kv_heads, HEAD_DIM), (kv_heads, VALUE_DIM), (HEADS, VALUE_DIM)]
+    return [
+        np.float32(size * rng.normal(size=(batch, heads, length, dim))) for heads, dim in shapes
+    ]
+
+
+@cache
+def with_gradients(mask, implementation):
+    """(query, key, value, cotangent, places or table) → (output, (d_query, d_key, d_value))."""
+
+    def run(query, key, value, cotangent, told):
+        table = mask is None
+
+        def output(query, key, value):
+            return attend(
+                query,
+                key,
+                value,
+                told if table else mask,
+                query_places=None if table else told,
+                key_places=None if table else told,
+                implementation=implementation,
+            )
+
+        y, pull_back = jax.vjp(output, query, key, value)
+        return y, pull_back(cotangent)
+
+    return jax.jit(run)
+
+
+def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
+    """Output and gradients against the oracle, row by row; seen: bool [batch, queries, keys]."""
+    found = with_gradients(mask, implementation)(*map(jnp.asarray, inputs), told)
+    for row in range(len(inputs[0])):
+        query, key, value, cotangent = (x[row] for x in inputs)
+        output = oracle.attention(query, key, value, seen[row])
+        gradients = oracle.attention_gradients(query, key, value, seen[row], cotangent)
+        tiny.all_close(jax.tree.map(lambda x: x[row], found), (output, gradients), tolerance)  # noqa: B023
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    seed=tiny.seeds,
+    segments=tiny.segment_batches(),
+    size=st.sampled_from([0.1, 1.0, 10.0]),
+)
+def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
+    """Packed documents under each rule, small scores and saturated ones, two queries a key head."""
+    mask, numbers = RULES[rule]
+    read = [oracle.read(ids) for ids in segments]
+    documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
+    inputs = random_inputs(seed, 2, size=size)
+    seen = [oracle.visible(ids, **numbers) for ids in segments]
+    places = Places(LENGTH, positions, documents)
+    check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**2))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rule", RULES)
+@given(seed=tiny.seeds)
+def test_a_row_in_order_needs_no_places(rule, implementation, seed):
+    """Positions 0, 1, 2, … known while tracing: ruled-out blocks are skipped, the values stay."""
+    mask, numbers = RULES[rule]
+    seen = [oracle.visible([1] * LENGTH, **numbers)] * 2
+    check(mask, implementation, random_inputs(seed, 2), None, seen)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
+def test_any_table_is_its_formula(kv_heads, implementation, seed, table):
+    """Any bool array may be the mask; consecutive query heads share a key head."""
+    table[:, ::5] = False  # some queries see nothing
+    check(None, implementation, random_inputs(seed, kv_heads), jnp.asarray(table), table)
+
+
+@pytest.mark.parametrize("rule", ["causal", "window", "prefix"])
+def test_real_block_sizes_are_the_formula(rule, monkeypatch):
+    """150 queries, three blocks as they are in use, the last one ragged."""
+    monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
+    mask, numbers = RULES[rule]
+    inputs = random_inputs(0, 2, length=150, batch=1)
+    check(mask, "blockwise", inputs, None, [oracle.visible([1] * 150, **numbers)])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(seed=tiny.seeds, start=st.integers(0, LENGTH - 5))
+def test_queries_may_stand_anywhere(implementation, seed, start):
+    """Five queries at positions `start` … against twelve stored keys, as in a cache."""
+    query, key, value, cotangent = random_inputs(seed, 2)
+    seen = oracle.visible([1] * LENGTH, window=3)[start : start + 5]
+    five = [query[:, :, :5], key, value, cotangent[:, :, :5]]
+    places = jnp.arange(start, start + 5), jnp.arange(LENGTH)
+    found = offset(implementation)(*map(jnp.asarray, five[:3]), *places)
+    for row in range(2):
+        tiny.close(found[row], oracle.attention(*(x[row] for x in five[:3]), seen))
+
+
+@cache
+def offset(implementation):
+    def run(query, key, value, query_positions, key_positions):
+        return attend(
+            query,
+            key,
+            value,
+            Causal() & Window(3),
+            query_places=Places(len(query_positions), query_positions),
+            key_places=Places(len(key_positions), key_positions),
+            implementation=implementation,
+        )
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
+    """All keys masked for some queries, and for all: 0, not NaN, and no gradient through it."""
+    inputs = random_inputs(0, 2)
+    for table in (np.zeros((2, LENGTH, LENGTH), bool), np.tri(LENGTH, k=-4, dtype=bool)[None]):
+        run = with_gradients(None, implementation)
+        output, gradients = run(*map(jnp.asarray, inputs), jnp.asarray(table))
+        blind = ~table.any(axis=-1)[0]
+        assert not np.asarray(output)[:, :, blind].any()
+        assert not np.asarray(gradients[0])[:, :, blind].any()
+        assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), gradients))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches())
+def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments):
+    """NaN in query, key and value of padding: the same output and gradients to the last bit."""
+    run = with_gradients(RULES["causal"][0] & Packed(), implementation)
+    documents = jnp.array([oracle.read(ids)[0] for ids in segments])
+    places = Places(LENGTH, None, documents)
+    query, key, value, cotangent = map(jnp.asarray, random_inputs(seed, 2))
+    padding = (segments == 0)[:, None, :, None]
+    dirty = [jnp.where(padding, jnp.nan, x) for x in (query, key, value)]
+    expected = run(query, key, value, cotangent, places)
+    jax.tree.map(np.testing.assert_array_equal, run(*dirty, cotangent, places), expected)
+    assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), expected))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_scores_and_softmax_are_float32(implementation):
+    """Large scores that differ by little: the error stays that of rounding the weights once."""
+    mask, seen = Causal(), oracle.visible([1] * LENGTH)
+    query, key, value, _ = (jnp.asarray(x, jnp.bfloat16) for x in random_inputs(0, 2))
+    output = attend(query * 8, key + 8, value, mask, implementation=implementation)
+    assert output.dtype == jnp.bfloat16
+    for row in range(2):
+        expected = oracle.attention((query * 8)[row], (key + 8)[row], value[row], seen)
+        tiny.close(output[row], expected, 0.01)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_one_sequence_a_batch_and_vmap_agree(implementation):
+    """Leading axes are free: none, one, two, or one that vmap takes away."""
+    inputs = [jnp.asarray(x) for x in random_inputs(0, 2, batch=4)[:3]]
+
+    def one(query, key, value):
+        return attend(query, key, value, Causal(), implementation=implementation)
+
+    def every_way(query, key, value):
+        two = one(*(x.reshape(2, 2, *x.shape[1:]) for x in (query, key, value)))
+        alone = jnp.stack([one(query[i], key[i], value[i]) for i in range(4)])
+        return jax.vmap(one)(query, key, value), alone, two.reshape(alone.shape)
+
+    batched = jax.jit(one)(*inputs)
+    for way in jax.jit(every_way)(*inputs):
+        tiny.close(way, batched)
+
+
+def largest_and_exponentials(function, *arguments):
+    """(size of the largest array, number of exponentials) in the program of `function`."""
+    largest, exponentials, programs = 0, 0, [jax.make_jaxpr(function)(*arguments).jaxpr]
+    while programs:
+        for equation in programs.pop().eqns:
+            size = max(variable.aval.size for variable in equation.outvars)
+            largest = max(largest, size)
+            exponentials += size if equation.primitive.name == "exp" else 0
+            programs += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]
+    return largest, exponentials
+
+
+@pytest.mark.parametrize("mask, share", [(Causal(), 0.54), (Causal() & Window(64), 0.13)])
+def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
+    """Blockwise, 2048 tokens: never all scores at once, and the exponentials are those that the
+    rule lets through and a margin, forward and with the gradient."""
+    monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
+    length = 2048
+    x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)
+
+    def run(query, key, value):
+        return attend(query, key, value, mask, implementation="blockwise").sum()
+
+    largest, exponentials = largest_and_exponentials(run, x, x, x)
+    assert largest <= length**2 / 16 and exponentials <= share * length**2
+    largest, exponentials = largest_and_exponentials(jax.grad(run, argnums=(0, 1, 2)), x, x, x)
+    assert largest <= length**2 / 16 and exponentials <= 2 * share * length**2
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason():
+    """ "fused" by name where it cannot run, in a function and in a model; heads that do not divide;
+    a name that is none; a query and a key that do not fit."""
+    query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
+    with pytest.raises(ValueError, match=r"\"fused\" cannot run this: it needs a GPU.*'cpu'"):
+        attend(query, key, value, implementation="fused")
+    model = tiny.build(attention="fused")
+    with pytest.raises(ValueError, match="needs a GPU"):
+        model.apply(tiny.weights(model, 0), tiny.tokens(0, 1, 4))
+    with pytest.raises(ValueError, match="implementation is 'flash'"):
+        attend(query, key, value, implementation="flash")
+    with pytest.raises(ValueError, match="4 heads and key 3"):
+        attend(query, key[:, [0, 0, 1]], value[:, [0, 0, 1]])
+    with pytest.raises(ValueError, match="window is 0"):
+        Window(0)

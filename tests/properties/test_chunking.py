@@ -1,0 +1,185 @@
+"""The cache: however a text is cut up on its way in, the logits are those of one pass."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from tests.properties import tiny
+
+BATCH, CAPACITY, SIZES = 2, 20, (1, 5)
+LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "tie_embeddings": False}
+CONFIGS = {
+    "learned": {"num_layers": 1},
+    "window": {"window": 3, **LLAMA},  # prefills of 5 are longer than the window
+    "post-norm": {"positions": "sinusoidal", "norm_position": "post", "num_layers": 1},
+}
+
+
+@st.composite
+def cuts(draw, length=tiny.LENGTH):
+    """Chunk lengths that add up to `length`, of a few sizes: each is compiled once."""
+    chunks = draw(st.lists(st.sampled_from(SIZES), max_size=length))
+    while sum(chunks) > length:
+        chunks.pop()
+    return chunks + [1] * (length - sum(chunks))
+
+
+def chunked(model, variables, tokens, chunks, segments=None, cache=None):
+    """Logits of all tokens, read chunk by chunk, and the cache at the end."""
+    cache = jf.start(model, variables, len(tokens), CAPACITY) if cache is None else cache
+    logits, start = [], 0
+    for size in chunks:
+        span = slice(start, start + size)
+        some = None if segments is None else segments[:, span]
+        new, cache = jf.advance(model, variables, tokens[:, span], cache, segments=some)
+        logits.append(new)
+        start += size
+    return np.concatenate(logits, axis=1), cache
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
+def test_any_chunking_is_one_pass(name, seed, segments, chunks):
+    """Prefill, chunks and single steps give what one pass gives: documents and padding anywhere,
+    each row with its own."""
+    model = tiny.build(**CONFIGS[name])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    logits, _ = chunked(model, variables, tokens, chunks, segments)
+    whole = tiny.apply(model)(variables, tokens, segments)
+    tiny.close(logits, whole, where=segments != 0)
+
+
+@given(seed=tiny.seeds, chunks=cuts())
+def test_without_segments_a_row_goes_on(seed, chunks):
+    """segments=None goes on with each row's document, also after a prefill that had segments."""
+    model = tiny.build(**CONFIGS["window"])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    plain, _ = chunked(model, variables, tokens, chunks)
+    tiny.close(plain, tiny.apply(model)(variables, tokens))
+
+    segments = np.array([[0, 0, 5, 5, 5], [2, 2, 4, 4, 0]])
+    _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
+    more, _ = chunked(model, variables, tokens[:, 5:], [5, 1, 1], cache=cache)
+    ids = np.concatenate([segments, np.repeat([[5], [4]], 7, axis=1)], axis=1)
+    tiny.close(more, np.asarray(tiny.apply(model)(variables, tokens, ids))[:, 5:])
+
+
+@given(seed=tiny.seeds)
+def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
+    """Prefix-LM: once the prefix has been read whole, the rest may come in any pieces."""
+    model = tiny.build(prefix=3, positions="sinusoidal")
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    logits, _ = chunked(model, variables, tokens, [6, 6])
+    tiny.close(logits, tiny.apply(model)(variables, tokens))
+
+
+@given(seed=tiny.seeds)
+def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
+    """The cache holds the compute dtype; what is lost is rounding and no more."""
+    model = tiny.build(**CONFIGS["window"], dtype="bfloat16")
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    logits, cache = chunked(model, variables, tokens, [6, 6])
+    assert cache.keys[0].dtype == jnp.bfloat16
+    wide = tiny.apply(tiny.build(**CONFIGS["window"]))(variables, tokens)
+    tiny.close(logits, wide, 0.08)
+
+
+def test_the_live_slots_grow_with_the_text():
+    """From 32 live slots to 64, of 80: the values stay those of one pass, nothing is lost."""
+    model = tiny.build(max_length=80, num_layers=1)
+    variables, tokens = tiny.weights(model, 1), tiny.tokens(1, BATCH, 60)
+    cache = jf.start(model, variables, BATCH, 80)
+    logits, _ = chunked(model, variables, tokens, [30, 30], cache=cache)
+    tiny.close(logits, tiny.apply(model)(variables, tokens))
+
+
+@cache
+def scanned(model):
+    """Token by token inside one compiled scan, the whole capacity live."""
+
+    def run(variables, tokens):
+        def step(cache, token):
+            logits, cache = jf.advance(model, variables, token[:, None], cache)
+            return cache, logits[:, 0]
+
+        cache = jf.start(model, variables, len(tokens), 8)
+        return jax.lax.scan(step, cache, tokens.T)[1].swapaxes(0, 1)
+
+    return jax.jit(run)
+
+
+@given(seed=tiny.seeds)
+def test_inside_jit_it_is_one_pass_until_it_overflows_to_nan(seed):
+    """Within the capacity of 8 the values of one pass; after it NaN, never a clamped write."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    logits = np.asarray(scanned(model)(variables, tokens))
+    tiny.close(logits[:, :8], np.asarray(tiny.apply(model)(variables, tokens))[:, :8])
+    assert np.isnan(logits[:, 8:]).all()
+
+
+def test_a_chunk_that_does_not_fit_is_refused():
+    """Eagerly a ValueError that counts the slots; inside jit NaN for the whole chunk; a chunk
+    longer than the cache itself is refused from its shape even there."""
+    model = tiny.build(**CONFIGS["window"])
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 9)
+    cache = jf.start(model, variables, BATCH, 8)
+    _, cache = jf.advance(model, variables, tokens[:, :5], cache)
+    with pytest.raises(ValueError, match=r"8 slots with 5 used.* at least 10"):
+        jf.advance(model, variables, tokens[:, :5], cache)
+    compiled = jax.jit(lambda tokens, cache: jf.advance(model, variables, tokens, cache)[0])
+    assert np.isnan(compiled(tokens[:, :5], cache)).all()
+    with pytest.raises(ValueError, match="8 slots"):
+        compiled(tokens, cache)
+    with pytest.raises(ValueError, match="tokens hold id 13"):
+        jf.advance(model, variables, np.full((BATCH, 1), 13), cache)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
+def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
+    """Empty slots and those of padding may hold NaN: not one bit of the output changes. The cache
+    handed in is a value: it can be gone on from twice."""
+    model = tiny.build(**CONFIGS["window"])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 10)
+    _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
+    unseen = (cache.documents == 0)[:, None, :, None]
+
+    def poisoned(arrays):
+        return tuple(jnp.where(unseen, jnp.nan, array) for array in arrays)
+
+    dirty = cache._replace(keys=poisoned(cache.keys), values=poisoned(cache.values))
+    clean_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=cache)
+    dirty_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=dirty)
+    np.testing.assert_array_equal(clean_logits, dirty_logits)
+    assert np.isfinite(clean_logits).all()
+
+
+def test_gradients_through_a_poisoned_cache_are_finite():
+    """Backward too: 0 × NaN is kept out of the gradient for weights and embeddings."""
+    model = tiny.build(**CONFIGS["window"])
+    variables, x = tiny.weights(model, 3), tiny.embeddings(3, BATCH, 3, model.config.embed_dim)
+    cache = jf.start(model, variables, BATCH, CAPACITY)
+    nan = tuple(jnp.full_like(array, jnp.nan) for array in cache.keys)
+
+    def total(variables, x, cache):
+        return jnp.square(jf.advance(model, variables, x, cache)[0]).sum()
+
+    gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
+    dirty = gradient(variables, x, cache._replace(keys=nan, values=nan))
+    tiny.all_close(dirty, gradient(variables, x, cache), 0.0)
+
+
+@given(seed=tiny.seeds)
+def test_embeddings_are_read_like_tokens(seed):
+    """advance takes rows of the embedding table in place of ids, scaling included."""
+    model = tiny.build(num_layers=1, scale_embeddings=True, positions="sinusoidal")
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 5)
+    rows = variables["params"]["embedding"]["tokens"][tokens]
+    by_row, _ = chunked(model, variables, rows, [5])
+    tiny.close(by_row, tiny.apply(model)(variables, tokens))

@@ -1,0 +1,190 @@
+"""What an output may depend on: exactly the rule, composed over the layers. Nothing more or less.
+
+The whole model is asked, from embeddings to logits, and compared with `oracle.dependencies`: by its
+Jacobian, and by changing one input at a time.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from jaxformer.functional import dot_product_attention
+from jaxformer.functional.blocks import run_blocks
+from tests.properties import oracle, tiny
+
+MASKS = {
+    "causal": {},
+    "self": {"window": 1},
+    "window": {"window": 3, "positions": "rotary"},
+    "prefix": {"prefix": 3, "positions": "sinusoidal"},
+    "prefix+window": {"prefix": 3, "window": 4, "norm_position": "post"},
+}
+BATCH = 2
+
+
+def expected(config, segments):
+    """bool [batch, length, batch, length]: nothing passes from row to row."""
+    batch, length = segments.shape
+    table = np.zeros((batch, length, batch, length), bool)
+    for row, ids in enumerate(segments):
+        seen = oracle.visible(ids, config.window, config.prefix)
+        table[row, :, row] = oracle.dependencies(seen, ids != 0, config.num_layers, config.residual)
+    return table
+
+
+def by_jacobian(function, x):
+    """Where the derivative of output [batch, length] for input [batch, length, dim] is not 0."""
+    y, pull_back = jax.vjp(function, x)
+    (rows,) = jax.vmap(pull_back)(jnp.eye(y.size).reshape(y.size, *y.shape))
+    return (rows != 0).any(axis=-1).reshape(*y.shape, *x.shape[:2])
+
+
+def one_number(logits):
+    """A number per position in which every logit has a say."""
+    return logits @ jnp.cos(jnp.arange(logits.shape[-1]) + 1.0)
+
+
+@cache
+def jacobian(model, dropout=False, capture=None):
+    def run(variables, x, segments, key):
+        def logits(x):
+            if capture is not None:
+                return model.apply(variables, x, segments, capture=capture, method="inspect")[0]
+            return model.apply(variables, x, segments, rngs={"dropout": key} if dropout else None)
+
+        return by_jacobian(lambda x: one_number(logits(x)), x)
+
+    return jax.jit(run)
+
+
+@cache
+def changed(model):
+    """bool [length, batch, length]: is an output another, bit by bit, once input j of row 0 is?
+
+    Input number `length`, out of range, changes nothing: one program runs them all."""
+
+    def run(variables, x, segments, other):
+        def logits(j):
+            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments)
+
+        y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
+        return (y[:-1] != y[-1]).any(axis=-1)
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize(
+    "mask, attention, layers, remat, dtype",
+    tiny.covering(
+        mask=("causal", "window", "prefix", "prefix+window"),
+        attention=("explicit", "blockwise"),
+        layers=("scan", "unrolled"),
+        remat=("none", "dots", "full"),
+        dtype=("float32", "bfloat16"),
+    ),
+)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, seed, segments):
+    """∂ output i / ∂ input j ≠ 0 exactly where a path of the rule leads from j to i."""
+    model = tiny.build(attention=attention, layers=layers, remat=remat, dtype=dtype, **MASKS[mask])
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
+    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+
+
+@pytest.mark.parametrize(
+    "mask, attention, layers, dtype",
+    [
+        ("causal", "explicit", "scan", "bfloat16"),
+        ("self", "blockwise", "unrolled", "float32"),
+        ("window", "blockwise", "scan", "float32"),
+        ("prefix", "explicit", "unrolled", "float32"),
+        ("prefix+window", "blockwise", "scan", "bfloat16"),
+    ],
+)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype, seed, segments):
+    """Changing input j changes the outputs to which a path leads, and not one bit elsewhere."""
+    model = tiny.build(attention=attention, layers=layers, dtype=dtype, **MASKS[mask])
+    config = model.config
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, config.embed_dim)
+    other = tiny.embeddings(seed + 1, config.embed_dim)
+    found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other)
+    found = np.asarray(found).transpose(1, 2, 0)  # [batch, output, input]
+    allowed = expected(config, segments)[:, :, 0]
+    if dtype == "bfloat16":  # a small change may be rounded away: nothing more, maybe less
+        assert not (found & ~allowed).any()
+    else:
+        np.testing.assert_array_equal(found, allowed)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_without_the_residual_only_what_is_seen_counts(seed, segments):
+    """residual=False: the rule alone, composed (lecture 10's decoder)."""
+    model = tiny.build(residual=False, norm="none", **MASKS["window"])
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
+    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_options_keep_the_mask(seed, segments):
+    """Asking for the attention weights leaves the rule as it is; dropout lets nothing else in."""
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, tiny.SIZES["embed_dim"])
+    model = tiny.build(**MASKS["window"])
+    rule, variables = expected(model.config, segments), tiny.weights(model, seed)
+    segments, key = jnp.asarray(segments), jax.random.key(seed)
+    found = jacobian(model, capture=("attention.weights",))(variables, x, segments, None)
+    np.testing.assert_array_equal(np.asarray(found), rule)
+    model = tiny.build(dropout=0.3, **MASKS["window"])
+    found = jacobian(model, dropout=True)(variables, x, segments, key)
+    assert not (np.asarray(found) & ~rule).any()
+
+
+@cache
+def jacobian_through_tables(attention, layers):
+    """The blocks alone, with any table of who sees whom."""
+    model = tiny.build(attention=attention, layers=layers)
+
+    def run(blocks, x, table):
+        def attend_with(tap):
+            def attend(query, key, value):
+                return dot_product_attention(
+                    query, key, value, table, implementation=attention, tap=tap
+                ), None
+
+            return attend
+
+        def output(x):
+            positions = jnp.arange(x.shape[1])
+            y, _ = run_blocks(
+                blocks,
+                x,
+                model.config,
+                model.execution,
+                attend_with=attend_with,
+                positions=positions,
+            )
+            return one_number(y)
+
+        return by_jacobian(output, x)
+
+    return model, jax.jit(run)
+
+
+@pytest.mark.parametrize("attention, layers", [("explicit", "unrolled"), ("blockwise", "scan")])
+@given(seed=tiny.seeds, table=arrays(bool, (7, 7), elements=st.booleans()))
+def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers, seed, table):
+    """A table without its diagonal, rows that see nothing: paths, and each position itself."""
+    model, run = jacobian_through_tables(attention, layers)
+    x = tiny.embeddings(seed, 1, 7, model.config.embed_dim)
+    blocks = tiny.weights(model, seed)["params"]["blocks"]
+    found = run(blocks, x, jnp.asarray(table)[None])[0, :, 0]
+    paths = oracle.dependencies(table, np.ones(7, bool), model.config.num_layers)
+    np.testing.assert_array_equal(np.asarray(found), paths)

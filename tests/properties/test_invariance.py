@@ -1,0 +1,182 @@
+"""What must make no difference: company in row or batch, padding, and how a model is run."""
+
+from functools import cache
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from hypothesis import given
+
+from tests.properties import oracle, tiny
+
+BATCH = 2
+CONFIGS = {
+    "gpt2": {},
+    "llama": {
+        "positions": "rotary",
+        "rotary_base": 50.0,
+        "norm": "rms",
+        "activation": "swiglu",
+        "use_bias": False,
+        "tie_embeddings": False,
+        "window": 3,
+    },
+    "prefix": {"prefix": 3, "positions": "sinusoidal", "activation": "geglu", "head_bias": True},
+    "post-norm": {
+        "norm_position": "post",
+        "activation": "relu",
+        "scale_embeddings": True,
+        "attention_scale": 0.3,
+        "norm_epsilon": 0.1,
+    },
+    "bare": {
+        "residual": False,
+        "norm": "none",
+        "output_activation": True,
+        "activation": "silu",
+        "positions": "none",
+        "tie_embeddings": False,
+        "head_bias": True,
+    },
+    "erf": {"activation": "gelu", "norm": "rms", "prefix": 2, "window": 3, "num_kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_the_model_is_its_formula(name, seed, segments):
+    """Logits equal the float64 loops of the oracle, document by document, padding anywhere."""
+    model = tiny.build(**CONFIGS[name])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    logits = tiny.apply(model)(variables, tokens, segments)
+    for row, ids in enumerate(segments):
+        formula = oracle.decoder(variables["params"], tokens[row], ids, model.config)
+        tiny.close(logits[row], formula, 2e-5, where=ids != 0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "prefix"])
+@given(seed=tiny.seeds, segments=tiny.segment_rows(length=8))
+def test_a_document_gives_what_it_gives_alone(name, seed, segments):
+    """Packed = separate and padded = alone: a document's logits in a shared, padded row are those
+    of a row of its own, wherever the padding stands (left, right, inside)."""
+    model, segments = tiny.build(**CONFIGS[name]), np.array(segments)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, len(segments))
+    together = np.asarray(tiny.apply(model)(variables, tokens, segments[None]))
+    documents, _ = oracle.read(segments)
+    for document in range(1, documents.max() + 1):
+        own = np.flatnonzero(documents == document)
+        alone = tiny.apply(model)(variables, tokens[:, own])
+        tiny.close(together[:, own], alone)
+
+
+@cache
+def loss_and_gradients(model):
+    def loss(variables, x, segments):
+        """Something of the logits of real tokens."""
+        logits = jax.nn.log_softmax(model.apply(variables, x, segments))
+        return jnp.where((segments != 0)[..., None], logits * logits[..., ::-1], 0.0).sum()
+
+    run = jax.value_and_grad(loss, argnums=(0, 1))
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_padding_reaches_nothing(attention, seed, segments):
+    """NaN where padding stands: the same loss, the same finite gradients, none for the padding."""
+    model = tiny.build(attention=attention, positions="rotary", window=3)
+    variables, segments = tiny.weights(model, seed), jnp.asarray(segments)
+    clean = tiny.embeddings(seed, *segments.shape, model.config.embed_dim)
+    x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
+    loss, gradients = loss_and_gradients(model)(variables, x, segments)
+    expected, expected_gradients = loss_and_gradients(model)(variables, clean, segments)
+    assert loss == expected
+    jax.tree.map(np.testing.assert_array_equal, gradients, expected_gradients)
+    assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), gradients))
+    assert not np.asarray(gradients[1])[np.asarray(segments) == 0].any()
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_embeddings_stand_where_tokens_do(seed, segments):
+    """Rows of the embedding table give what their ids give, scaling included."""
+    model = tiny.build(**CONFIGS["post-norm"])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    rows = variables["params"]["embedding"]["tokens"][tokens]
+    by_id, by_row = (tiny.apply(model)(variables, x, segments) for x in (tokens, rows))
+    tiny.close(by_row, by_id, where=segments != 0)
+
+
+@cache
+def row_by_row(model):
+    def run(variables, tokens, segments):
+        def one(tokens, segments):
+            return model.apply(variables, tokens[None], segments[None])[0]
+
+        return jax.vmap(one)(tokens, segments)
+
+    return jax.jit(run)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(3))
+def test_vmap_over_rows_is_the_batch(seed, segments):
+    """One row at a time under vmap gives what the batch gives."""
+    model = tiny.build(**CONFIGS["llama"])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    batched = tiny.apply(model)(variables, tokens, segments)
+    tiny.close(row_by_row(model)(variables, tokens, segments), batched, where=segments != 0)
+
+
+EXECUTIONS = [
+    {"attention": "explicit", "layers": "scan", "remat": "full"},
+    {"attention": "explicit", "layers": "unrolled", "remat": "dots"},
+    {"attention": "blockwise", "layers": "scan", "remat": "dots"},
+    {"attention": "blockwise", "layers": "unrolled", "remat": "full"},
+]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS, ids=lambda options: "-".join(options.values()))
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_how_a_model_runs_changes_nothing(execution, seed, segments):
+    """Scanned or unrolled, rematerialised or not, blockwise or explicit: the same parameters, and
+    with them the same loss and gradients as explicit, unrolled and plain."""
+    plain = {"attention": "explicit", "layers": "unrolled", "remat": "none"}
+    plain, other = (tiny.build(**CONFIGS["llama"], **options) for options in (plain, execution))
+    chex.assert_trees_all_equal_shapes_and_dtypes(tiny.shapes(plain), tiny.shapes(other))
+    variables, segments = tiny.weights(plain, seed), jnp.asarray(segments)
+    x = tiny.embeddings(seed, *segments.shape, plain.config.embed_dim)
+    expected, actual = (
+        loss_and_gradients(model)(variables, x, segments) for model in (plain, other)
+    )
+    tiny.all_close(actual, expected, 3e-5)
+
+
+class CompiledOrNot(chex.TestCase):
+    """jit = no jit, against the formula, so that neither can be wrong with the other."""
+
+    @chex.variants(with_jit=True, without_jit=True)
+    @parameterized.parameters(("llama", "scan"), ("prefix", "unrolled"))
+    def test_compiled_or_not_it_is_the_formula(self, name, layers):
+        model = tiny.build(layers=layers, **CONFIGS[name])
+        variables = tiny.weights(model, 7)
+        tokens = jnp.asarray(tiny.tokens(7, 1, tiny.LENGTH))
+        segments = np.array([1, 1, 1, 0, 1, 1, 2, 2, 2, 0, 0, 3])
+        run = self.variant(lambda *arguments: model.apply(*arguments))
+        logits = run(variables, tokens, jnp.asarray(segments)[None])
+        formula = oracle.decoder(variables["params"], tokens[0], segments, model.config)
+        tiny.close(logits[0], formula, where=segments != 0)
+
+
+def test_compiled_gradients_are_those_of_single_operations():
+    """What XLA makes of a whole gradient is what its operations give one by one."""
+    options = {"positions": "none", "norm": "rms", "activation": "relu", "num_layers": 1}
+    model = tiny.build(attention="explicit", layers="unrolled", **options)
+    variables = tiny.weights(model, 7)
+    x = tiny.embeddings(7, 1, tiny.LENGTH, model.config.embed_dim)
+
+    def loss(variables, x):
+        return jnp.square(model.apply(variables, x)).mean()
+
+    tiny.all_close(jax.jit(jax.grad(loss))(variables, x), jax.grad(loss)(variables, x))

@@ -1,0 +1,130 @@
+"""Models small enough that a case costs milliseconds, and the cases to try on them.
+
+A compiled function is made once per configuration and kept: what hypothesis draws (weights,
+tokens, segments) are values, never shapes.
+"""
+
+from functools import cache
+from itertools import combinations, product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import jaxformer as jf
+
+LENGTH = 12
+SIZES = {
+    "vocab_size": 13,
+    "max_length": 16,
+    "num_layers": 2,
+    "embed_dim": 8,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+    "mlp_dim": 12,
+}
+EXECUTION = ("attention", "layers", "remat")
+
+
+def covering(**factors):
+    """A few combinations of the factors in which every two values of two factors meet.
+
+    Returns pytest parameters for all combinations, those beyond the few marked slow.
+    """
+    names, combined = list(factors), list(product(*factors.values()))
+
+    def pairs(values):
+        return set(combinations(zip(names, map(str, values), strict=True), 2))
+
+    missing, few = set().union(*map(pairs, combined)), []
+    while missing:
+        few.append(max(combined, key=lambda values: len(pairs(values) & missing)))
+        missing -= pairs(few[-1])
+    return [
+        pytest.param(
+            *values,
+            id="-".join(str(value) for value in values),
+            marks=() if values in few else pytest.mark.slow,
+        )
+        for values in combined
+    ]
+
+
+@cache
+def build(**options):
+    """A tiny Decoder; options are fields of its config or of its execution."""
+    execution = {name: options.pop(name) for name in EXECUTION if name in options}
+    config = jf.DecoderConfig(**{**SIZES, **options}).complete
+    return jf.Decoder(config, execution=jf.Execution(**execution))
+
+
+@cache
+def shapes(model):
+    return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+
+
+def weights(model, seed):
+    """Random variables, biases and scales too, such that every weight has a say in the output."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name == "scale":
+            return jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), jnp.float32)
+        wide = 1 / np.sqrt(leaf.shape[-2]) if name == "kernel" else 0.5
+        return jnp.asarray(wide * rng.normal(size=leaf.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes(model))
+
+
+@cache
+def apply(model):
+    """(variables, tokens, segments) → logits, compiled."""
+
+    def run(variables, tokens, segments=None):
+        return model.apply(variables, tokens, segments)
+
+    return jax.jit(run)
+
+
+def tokens(seed, *shape, vocab_size=SIZES["vocab_size"]):
+    return np.random.default_rng(seed).integers(0, vocab_size, shape).astype(np.int32)
+
+
+def embeddings(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def segment_rows(draw, length=LENGTH, ids=(0, 1, 2, 3)):
+    """Segment ids of one row, in runs: packed documents, padding between, inside and around."""
+    runs = draw(st.lists(st.tuples(st.sampled_from(ids), st.integers(1, 7)), max_size=length))
+    row = [segment for segment, count in runs for _ in range(count)][:length]
+    return row + [draw(st.sampled_from(ids))] * (length - len(row))
+
+
+def segment_batches(batch=2, **options):
+    return st.lists(segment_rows(**options), min_size=batch, max_size=batch).map(np.array)
+
+
+def close(actual, expected, tolerance=1e-5, where=None):
+    """Assert |actual − expected| ≤ tolerance · max(1, max|expected|), everywhere or where asked."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape
+    if where is not None:
+        actual, expected = actual[where], expected[where]
+    if expected.size:
+        largest = max(1.0, abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
+
+
+def all_close(actual, expected, tolerance=1e-5):
+    """`close`, leaf by leaf of two trees of the same structure."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, e: close(a, e, tolerance), actual, expected)

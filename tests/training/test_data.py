@@ -1,0 +1,326 @@
+"""Each token is a target once per epoch, resuming changes nothing, and scoring misses nothing."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from jaxformer.artifacts import tokenizer as tokenizer_module
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.training import data
+from jaxformer.training.corpus import Document
+from jaxformer.training.data import (
+    Batches,
+    evaluation_batches,
+    evaluation_windows,
+    open_tokens,
+    write_tokens,
+)
+
+many_cases = settings(max_examples=5 * settings().max_examples)
+
+DOCUMENTS = [Document("a", "the café " * 9), Document("empty", ""), Document("b", "the end\n")]
+TOKENIZER = Tokenizer.train([document.text for document in DOCUMENTS], 270)
+STREAM = [
+    token
+    for document in DOCUMENTS
+    for token in [TOKENIZER.end_of_text, *TOKENIZER.encode(document.text)]
+]
+
+
+# The file of tokens
+
+
+def test_the_file_holds_the_stream(tmp_path):
+    stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "train.tokens")
+    assert stream.ids.tolist() == STREAM
+    assert stream.ids.dtype == np.uint16
+    assert isinstance(stream.ids, np.memmap) and not stream.ids.flags.writeable
+    assert stream.num_documents == 3
+    assert stream.num_bytes == len(("the café " * 9 + "the end\n").encode())
+    assert [path.name for path in tmp_path.iterdir()] == ["train.tokens"]
+
+    again = open_tokens(tmp_path / "train.tokens")
+    assert again.ids.tolist() == STREAM
+    assert again[1:] == stream[1:]
+
+
+def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_GROUP_CHARACTERS", 20)
+    monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
+    assert write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens").ids.tolist() == STREAM
+
+
+def _tokenizer_of_size(vocab_size):
+    return SimpleNamespace(
+        vocab_size=vocab_size,
+        end_of_text=vocab_size - 1,
+        fingerprint="",
+        pieces=lambda text: [text],
+        encode_many=lambda texts: [[vocab_size - 2] * len(text) for text in texts],
+    )
+
+
+@pytest.mark.parametrize("vocab_size, dtype", [(65_536, np.uint16), (65_537, np.uint32)])
+def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
+    stream = write_tokens([Document("", "ab")], _tokenizer_of_size(vocab_size), tmp_path / "tokens")
+    assert stream.ids.dtype == dtype
+    assert stream.ids.tolist() == [vocab_size - 1, vocab_size - 2, vocab_size - 2]
+
+
+def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeypatch):
+    path = tmp_path / "tokens"
+    encoded = []
+    original = data._encode
+    monkeypatch.setattr(data, "_encode", lambda *a: encoded.append(1) or original(*a))
+
+    def times_encoded(documents, tokenizer):
+        encoded.clear()
+        assert write_tokens(documents, tokenizer, path).ids.tolist() == [
+            token
+            for document in documents
+            for token in [tokenizer.end_of_text, *tokenizer.encode(document.text)]
+        ]
+        return len(encoded)
+
+    assert times_encoded(DOCUMENTS, TOKENIZER) == 1
+    assert times_encoded(DOCUMENTS, TOKENIZER) == 0
+    assert times_encoded(DOCUMENTS[::-1], TOKENIZER) == 1
+    assert times_encoded(DOCUMENTS[::-1], Tokenizer.train([], 257)) == 1
+    moved = [Document("a", "the café " * 9 + "t"), Document("", ""), Document("b", "he end\n")]
+    assert times_encoded(DOCUMENTS, TOKENIZER) == 1
+    assert times_encoded(moved, TOKENIZER) == 1
+    path.write_bytes(path.read_bytes()[:-2])
+    assert times_encoded(moved, TOKENIZER) == 1
+
+
+def test_what_goes_wrong_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "tokens"
+    write_tokens(DOCUMENTS, TOKENIZER, path)
+
+    def broken(documents, tokenizer):
+        yield [1, 2, 3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, "_encode", broken)
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(DOCUMENTS[:1], TOKENIZER, path)
+    assert open_tokens(path).ids.tolist() == STREAM
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_documents_are_refused(tmp_path):
+    message = "documents: there are none to tokenise"
+    assert _error(write_tokens, [], TOKENIZER, tmp_path / "tokens") == message
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "text", "empty", "other"])
+def test_a_file_that_is_not_of_tokens_is_refused_by_name(tmp_path, damage):
+    path = tmp_path / "tokens"
+    write_tokens(DOCUMENTS, TOKENIZER, path)
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(
+            {"cut": content[:-1], "text": b"text", "empty": b"", "other": b"[]" + content}[damage]
+        )
+    message = f"{path}: not a file of tokens; write_tokens makes one"
+    assert _error(open_tokens, path) == message
+
+
+# Batches for training
+
+shapes = st.tuples(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.integers(0, 9))
+
+
+def _batches(shape):
+    """Batches of a ring whose token at place i is i."""
+    num_tokens, length, batch_size, seed = shape
+    assume(num_tokens > length)
+    return Batches(np.arange(num_tokens, dtype=np.uint16), length, batch_size, seed)
+
+
+def _epochs(batches, length, count):
+    """Windows of targets, int [count, num_windows, length]."""
+    needed = count * batches.num_windows
+    targets = []
+    while len(targets) < needed:
+        targets.extend(next(batches).targets)
+    return np.reshape(targets[:needed], (count, batches.num_windows, length))
+
+
+@many_cases
+@given(shapes)
+def test_each_token_is_a_target_once_per_epoch(shape):
+    num_tokens, length, _, _ = shape
+    for epoch in _epochs(_batches(shape), length, 3):
+        counts = np.bincount(epoch.ravel(), minlength=num_tokens)
+        assert counts.max() == 1
+        assert np.sum(counts == 0) == num_tokens % length  # less than one window
+
+
+@many_cases
+@given(shapes)
+def test_targets_are_the_inputs_moved_by_one(shape):
+    num_tokens, length, batch_size, _ = shape
+    batches = _batches(shape)
+    for _ in range(3):
+        inputs, targets = next(batches)
+        assert inputs.shape == targets.shape == (batch_size, length)
+        assert inputs.dtype == targets.dtype == np.int32
+        assert type(inputs) is type(targets) is np.ndarray
+        window = np.concatenate([inputs, targets[:, -1:]], axis=1)
+        assert np.all(np.diff(window, axis=1) % num_tokens == 1)  # what follows on the ring
+        assert np.array_equal(window[:, 1:], targets)
+
+
+def test_no_token_is_left_out_for_ever():
+    epochs = _epochs(Batches(np.arange(10), 4, 2), 4, 30)
+    assert set(epochs.ravel()) == set(range(10))
+
+
+def test_epochs_and_seeds_differ_in_order_and_in_where_windows_begin():
+    tokens = np.arange(1000)
+    seeds = [_epochs(Batches(tokens, 10, 7, seed), 10, 3) for seed in range(3)]
+    firsts = [epoch[:, 0] for epochs in seeds for epoch in epochs]
+    for this in range(len(firsts)):
+        assert np.any(np.diff(firsts[this]) % 1000 != 10)  # shuffled
+        for other in range(this):
+            assert not np.array_equal(firsts[this], firsts[other])
+            turned = (firsts[other] + firsts[this][0] - firsts[other][0]) % 1000
+            assert not np.array_equal(firsts[this], turned)  # not the same order elsewhere
+    assert len({int(first.min()) % 10 for first in firsts}) > 3
+
+
+@many_cases
+@given(shapes, st.integers(0, 12), st.integers(0, 12))
+def test_resumed_twice_equals_uninterrupted(shape, first, second):
+    whole = _batches(shape)
+    expected = [next(whole) for _ in range(first + second + 3)]
+    received, state = [], None
+    for count in first, second, 3:
+        batches = _batches(shape)
+        if state is not None:
+            batches.restore(json.loads(state))
+        received += [next(batches) for _ in range(count)]
+        state = json.dumps(batches.state())
+    for one, other in zip(received, expected, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_restoring_works_in_the_middle_and_backwards():
+    batches = Batches(np.arange(100), 5, 3)
+    assert iter(batches) is batches
+    state = batches.state()
+    first = [next(batches) for _ in range(5)]
+    batches.restore(state)
+    for one, other in zip(first, [next(batches) for _ in range(5)], strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("changed", ["length", "batch_size", "seed", "corpus", "order"])
+def test_a_state_of_other_data_is_refused(changed):
+    tokens = np.arange(100, dtype=np.uint16)
+    shape = {"length": 5, "batch_size": 3, "seed": 0}
+    batches = Batches(tokens, **shape)
+    next(batches)
+    state = batches.state()
+    if changed in shape:
+        other = Batches(tokens, **{**shape, changed: shape[changed] + 1})
+        message = f"state: its {changed} is {shape[changed]}, but here it is {shape[changed] + 1}; "
+    else:
+        other = Batches(tokens[:-1] if changed == "corpus" else tokens[::-1], **shape)
+        message = "state: its corpus is '"
+    before = other.state()
+    assert _error(other.restore, state).startswith(message)
+    assert other.state() == before
+
+
+def test_a_state_that_is_none_is_refused():
+    batches = Batches(np.arange(100), 5, 3)
+    assert _error(batches.restore, {}).startswith("state: its length is None, but here it is 5; ")
+
+
+def test_a_corpus_shorter_than_a_window_is_refused():
+    assert _error(Batches, np.arange(64), 64, 1) == (
+        "tokens: 64 of them are fewer than the 65 of one window of length 64; "
+        "give more text or a smaller length"
+    )
+    assert next(Batches(np.arange(65), 64, 8)).inputs.shape == (8, 64)
+
+
+@pytest.mark.parametrize(
+    "name, value, least", [("length", 0, 1), ("batch_size", 0, 1), ("seed", -1, 0)]
+)
+def test_sizes_out_of_range_are_refused(name, value, least):
+    shape = {"length": 5, "batch_size": 3, "seed": 0, name: value}
+    message = f"{name}: {value} is not accepted; at least {least} is"
+    assert _error(lambda: Batches(np.arange(100), **shape)) == message
+
+
+# Windows for scoring
+
+
+@many_cases
+@given(st.integers(0, 70), st.integers(1, 16), st.data())
+def test_each_token_of_a_document_is_scored_once_with_its_context(num_targets, length, draw):
+    stride = draw.draw(st.integers(1, length))
+    document = np.arange(100, 100 + num_targets + 1)  # token - 100 is its place
+    times_scored = np.zeros(num_targets, int)
+    windows = list(evaluation_windows(document, length, stride))
+    for number, window in enumerate(windows):
+        for array in window:
+            assert array.shape == (length,)
+        real = window.segments == 1
+        assert np.all(window.segments[~real] == 0) and np.all(np.diff(window.segments) <= 0)
+        assert np.all(window.weights[~real] == 0) and set(window.weights) <= {0, 1}
+        assert np.array_equal(window.targets[real], window.inputs[real] + 1)
+        assert np.all(np.diff(window.inputs[real]) == 1)
+        for place in np.flatnonzero(window.weights):
+            times_scored[window.targets[place] - 101] += 1
+            context = place + 1
+            assert number == 0 or context > length - stride
+    assert np.all(times_scored == 1)
+    beyond = max(0, num_targets - length)
+    assert len(windows) == (num_targets > 0) + -(-beyond // stride)
+
+
+@many_cases
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 10))
+def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, length):
+    stride = max(1, length // 2)
+    documents = [np.arange(size + 1) + 1 for size in sizes]
+    expected = [row for tokens in documents for row in evaluation_windows(tokens, length, stride)]
+    batches = list(evaluation_batches(documents, length, stride, batch_size))
+    assert len(batches) == -(-len(expected) // batch_size)
+    rows = []
+    for batch in batches:
+        for array in batch:
+            assert array.shape == (batch_size, length)
+        assert [array.dtype for array in batch] == [np.int32, np.int32, np.float32, np.int32]
+        rows += zip(*batch, strict=True)
+    for row, window in zip(rows, expected, strict=False):
+        assert all(map(np.array_equal, row, window))
+    for padding in rows[len(expected) :]:
+        assert not np.any(padding)
+
+
+@pytest.mark.parametrize("stride", [0, 5])
+def test_a_stride_that_would_miss_tokens_is_refused(stride):
+    message = f"stride: {stride} is not accepted; 1 to the window length 4 is"
+    assert _error(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
+
+
+def test_an_evaluation_batch_of_none_is_refused():
+    message = "batch_size: 0 is not accepted; at least 1 is"
+    assert _error(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message
+
+
+def _error(call, *arguments):
+    with pytest.raises(ValueError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,0 +1,107 @@
+"""One update: what it averages, what it decays, what it leaves of the state it was given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.models.config import DecoderConfig
+from jaxformer.models.decoder import Decoder
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import is_matrix, make_optimizer, make_schedule
+from jaxformer.training.step import Batch, init_state, make_step
+
+CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)
+MODEL = Decoder(CONFIG)
+OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0), 100)
+STEP = make_step(MODEL, OPTIMIZER)
+
+
+@jax.jit
+def fresh_state():
+    return init_state(MODEL, OPTIMIZER, 0)
+
+
+def random_batch(seed, lengths):
+    """Rows of which the first lengths[i] tokens count, the rest being padding."""
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, CONFIG.vocab_size, (len(lengths), CONFIG.max_length + 1))
+    weights = np.arange(CONFIG.max_length) < np.asarray(lengths)[:, None]
+    return (
+        rows[:, :-1].astype(np.int32),
+        rows[:, 1:].astype(np.int32),
+        weights.astype(np.float32),
+        weights.astype(np.int32),
+    )
+
+
+def arranged(batch, accumulate):
+    return Batch(*(x.reshape(accumulate, -1, *x.shape[1:]) for x in batch))
+
+
+@given(st.integers(0, 2**16), st.lists(st.integers(0, 8), min_size=4, max_size=4))
+def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, lengths):
+    """An average of averages would weigh a token by the length of its neighbours."""
+    batch = random_batch(seed, lengths)
+    whole, loss = STEP(fresh_state(), arranged(batch, 1))
+    for accumulate in (2, 4):
+        parts, loss_of_parts = STEP(fresh_state(), arranged(batch, accumulate))
+        np.testing.assert_allclose(loss_of_parts, loss, rtol=1e-5)
+        # The first moment is (1 − β₁) × the clipped gradient: the gradient itself, unlike the
+        # parameters, whose first update is little more than its sign.
+        moments = (state.optimizer[1][0].mu for state in (parts, whole))
+        for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
+
+
+def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
+    state, loss = STEP(fresh_state(), arranged(random_batch(0, [0, 0]), 1))
+    assert loss == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_decay_is_for_matrices_alone():
+    """Stacked biases and scales have two axes: rank would call them matrices."""
+    params = fresh_state().params
+    decayed = is_matrix(params)
+    for path, decays in jax.tree_util.tree_leaves_with_path(decayed):
+        assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = OPTIMIZER.update(gradients, OPTIMIZER.init(params), params)
+    moved = jax.tree.map(lambda update: bool(jnp.any(update != 0)), updates)
+    still = {path[-1].key for path, m in jax.tree_util.tree_leaves_with_path(moved) if not m}
+    assert still == {"bias", "scale"}
+
+
+def test_the_state_given_is_donated():
+    state = fresh_state()
+    after, _ = STEP(state, arranged(random_batch(0, [8, 8]), 1))
+    donated = [leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.optimizer))]
+    assert all(donated)
+    assert int(after.step) == 1
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 10])
+def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(warmup):
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25)
+    schedule = make_schedule(config, 100)
+    assert schedule(warmup) == pytest.approx(2.0)
+    assert schedule(100) == pytest.approx(0.5)
+    rising = [float(schedule(step)) for step in range(warmup + 1)]
+    falling = [float(schedule(step)) for step in range(warmup, 101)]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
+    """Equal states but for the step: the same noise in both would be a key used twice."""
+    model = Decoder(DecoderConfig(**{**vars(CONFIG), "dropout": 0.5}))
+    step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8, 8]), 1)
+
+    def loss_at(number):
+        return float(step(fresh_state()._replace(step=jnp.int32(number)), batch)[1])
+
+    assert loss_at(3) == loss_at(3)
+    assert loss_at(3) != loss_at(4)

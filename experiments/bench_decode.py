@@ -72,9 +72,9 @@ def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
 
     config = jf.preset(preset)
     model = jf.Decoder(config)
-    weights = jax.jit(
-        lambda key: model.prepare(model.init(key, jnp.zeros((1, 1), jnp.int32)))
-    )(jax.random.key(0))
+    weights = jax.jit(lambda key: model.prepare(model.init(key, jnp.zeros((1, 1), jnp.int32))))(
+        jax.random.key(0)
+    )
     numbers, key = jf.Sampler(temperature=0.0).numbers(), jax.random.key(0)
     tokens = jnp.ones((1, live - STEPS), jnp.int32)
     seconds = {capacity: [] for capacity in capacities}

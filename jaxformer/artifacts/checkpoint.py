@@ -40,6 +40,13 @@ class Checkpoints:
             if path.name.isdecimal() and (path / "_CHECKPOINT_METADATA").exists()
         )
 
+    def last(self) -> str:
+        """Which checkpoint is the last good one, in words."""
+        steps = self.steps()
+        if not steps:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is {self._folder / str(steps[-1])}"
+
     def save(self, step: int, params, rest, progress: dict) -> None:
         """Write a checkpoint; what was there stays until the new one is complete."""
         if step in self.steps():

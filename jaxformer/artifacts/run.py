@@ -25,6 +25,7 @@ class RunFolder:
         self.documents = self.path / "documents.txt"
         self.tokens = self.path / "tokens"
         self.train_tokens = self.tokens / "train.bin"
+        self.baselines = self.tokens / "baselines.json"
         self.held_out_tokens = self.tokens / "held_out.bin"
 
     @property

@@ -103,7 +103,7 @@ def write_run(folder: RunFolder, paths: list[Path], config: TrainingConfig) -> N
 
 
 def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
-    """A resumed run computes what it would have: only its length and how it is watched may change."""
+    """A resumed run computes what it would have: only its length and its watching may change."""
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     if arguments.text:
@@ -120,13 +120,11 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
     from rich.console import Console
 
     from jaxformer.cli.runtime import start_jax
-    from jaxformer.training.prepare import fit_vocabulary, prepare
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"run folder: {folder.path}")
     try:
-        data = prepare(folder, config, paths, console.print)
-        config = fit_vocabulary(config, data.tokenizer)
+        data = _prepare(folder, paths, config, console.print)
+        config = replace(config, model=fitted(config.model, data.tokenizer))
         write_run(folder, paths, config)
 
         start_jax()
@@ -136,21 +134,51 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
         if resume:
             training.resume()
         training.run()
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(f"the disk is full ({error}); {_last_good(folder)}") from error
+    except Exception as error:
+        if _disk_is_full(error):
+            from jaxformer.artifacts.checkpoint import Checkpoints
+
+            last = Checkpoints(folder.checkpoints).last()
+            raise OSError(f"the disk is full, so the run ends here; {last}") from error
         raise
     _report(folder, data, console)
     return 0
 
 
-def _last_good(folder):
-    from jaxformer.artifacts.checkpoint import Checkpoints
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether this is the reason, however deep in what the libraries made of it."""
+    full = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED: No space")
+    return error is not None and (
+        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or any(words in str(error) for words in full)
+        or _disk_is_full(error.__cause__ or error.__context__)
+    )
 
-    steps = Checkpoints(folder.checkpoints).steps()
-    if not steps:
-        return "there is no checkpoint yet"
-    return f"the last good checkpoint is {folder.checkpoints / str(steps[-1])}"
+
+def _prepare(folder: RunFolder, paths, config: TrainingConfig, say):
+    """Read the text unless an earlier start has; nothing is created before it is accepted."""
+    from jaxformer.training import prepare
+
+    if not prepare.is_prepared(folder):
+        documents, skipped = prepare.gather(paths, config)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_run(folder, paths, config)
+        say(f"reading {len(documents)} documents ({len(skipped)} skipped) …")
+        prepare.write_data(folder, config, documents, skipped)
+    data = prepare.read_data(folder)
+    say(f"run folder: {folder.path}   documents: {folder.documents}")
+    for name, stream in (("training", data.train), ("held out", data.held_out)):
+        say(
+            f"{name}: {stream.num_documents} documents, {stream.num_bytes / 1e6:.2f} MB, "
+            f"{len(stream.ids) / 1e6:.2f} M tokens"
+        )
+    return data
+
+
+def fitted(model: DecoderConfig, tokenizer) -> DecoderConfig:
+    """The config with the vocabulary that was learnt, which a small text leaves below what was
+    asked for: an id that stands for no text must not be there to be generated."""
+    return replace(model, vocab_size=tokenizer.vocab_size)
 
 
 def _report(folder, data, console):

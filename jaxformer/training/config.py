@@ -80,6 +80,8 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0")
         if self.window_length is not None and not 1 <= self.window_length <= self.model.max_length:
             raise ValueError(
                 f"window_length is {self.window_length}; it must be in 1 … max_length "

@@ -136,7 +136,7 @@ class Batches:
                 f"tokens: {len(tokens)} of them are fewer than the {length + 1} of one window of "
                 f"length {length}; give more text or a smaller length"
             )
-        self.num_windows = max(1, len(tokens) // length - 1)
+        self.num_windows = len(tokens) // length
         self._tokens, self._length, self._batch_size, self._seed = tokens, length, batch_size, seed
         self._identity = {**sizes, "corpus": _fingerprint([np.ascontiguousarray(tokens)])}
         self._starts = functools.lru_cache(maxsize=2)(self._starts)

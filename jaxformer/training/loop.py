@@ -31,9 +31,13 @@ FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
 class Ended(Exception):
     """The run ended before its last step; the message says why and how to go on."""
 
+    status = 1
+
 
 class Interrupted(Ended):
     """By Ctrl-C, after a checkpoint was saved."""
+
+    status = 130
 
 
 class Training:
@@ -144,7 +148,7 @@ class Training:
         if not np.isfinite(losses).all():
             bad = next(line["step"] for line in lines if not np.isfinite(line["loss"]))
             raise Ended(
-                f"the loss is not finite at step {bad}; {self.last_checkpoint()}. "
+                f"the loss is not finite at step {bad}; {self.checkpoints.last()}. "
                 "A smaller --learning-rate may help"
             )
         return lines[-1]
@@ -203,13 +207,6 @@ class Training:
         with self.folder.samples.open("a") as file:
             file.write(f"---- step {self.step}\n{text}\n")
         self.last_sample = text
-
-    def last_checkpoint(self) -> str:
-        """Which checkpoint is the last good one, in words."""
-        steps = self.checkpoints.steps()
-        if not steps:
-            return "there is no checkpoint yet"
-        return f"the last good checkpoint is {self.folder.checkpoints / str(steps[-1])}"
 
     @contextmanager
     def _progress(self):

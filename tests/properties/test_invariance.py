@@ -57,8 +57,8 @@ def test_the_model_is_its_formula(name, seed, segments):
         tiny.close(logits[row], formula, 2e-5, where=ids != 0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "prefix"])
-@given(seed=tiny.seeds, segments=tiny.segment_rows(length=8))
+@pytest.mark.parametrize("name", ["llama", "prefix"])
+@given(seed=tiny.seeds, segments=tiny.segment_rows(length=7))
 def test_a_document_gives_what_it_gives_alone(name, seed, segments):
     """Packed = separate and padded = alone: a document's logits in a shared, padded row are those
     of a row of its own, wherever the padding stands (left, right, inside)."""
@@ -72,6 +72,15 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
         tiny.close(together[:, own], alone)
 
 
+PLAIN = {"attention": "explicit", "layers": "unrolled", "remat": "none"}
+EXECUTIONS = [
+    {"attention": "explicit", "layers": "scan", "remat": "full"},
+    {"attention": "explicit", "layers": "unrolled", "remat": "dots"},
+    {"attention": "blockwise", "layers": "scan", "remat": "dots"},
+    {"attention": "blockwise", "layers": "unrolled", "remat": "full"},
+]
+
+
 @cache
 def loss_and_gradients(model):
     def loss(variables, x, segments):
@@ -83,11 +92,11 @@ def loss_and_gradients(model):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+@pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[2]], ids=["explicit", "blockwise"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_padding_reaches_nothing(attention, seed, segments):
+def test_padding_reaches_nothing(execution, seed, segments):
     """NaN where padding stands: the same loss, the same finite gradients, none for the padding."""
-    model = tiny.build(attention=attention, positions="rotary", window=3)
+    model = tiny.build(**CONFIGS["llama"], **execution)
     variables, segments = tiny.weights(model, seed), jnp.asarray(segments)
     clean = tiny.embeddings(seed, *segments.shape, model.config.embed_dim)
     x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
@@ -129,21 +138,12 @@ def test_vmap_over_rows_is_the_batch(seed, segments):
     tiny.close(row_by_row(model)(variables, tokens, segments), batched, where=segments != 0)
 
 
-EXECUTIONS = [
-    {"attention": "explicit", "layers": "scan", "remat": "full"},
-    {"attention": "explicit", "layers": "unrolled", "remat": "dots"},
-    {"attention": "blockwise", "layers": "scan", "remat": "dots"},
-    {"attention": "blockwise", "layers": "unrolled", "remat": "full"},
-]
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS, ids=lambda options: "-".join(options.values()))
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_how_a_model_runs_changes_nothing(execution, seed, segments):
     """Scanned or unrolled, rematerialised or not, blockwise or explicit: the same parameters, and
     with them the same loss and gradients as explicit, unrolled and plain."""
-    plain = {"attention": "explicit", "layers": "unrolled", "remat": "none"}
-    plain, other = (tiny.build(**CONFIGS["llama"], **options) for options in (plain, execution))
+    plain, other = (tiny.build(**CONFIGS["llama"], **options) for options in (PLAIN, execution))
     chex.assert_trees_all_equal_shapes_and_dtypes(tiny.shapes(plain), tiny.shapes(other))
     variables, segments = tiny.weights(plain, seed), jnp.asarray(segments)
     x = tiny.embeddings(seed, *segments.shape, plain.config.embed_dim)
@@ -167,16 +167,3 @@ class CompiledOrNot(chex.TestCase):
         logits = run(variables, tokens, jnp.asarray(segments)[None])
         formula = oracle.decoder(variables["params"], tokens[0], segments, model.config)
         tiny.close(logits[0], formula, where=segments != 0)
-
-
-def test_compiled_gradients_are_those_of_single_operations():
-    """What XLA makes of a whole gradient is what its operations give one by one."""
-    options = {"positions": "none", "norm": "rms", "activation": "relu", "num_layers": 1}
-    model = tiny.build(attention="explicit", layers="unrolled", **options)
-    variables = tiny.weights(model, 7)
-    x = tiny.embeddings(7, 1, tiny.LENGTH, model.config.embed_dim)
-
-    def loss(variables, x):
-        return jnp.square(model.apply(variables, x)).mean()
-
-    tiny.all_close(jax.jit(jax.grad(loss))(variables, x), jax.grad(loss)(variables, x))

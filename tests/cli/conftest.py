@@ -1,0 +1,42 @@
+"""One small run, trained once through the command line, that the tests here share."""
+
+import os
+
+import pytest
+
+from jaxformer.cli import main
+
+TEXT = "".join(f"def f{i}(x):\n    return x * {i} + {i % 7}\n\n\n" for i in range(400))
+SETTINGS = (
+    "--preset tiny --max-length 32 --embed-dim 32 --vocab-size 300 --steps 12 --batch-size 4 "
+    "--evaluate-every 6 --checkpoint-every 5 --evaluation-windows 4 --sample-tokens 8"
+).split()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "functions.py"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, corpus):
+    """A finished run of a dozen steps; tests must not change it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert main(["train", str(corpus), *SETTINGS, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """The compilation cache of the person who runs the tests is left alone."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,128 @@
+"""Bad input: one line that names the argument, its value and what is accepted; exit status 2."""
+
+import shutil
+
+import pytest
+
+from jaxformer.cli import main
+
+
+def refused(capsys, words, *named, status=2):
+    """Run, and require one line on standard error that holds all of `named`."""
+    assert main(list(map(str, words))) == status
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert "Traceback" not in said
+    for name in named:
+        assert str(name) in said, said
+
+
+def files_below(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+TEXTS = {
+    "empty.txt": (b"", "empty"),
+    "binary.bin": (b"\x00\x01\x02" * 100, "NUL"),
+    "latin.txt": (b"caf\xe9 " * 1000, "UTF-8"),
+    "short.txt": (b"short", "window"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_cannot_be_trained_on(name, tmp_path, capsys):
+    content, complaint = TEXTS[name]
+    (tmp_path / name).write_bytes(content)
+    refused(capsys, ["train", name], complaint)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_text_that_is_not_there(tmp_path, capsys):
+    refused(capsys, ["train", "nowhere.txt"], "nowhere.txt", "no such file")
+    (tmp_path / "folder").mkdir()
+    refused(capsys, ["train", "folder"], "folder", "no UTF-8 text")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--preset", "huge"], ["preset", "huge", "stdlib"]),
+        (["--colour", "red"], ["--colour"]),
+        (["--steps", "many"], ["--steps", "many"]),
+        (["--steps", "0"], ["steps", "0", "at least 1"]),
+        (["--embed-dim", "100", "--num-heads", "3"], ["embed_dim", "100", "3"]),
+        (["--num-heads", "4", "--num-kv-heads", "3"], ["num_kv_heads", "3", "4"]),
+        (["--dropout", "1.5"], ["dropout", "1.5", "[0, 1)"]),
+        (["--vocab-size", "10"], ["vocab_size", "10", "257"]),
+        (["--activation", "tanh"], ["activation", "tanh", "relu"]),
+        (["--learning-rate", "-1"], ["learning_rate", "-1", "above 0"]),
+        (["--window-length", "4096"], ["window_length", "4096", "max_length"]),
+        (["--seed", "-1"], ["seed", "-1"]),
+        (["--resume"], ["runs/stdlib", "resume"]),
+        (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
+    ],
+)
+def test_settings_that_cannot_be(words, named, tmp_path, capsys):
+    refused(capsys, ["train", *words], *named)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(trained, corpus, capsys):
+    before = files_below(trained)
+    refused(capsys, ["train", corpus, "--out", trained], trained, "--resume", "--out")
+    assert files_below(trained) == before
+
+
+def test_a_resumed_run_computes_what_it_would_have(trained, capsys):
+    before = files_below(trained)
+    resume = ["train", "--resume", "--out", trained]
+    refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps")
+    refused(capsys, [*resume, "other.txt"], "text", trained)
+    assert files_below(trained) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--temperature", "-1"], ["temperature", "-1"]),
+        (["--temperature", "inf"], ["temperature", "inf"]),
+        (["--top-p", "0"], ["top_p", "0", "(0, 1]"]),
+        (["--top-p", "1.5"], ["top_p", "1.5", "(0, 1]"]),
+        (["--top-k", "-3"], ["top_k", "-3"]),
+        (["--min-p", "2"], ["min_p", "2", "[0, 1]"]),
+        (["--max-new-tokens", "0"], ["max-new-tokens", "0"]),
+        (["--max-new-tokens", "1000"], ["max-new-tokens", "1000", "32"]),
+    ],
+)
+def test_sampling_that_cannot_be(trained, words, named, capsys):
+    refused(capsys, ["generate", trained, *words], *named)
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
+    refused(capsys, ["generate", "nowhere"], "nowhere")
+    refused(capsys, ["generate", tmp_path], tmp_path, "config.json")
+    refused(capsys, ["evaluate", trained, "nowhere.txt"], "nowhere.txt")
+    refused(capsys, ["evaluate", trained], "FILE")
+    refused(capsys, ["evaluate", trained, __file__, "--stride", "99"], "stride", "99")
+    refused(capsys, ["fly"], "fly", "train")
+
+
+def test_a_checkpoint_of_another_shape(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"mlp_dim": null', '"mlp_dim": 96'))
+    refused(capsys, ["generate", copy], "blocks/feedforward", "96", "128")
+
+
+def test_a_config_with_a_field_that_no_model_has(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    config = copy / "config.json"
+    config.write_text(config.read_text().replace('"mlp_dim"', '"mlp_width"'))
+    refused(capsys, ["generate", copy], "config.json", "mlp_width")
+
+
+def test_a_traceback_only_on_request(capsys):
+    with pytest.raises(ValueError, match="nowhere"):
+        main(["generate", "nowhere", "--debug"])

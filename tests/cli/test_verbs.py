@@ -1,0 +1,100 @@
+"""The verbs, from text to sample, as a person uses them."""
+
+import json
+import math
+
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli import main
+
+
+def test_a_run_leaves_what_a_person_and_a_resumed_run_need(trained):
+    folder = RunFolder(trained)
+    lines = folder.read_metrics()
+    losses = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in losses] == list(range(1, 13))
+    assert all({"loss", "learning_rate"} <= line.keys() for line in losses)
+    assert any("tokens_per_second" in line for line in losses)
+    evaluations = [line for line in lines if "held_out_loss" in line]
+    assert [line["step"] for line in evaluations] == [6, 12]
+    assert all("bits_per_byte" in line for line in evaluations)
+    assert losses[-1]["loss"] < losses[0]["loss"]
+    assert folder.picture.read_bytes().startswith(b"\x89PNG")
+    assert folder.samples.read_text().count("---- step") == 2
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["10", "12"]
+    assert folder.tokenizer.exists()
+
+
+def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path, capsys):
+    """The same held-out bytes, by another way in."""
+    folder = RunFolder(trained)
+    checkpoint = jf.load(trained)
+    ids = [int(i) for i in _tokens(folder.held_out_tokens)]
+    text = checkpoint.tokenizer.decode(ids)
+    (tmp_path / "held_out.py").write_text(text)
+    assert main(["evaluate", str(trained), "held_out.py", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    trained_score = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
+    assert score["bits_per_byte"] == pytest.approx(trained_score["bits_per_byte"], rel=1e-4)
+    assert score["bytes"] == len(text.encode())
+    assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+    assert score["gzip"] > 0 and score["xz"] > 0
+
+
+def _tokens(path):
+    from jaxformer.training.data import open_tokens
+
+    return open_tokens(path).ids
+
+
+def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
+    def sample(seed):
+        arguments = ["--prompt", "def f", "--max-new-tokens", "12", "--seed", str(seed)]
+        assert main(["generate", str(trained), *arguments]) == 0
+        return capsys.readouterr().out
+
+    first = sample(1)
+    assert first.startswith("def f")
+    assert len(first) > len("def f\n")
+    assert sample(1) == first
+    assert any(sample(seed) != first for seed in (2, 3, 4))
+
+
+def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
+    from jaxformer.artifacts.run import newest, next_free
+
+    assert next_free(tmp_path, "stdlib").name == "stdlib"
+    for expected in ("stdlib", "stdlib-2", "stdlib-3"):
+        path = next_free(tmp_path, "stdlib")
+        assert path.name == expected
+        path.mkdir()
+    (tmp_path / "stdlib-other").mkdir()
+    assert newest(tmp_path, "stdlib").name == "stdlib-3"
+
+
+def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    before = (folder / "metrics.jsonl").read_text()
+    assert main(["train", "--resume", "--out", str(folder), "--steps", "14"]) == 0
+    after = (folder / "metrics.jsonl").read_text()
+    assert after.startswith(before)
+    assert [line["step"] for line in RunFolder(folder).read_metrics()][-1] == 14
+
+
+def test_help_does_not_wait_for_jax():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from jaxformer.cli import main\n"
+        "for words in (['--help'], ['train', '--help'], ['generate', '--help']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'jax', 'flax', 'optax', 'grain', 'orbax', 'matplotlib'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,108 @@
+"""Interrupted and resumed equals uninterrupted, bit by bit, on one core."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SETTINGS = (
+    "--preset tiny --max-length 32 --embed-dim 32 --vocab-size 300 --steps 60 --batch-size 4 "
+    "--dropout 0.1 --evaluate-every 25 --checkpoint-every 7 --evaluation-windows 4 "
+    "--sample-tokens 0"
+).split()
+
+
+class Runner:
+    """Starts `jaxformer train` in processes of its own, on one core, with one cache."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        text = "".join(f"def f{i}(x):\n    return x * {i}\n\n\n" for i in range(500))
+        (folder / "text.py").write_text(text)
+        self.environment = {**os.environ, "NPROC": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+
+    def start(self, *words):
+        command = [sys.executable, "-m", "jaxformer", "train", *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_one_core,
+        )
+
+    def finish(self, *words):
+        process = self.start(*words)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        return said
+
+    def losses(self, run):
+        lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
+
+    def wait_for(self, run, step, process):
+        """Until metrics.jsonl has reached a step (or the process has ended)."""
+        metrics = self.folder / run / "metrics.jsonl"
+        while process.poll() is None:
+            if metrics.exists() and f'"step": {step},' in metrics.read_text():
+                return
+            time.sleep(0.002)
+
+
+def _one_core():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    runner = Runner(tmp_path_factory.mktemp("resume"))
+    runner.finish("text.py", *SETTINGS, "--out", "whole")
+    return runner
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot keep to one core here")
+def test_killed_twice_and_resumed_equals_uninterrupted(runner):
+    """Killed after step 10, resumed, killed after step 30, resumed to the end."""
+    for words, step in ((["text.py", *SETTINGS], 10), (["--resume"], 30)):
+        process = runner.start(*words, "--out", "killed")
+        runner.wait_for("killed", step, process)
+        process.kill()
+        process.communicate()
+        assert max(runner.losses("killed")) < 60
+    runner.finish("--resume", "--out", "killed")
+    assert runner.losses("killed") == runner.losses("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12])
+def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
+    """By the clock, so that preparation, compilation, saving and evaluation are hit as well."""
+    run = f"killed-{seconds}"
+    process = runner.start("text.py", *SETTINGS, "--out", run)
+    time.sleep(seconds)
+    process.kill()
+    process.communicate()
+    begun = (runner.folder / run / "config.json").exists()
+    runner.finish(*(["--resume"] if begun else ["text.py", *SETTINGS]), "--out", run)
+    assert runner.losses(run) == runner.losses("whole")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(runner):
+    process = runner.start("text.py", *SETTINGS, "--steps", "100000", "--out", "stopped")
+    runner.wait_for("stopped", 10, process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert "--resume --out stopped" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    saved = max(int(path.name) for path in (runner.folder / "stopped/checkpoints").iterdir())
+    assert max(runner.losses("stopped")) == saved

@@ -1,6 +1,7 @@
 """Every character is trained on or held out, never both, whatever the order or the machine."""
 
 import gzip
+import lzma
 import os
 import random
 import shutil
@@ -161,10 +162,14 @@ def test_a_python_without_its_source_is_told_what_to_do(tmp_path, monkeypatch):
 
 
 def test_baselines_are_those_of_the_programs():
-    documents = [Document("a", "some text\n" * 300), Document("b", "".join(map(str, range(5000))))]
+    documents = standard_library()[:20]
     data = "".join(document.text for document in documents).encode()
     bits = baselines(documents)
+    extreme = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
     assert bits["gzip"] == 8 * len(gzip.compress(data, 9)) / len(data)
+    assert bits["xz"] == 8 * len(extreme) / len(data)
+    assert len(gzip.compress(data, 9)) < len(gzip.compress(data, 6))  # so the levels matter here
+    assert len(extreme) < len(lzma.compress(data, preset=9))
     for program, options in ("gzip", ["-9"]), ("xz", ["-9e"]):
         if shutil.which(program):
             command = [program, *options, "--stdout"]

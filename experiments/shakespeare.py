@@ -1,0 +1,148 @@
+"""Tiny Shakespeare at nanoGPT's two settings, byte by byte, against its published losses.
+
+    python experiments/shakespeare.py tinyshakespeare.txt                   # small: a CPU, minutes
+    python experiments/shakespeare.py tinyshakespeare.txt --setting large   # a GPU
+
+The text is nanoGPT's (1,115,394 bytes, all ASCII, so a byte is a character), split as there: the
+first 90% to train on, the last 10% held out. The held-out loss is that of every held-out window of
+the training length, one after another: each position weighs the same, as in nanoGPT's random ones.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
+from jaxformer.functional import cross_entropy
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import Batch, init_state, make_step
+
+
+@dataclass(frozen=True)
+class Setting:
+    model: DecoderConfig
+    optimizer: OptimizerConfig
+    steps: int
+    batch_size: int
+    published: float  # nanoGPT's README: nats per character on the held-out text
+
+
+_NANOGPT = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99)
+SETTINGS = {
+    "small": Setting(
+        DecoderConfig(65, max_length=64, num_layers=4, embed_dim=128, num_heads=4, use_bias=False),
+        _NANOGPT,
+        steps=2000,
+        batch_size=12,
+        published=1.88,
+    ),
+    "large": Setting(
+        DecoderConfig(
+            65,
+            max_length=256,
+            num_layers=6,
+            embed_dim=384,
+            num_heads=6,
+            use_bias=False,
+            dropout=0.2,
+        ),
+        _NANOGPT,
+        steps=5000,
+        batch_size=64,
+        published=1.47,
+    ),
+}
+
+
+def read(path: Path):
+    """(training ids, held-out ids, characters)."""
+    text = path.read_text()
+    characters = sorted(set(text))
+    ids = np.array([characters.index(c) for c in text], np.int32)
+    cut = int(0.9 * len(ids))
+    return ids[:cut], ids[cut:], characters
+
+
+def batches(ids, length: int, batch_size: int, seed: int):
+    """Windows at random places, as nanoGPT takes them."""
+    random = np.random.default_rng(seed)
+    while True:
+        at = random.integers(0, len(ids) - length, (1, batch_size, 1)) + np.arange(length + 1)
+        rows = ids[at]
+        yield Batch(rows[..., :-1], rows[..., 1:])
+
+
+def held_out_loss(model, params, ids, batch_size: int = 64) -> float:
+    """Nats per character over all held-out windows, each character a target once."""
+    length = model.config.max_length
+    count = (len(ids) - 1) // length
+    inputs = ids[: count * length].reshape(count, length)
+    targets = ids[1 : count * length + 1].reshape(count, length)
+    total = 0.0
+    for start in range(0, count, batch_size):
+        rows = slice(start, start + batch_size)
+        size = targets[rows].size
+        total += size * float(_loss(model, params, inputs[rows], targets[rows]))
+    return total / targets.size
+
+
+def _loss(model, params, inputs, targets):
+    return cross_entropy(model.apply({"params": params}, inputs), targets)
+
+
+_loss = jax.jit(_loss, static_argnums=0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--setting", choices=SETTINGS, default="small")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--layers", choices=("scan", "unrolled"), default="scan")
+    arguments = parser.parse_args()
+    setting = SETTINGS[arguments.setting]
+    steps = arguments.steps or setting.steps
+    train, held_out, characters = read(arguments.text)
+    config = replace(setting.model, vocab_size=len(characters), dtype=arguments.dtype)
+
+    begin = time.perf_counter()
+    model = Decoder(config, Execution(layers=arguments.layers))
+    optimizer = make_optimizer(setting.optimizer, steps)
+    state = jax.jit(lambda: init_state(model, optimizer, arguments.seed))()
+    step = make_step(model, optimizer)
+    print(f"{arguments.setting}: {parameter_count(config):,} parameters, {steps} steps")
+    data = batches(train, config.max_length, setting.batch_size, arguments.seed)
+    best = float("inf")
+    for number in range(1, steps + 1):
+        state, loss = step(state, next(data))
+        if number % 250 == 0 or number == steps:
+            score = held_out_loss(model, state.params, held_out)
+            best = min(best, score)
+            seconds = time.perf_counter() - begin
+            print(f"step {number:5}: {float(loss):.4f}, held out {score:.4f}, {seconds:.0f} s")
+    print(
+        json.dumps(
+            {
+                "setting": arguments.setting,
+                "held_out_loss": score,
+                "best_held_out_loss": best,
+                "published": setting.published,
+                "seconds": round(time.perf_counter() - begin, 1),
+                "device": str(jax.devices()[0].device_kind),
+                "jax": jax.__version__,
+                "seed": arguments.seed,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Randomness only where a key was given, hooks that read and replace what they name, and positions
+that stay apart in bfloat16."""
+
+from functools import cache
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.functional.taps import Patch
+from tests.properties import oracle, tiny
+
+RATE, BATCH = 0.4, 2
+POINTS = ("embedding", "block.input", "attention.output", "block.middle", "feedforward.output")
+
+
+@cache
+def inspect(model, capture=(), dropout=False):
+    """(variables, tokens, segments, patch, key) → (logits, captured), compiled."""
+
+    def run(variables, tokens, segments=None, patch=None, key=None):
+        rngs = {"dropout": key} if dropout else None
+        return model.apply(
+            variables, tokens, segments, capture=capture, patch=patch, rngs=rngs, method="inspect"
+        )
+
+    return jax.jit(run)
+
+
+def dropped(seed, layers="scan", width=64):
+    """Where dropout set a zero: [place, batch, length, dim], place = the embedding, then both
+    sublayers of each layer; and what was captured."""
+    model = tiny.build(dropout=RATE, layers=layers, embed_dim=width, num_layers=3)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
+    run = inspect(model, (*POINTS, "block.output"), dropout=True)
+    logits, values = run(variables, tokens, key=jax.random.key(seed))
+    values = {name: np.asarray(value) for name, value in values.items()}
+    added = np.stack(
+        [
+            values["block.middle"] - values["block.input"],
+            values["block.output"] - values["block.middle"],
+        ],
+        axis=1,
+    )
+    added = added.reshape(-1, *added.shape[2:])
+    return np.concatenate([values["embedding"][None], added]) == 0, values, np.asarray(logits)
+
+
+def test_each_layer_and_each_place_has_its_own_noise():
+    """No two of embedding, sublayers and layers drop the same features, nor do two positions, two
+    rows or two keys; each drops its share, and what is kept is divided by 1 − rate."""
+    zeros, values, _ = dropped(0)
+    assert len(zeros) == 7
+    n = zeros[0].size
+    assert (abs(zeros.mean(axis=(1, 2, 3)) - RATE) < 5 * np.sqrt(RATE * (1 - RATE) / n)).all()
+    agreement = RATE**2 + (1 - RATE) ** 2  # of independent patterns
+    slack = 5 * np.sqrt(agreement * (1 - agreement) / n)
+    for one, other in combinations([*zeros, *dropped(1)[0]], 2):
+        assert abs((one == other).mean() - agreement) < slack
+    assert not (zeros[:, 0] == zeros[:, 1]).all(axis=(1, 2)).any()
+    assert not (zeros[:, :, 0] == zeros[:, :, 1]).all(axis=(1, 2)).any()
+    kept = ~zeros[1::2]
+    added = values["block.middle"] - values["block.input"]
+    tiny.close(added[kept], values["attention.output"][kept] / (1 - RATE))
+
+
+def test_the_same_key_gives_the_same_noise_scanned_or_unrolled():
+    """A dropout key determines the pass, however it is run."""
+    zeros, _, logits = dropped(5)
+    np.testing.assert_array_equal(logits, dropped(5)[2])
+    unrolled, _, unrolled_logits = dropped(5, layers="unrolled")
+    np.testing.assert_array_equal(zeros, unrolled)
+    tiny.close(unrolled_logits, logits)
+
+
+@given(seed=tiny.seeds)
+def test_without_a_key_dropout_is_off(seed):
+    """No key: the values of the same model without dropout; a key: others."""
+    model = tiny.build(dropout=RATE)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    quiet = tiny.apply(model)(variables, tokens)
+    np.testing.assert_array_equal(quiet, tiny.apply(tiny.build())(variables, tokens))
+    noisy, _ = inspect(model, dropout=True)(variables, tokens, key=jax.random.key(seed))
+    assert (np.asarray(noisy) != np.asarray(quiet)).any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize("layers", ["scan", "unrolled"])
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_every_declared_point_is_captured_as_it_is(layers, seed, segments):
+    """Capturing changes no logit; the names are those asked for, layers first; the values fit one
+    another: weights are 0 where nothing is visible and sum to 1, heads are weights · values."""
+    model = tiny.build(layers=layers, attention="explicit", window=3)
+    config = model.config
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    logits, values = inspect(model, model.points)(variables, tokens, segments)
+    values = {name: np.asarray(value) for name, value in values.items()}
+    assert set(values) == set(model.points)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, segments))
+
+    inner = {name for name in model.points if name not in ("embedding", "final_norm")}
+    assert {len(values[name]) for name in inner} == {config.num_layers}
+    np.testing.assert_array_equal(values["block.input"][0], values["embedding"])
+    np.testing.assert_array_equal(values["block.input"][1:], values["block.output"][:-1])
+    tiny.close(values["block.middle"] - values["attention.output"], values["block.input"])
+    seen = np.stack([oracle.visible(ids, window=3) for ids in segments])[:, None]
+    weights = values["attention.weights"]
+    assert not weights[:, ~np.broadcast_to(seen, weights.shape[1:])].any()
+    tiny.close(weights.sum(axis=-1), np.broadcast_to(seen.any(axis=-1), weights.shape[1:-1]))
+    value = np.repeat(values["attention.value"], config.num_heads // config.num_kv_heads, axis=2)
+    tiny.close(weights @ value, values["attention.heads"])
+
+
+def read_off(model, name, variables, tokens):
+    return inspect(model, (name,))(variables, tokens)[1][name]
+
+
+@pytest.mark.parametrize(
+    "name", ["embedding", "block.output", "attention.heads", "feedforward.hidden", "final_norm"]
+)
+@given(seed=tiny.seeds, layer=st.integers(0, 1), position=st.integers(0, tiny.LENGTH - 1))
+def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position):
+    """At one layer and position the value is that of another text; before them nothing changes,
+    elsewhere at that point nothing changes, and later positions do."""
+    model = tiny.build()
+    variables = tiny.weights(model, seed)
+    tokens, others = (tiny.tokens(seed + i, BATCH, tiny.LENGTH) for i in range(2))
+    donor = np.asarray(read_off(model, name, variables, others))
+    clean = np.asarray(read_off(model, name, variables, tokens))
+    where = np.zeros((*clean.shape[:-1], 1), bool)
+    if name in ("embedding", "final_norm"):
+        where[:, position] = True
+    else:
+        where[layer, ..., position, :] = True
+
+    patched, values = inspect(model, (name,))(
+        variables, tokens, patch={name: Patch(jnp.asarray(where), jnp.asarray(donor))}
+    )
+    value, place = np.asarray(values[name]), np.broadcast_to(where, clean.shape)
+    np.testing.assert_array_equal(value[place], donor[place])
+    before = slice(0, layer) if clean.ndim > 3 else slice(0, 0)
+    np.testing.assert_array_equal(value[before], clean[before])
+    plain, patched = np.asarray(inspect(model)(variables, tokens)[0]), np.asarray(patched)
+    tiny.close(patched[:, :position], plain[:, :position])
+    assert (patched[:, position] != plain[:, position]).any()
+
+
+@given(seed=tiny.seeds)
+def test_patching_everything_at_the_embedding_is_the_other_text(seed):
+    """The embeddings of another text put in place of this one's: the other text's logits."""
+    model = tiny.build()
+    variables = tiny.weights(model, seed)
+    tokens, others = (tiny.tokens(seed + i, BATCH, tiny.LENGTH) for i in range(2))
+    donor = read_off(model, "embedding", variables, others)
+    where = jnp.ones(donor.shape[:-1], bool)[..., None]
+    logits, _ = inspect(model, ("embedding",))(
+        variables, tokens, patch={"embedding": Patch(where, donor)}
+    )
+    tiny.close(logits, tiny.apply(model)(variables, others))
+
+
+def test_a_patch_for_one_layer_leaves_the_others():
+    """Heads set to zero in the second layer alone: the first one's are what they were."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
+    clean = np.asarray(read_off(model, "attention.heads", variables, tokens))
+    where = jnp.array([False, True]).reshape(2, 1, 1, 1, 1)
+    _, values = inspect(model, ("attention.heads",))(
+        variables, tokens, patch={"attention.heads": Patch(where, jnp.zeros((1, 1, 1, 1, 1)))}
+    )
+    patched = np.asarray(values["attention.heads"])
+    np.testing.assert_array_equal(patched[0], clean[0])
+    assert clean[1].any() and not patched[1].any()
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known():
+    """capture and patch of a name that no point has: ValueError, whichever it came in by."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
+    for hooks in ({"capture": ("attention.weigths",)}, {"patch": {"attention.weigths": None}}):
+        with pytest.raises(ValueError, match=r"'attention\.weigths'.*attention\.weights"):
+            model.apply(variables, tokens, method="inspect", **hooks)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "learned"])
+def test_positions_256_and_257_differ_in_bfloat16(positions):
+    """Past 256 bfloat16 cannot count: the logits of late tokens are still those of float32, and
+    not those of a text that stands one position later."""
+    options = {"positions": positions, "max_length": 300, "num_layers": 1}
+    wide, narrow = (tiny.build(dtype=dtype, **options) for dtype in ("float32", "bfloat16"))
+    variables, tokens = tiny.weights(wide, 0), tiny.tokens(0, 1, 262)
+    expected, found = (np.asarray(tiny.apply(m)(variables, tokens)) for m in (wide, narrow))
+    tiny.close(found[:, 250:], expected[:, 250:], 0.03)
+
+
+def test_a_token_out_of_range_is_refused_or_nan():
+    """Eagerly a ValueError with the id, inside jit NaN, and in its own row alone."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
+    clean = np.asarray(tiny.apply(model)(variables, tokens))
+    for bad in (-1, 13):
+        tokens[0, 4] = bad
+        with pytest.raises(ValueError, match=f"tokens hold id {bad}; vocab_size is 13"):
+            model.apply(variables, jnp.asarray(tokens))
+        logits = np.asarray(tiny.apply(model)(variables, tokens))
+        assert np.isnan(logits[0, 4:]).all()
+        np.testing.assert_array_equal(logits[1], clean[1])
+    constant = jnp.asarray(tiny.tokens(0, BATCH, tiny.LENGTH))  # known, though inside a jit
+    closed_over = jax.jit(lambda variables: model.apply(variables, constant))
+    np.testing.assert_array_equal(closed_over(variables), clean)

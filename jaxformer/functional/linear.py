@@ -14,6 +14,10 @@ def init_linear(key, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev
 
 
 def linear(weights, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-    """y = x W + b, computed in the dtype of x."""
-    y = x @ weights["kernel"].astype(x.dtype)
+    """y = x W + b, computed in the dtype of x.
+
+    The leading axes are folded into one: the gradient of W is then one plain matrix product.
+    """
+    kernel = weights["kernel"].astype(x.dtype)
+    y = (x.reshape(-1, kernel.shape[0]) @ kernel).reshape(*x.shape[:-1], kernel.shape[1])
     return y + weights["bias"].astype(x.dtype) if "bias" in weights else y

@@ -165,7 +165,7 @@ def feed_forward(weights, x, activation, output_activation=False):
 
 def decoder(params, tokens, segments, config):
     """Logits [length, vocab] of one row; rows of padding are meaningless. `config` is read only."""
-    params = _float64(params)
+    params = float64(params)
     positions = read(segments)[1]
     table = params["embedding"]["tokens"]
     x = table[np.asarray(tokens)] * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
@@ -217,9 +217,9 @@ def _norm(weights, x, config):
     return rms_norm(x, weights["scale"], config.norm_epsilon) if config.norm == "rms" else x
 
 
-def _float64(tree):
+def float64(tree):
     if isinstance(tree, dict):
-        return {name: _float64(branch) for name, branch in tree.items()}
+        return {name: float64(branch) for name, branch in tree.items()}
     return np.asarray(tree, np.float64)
 
 

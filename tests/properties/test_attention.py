@@ -19,8 +19,8 @@ IMPLEMENTATIONS = ("explicit", "blockwise")
 RULES = {
     "causal": (Causal(), {}),
     "window": (Causal() & Window(3), {"window": 3}),
-    "prefix": (Prefix(4), {"prefix": 4}),
-    "prefix+window": (Prefix(4) & Window(5), {"prefix": 4, "window": 5}),
+    "prefix": (Prefix(7), {"prefix": 7}),  # more than a block
+    "prefix+window": (Prefix(7) & Window(5), {"prefix": 7, "window": 5}),
 }
 
 

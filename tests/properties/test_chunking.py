@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from tests.properties import tiny
 
-BATCH, CAPACITY, SIZES = 2, 20, (1, 5)
+BATCH, CAPACITY, SIZES = 2, tiny.LENGTH, (1, 5)
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "tie_embeddings": False}
 CONFIGS = {
     "learned": {"num_layers": 1},
@@ -137,6 +137,9 @@ def test_a_chunk_that_does_not_fit_is_refused():
     assert np.isnan(compiled(tokens[:, :5], cache)).all()
     with pytest.raises(ValueError, match="8 slots"):
         compiled(tokens, cache)
+    for wrong, message in (((0, 8), "batch_size is 0"), ((1, 0), "capacity is 0")):
+        with pytest.raises(ValueError, match=message):
+            jf.start(model, variables, *wrong)
     with pytest.raises(ValueError, match="tokens hold id 13"):
         jf.advance(model, variables, np.full((BATCH, 1), 13), cache)
 
@@ -175,11 +178,13 @@ def test_gradients_through_a_poisoned_cache_are_finite():
     tiny.all_close(dirty, gradient(variables, x, cache), 0.0)
 
 
-@given(seed=tiny.seeds)
-def test_embeddings_are_read_like_tokens(seed):
-    """advance takes rows of the embedding table in place of ids, scaling included."""
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
+def test_embeddings_are_read_like_tokens(seed, segments):
+    """advance takes rows of the embedding table in place of ids, scaling included; those of padding
+    may be NaN."""
     model = tiny.build(num_layers=1, scale_embeddings=True, positions="sinusoidal")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 5)
-    rows = variables["params"]["embedding"]["tokens"][tokens]
-    by_row, _ = chunked(model, variables, rows, [5])
-    tiny.close(by_row, tiny.apply(model)(variables, tokens))
+    rows = np.array(variables["params"]["embedding"]["tokens"])[tokens]
+    rows[segments == 0] = np.nan
+    by_row, _ = chunked(model, variables, rows, [5], segments)
+    tiny.close(by_row, tiny.apply(model)(variables, tokens, segments), where=segments != 0)

@@ -85,7 +85,7 @@ def changed(model):
         mask=("causal", "window", "prefix", "prefix+window"),
         attention=("explicit", "blockwise"),
         layers=("scan", "unrolled"),
-        remat=("none", "dots", "full"),
+        remat=("none", "full"),
         dtype=("float32", "bfloat16"),
     ),
 )

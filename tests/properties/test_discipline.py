@@ -88,12 +88,11 @@ def test_without_a_key_dropout_is_off(seed):
     assert (np.asarray(noisy) != np.asarray(quiet)).any(axis=(1, 2)).all()
 
 
-@pytest.mark.parametrize("layers", ["scan", "unrolled"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_every_declared_point_is_captured_as_it_is(layers, seed, segments):
+def test_every_declared_point_is_captured_as_it_is(seed, segments):
     """Capturing changes no logit; the names are those asked for, layers first; the values fit one
     another: weights are 0 where nothing is visible and sum to 1, heads are weights · values."""
-    model = tiny.build(layers=layers, attention="explicit", window=3)
+    model = tiny.build(attention="explicit", window=3)
     config = model.config
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     logits, values = inspect(model, model.points)(variables, tokens, segments)
@@ -109,7 +108,7 @@ def test_every_declared_point_is_captured_as_it_is(layers, seed, segments):
     seen = np.stack([oracle.visible(ids, window=3) for ids in segments])[:, None]
     weights = values["attention.weights"]
     assert not weights[:, ~np.broadcast_to(seen, weights.shape[1:])].any()
-    tiny.close(weights.sum(axis=-1), np.broadcast_to(seen.any(axis=-1), weights.shape[1:-1]))
+    tiny.close(weights.sum(axis=-1), np.broadcast_to(seen.any(axis=-1), weights.shape[:-1]))
     value = np.repeat(values["attention.value"], config.num_heads // config.num_kv_heads, axis=2)
     tiny.close(weights @ value, values["attention.heads"])
 
@@ -185,15 +184,30 @@ def test_an_unknown_name_is_an_error_that_lists_the_known():
             model.apply(variables, tokens, method="inspect", **hooks)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "learned"])
-def test_positions_256_and_257_differ_in_bfloat16(positions):
+def test_positions_256_and_257_differ_in_bfloat16():
     """Past 256 bfloat16 cannot count: the logits of late tokens are still those of float32, and
     not those of a text that stands one position later."""
-    options = {"positions": positions, "max_length": 300, "num_layers": 1}
+    options = {"positions": "rotary", "max_length": 300, "num_layers": 1, "attention": "explicit"}
     wide, narrow = (tiny.build(dtype=dtype, **options) for dtype in ("float32", "bfloat16"))
     variables, tokens = tiny.weights(wide, 0), tiny.tokens(0, 1, 262)
     expected, found = (np.asarray(tiny.apply(m)(variables, tokens)) for m in (wide, narrow))
     tiny.close(found[:, 250:], expected[:, 250:], 0.03)
+
+
+def test_input_of_another_shape_is_refused():
+    """Rank, width, length and segments that do not fit: a ValueError with what was given, from
+    shapes alone, so inside jit as well."""
+    model = tiny.build()
+    variables, row = tiny.weights(model, 0), np.zeros((1, 17), np.int32)
+    wrong = {
+        r"int32 \(17,\)": (row[0],),
+        r"float32 \(1, 4, 9\).*\[batch, length, 8\]": (np.zeros((1, 4, 9), np.float32),),
+        "tokens are 17 long; max_length is 16": (row,),
+        r"segments are \(1, 5\); tokens are \(1, 4\)": (row[:, :4], row[:, :5]),
+    }
+    for message, arguments in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            tiny.apply(model)(variables, *arguments)
 
 
 def test_a_token_out_of_range_is_refused_or_nan():

@@ -8,21 +8,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.decoding.sampling import choose, truncate
 from tests.properties import oracle, tiny
 
+COMPILED = Counter()  # by name, what is traced ("f") or compiled ("jit(f)") while this counts
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def count(event, _, fun_name="", **__):
+    if event.endswith(("backend_compile_duration", "jaxpr_trace_duration")):
+        COMPILED[fun_name] += 1
+
+
 NEW = 16
-MODEL = {"num_layers": 1, "max_length": 40, "positions": "rotary", "window": 5, "norm": "rms"}
+MODEL = {"num_layers": 1, "max_length": 40, "window": 5}
 SAMPLERS = st.builds(
     jf.Sampler,
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 3, 12, 13, 50]),
     top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
-    min_p=st.sampled_from([0.0, 0.1, 0.9]),
+    min_p=st.sampled_from([0.0, 0.05, 0.2]),
 )
 
 
@@ -64,11 +73,10 @@ def kept(logits, sampler):
     return left & (probabilities >= sampler.min_p * probabilities.max())
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "window": None}])
 @given(seed=tiny.seeds)
-def test_greedy_is_the_argmax_of_full_passes(changes, seed):
+def test_greedy_is_the_argmax_of_full_passes(seed):
     """Temperature 0, ragged prompts, no key: every token is the argmax of a pass over its past."""
-    model, variables, prompts = setup(seed, **changes)
+    model, variables, prompts = setup(seed)
     out = run(model, variables, prompts, sampler=jf.Sampler(temperature=0.0))
     assert out.tokens.shape == (3, NEW) and (out.lengths == NEW).all()
     for prompt, generated in zip(prompts, out.tokens, strict=True):
@@ -77,10 +85,13 @@ def test_greedy_is_the_argmax_of_full_passes(changes, seed):
 
 
 def test_long_generation_goes_on_past_every_bucket():
-    """A prompt of 30 and 70 more tokens, block after block, into wider caches: still the argmax."""
-    model, variables, _ = setup(0, max_length=100)
-    prompts = tiny.tokens(0, 3, 30)
-    out = run(model, variables, prompts, 70, sampler=jf.Sampler(temperature=0.0))
+    """A prompt of 30 and 40 more tokens, block after block, into wider caches: still the argmax,
+    by two programs for three blocks of steps."""
+    model, variables, _ = setup(0, max_length=70, positions="rotary", window=None)
+    prompts = tiny.tokens(0, 1, 30)
+    COMPILED.clear()
+    out = run(model, variables, prompts, 40, sampler=jf.Sampler(temperature=0.0))
+    assert COMPILED["jit(decode_block)"] == 2
     for prompt, generated in zip(prompts, out.tokens, strict=True):
         logits = predictions(model, variables, prompt, generated)
         np.testing.assert_array_equal(generated, logits.argmax(axis=-1))
@@ -157,13 +168,14 @@ def truncation():
     return jax.jit(truncate)
 
 
+@settings(max_examples=10 * settings().max_examples)
 @given(
-    values=st.lists(st.integers(-8, 8), min_size=13, max_size=13),
+    values=st.lists(st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5]), min_size=13, max_size=13),
     noise=st.sampled_from([0.0, 0.3]),
     seed=tiny.seeds,
-    top_k=st.integers(0, 15),
-    top_p=st.floats(0.01, 1.0),
-    min_p=st.floats(0.0, 1.0),
+    top_k=st.just(0) | st.integers(0, 15),
+    top_p=st.just(1.0) | st.floats(0.01, 1.0),
+    min_p=st.just(0.0) | st.floats(0.0, 1.0),
 )
 def test_truncation_is_that_of_a_sort(values, noise, seed, top_k, top_p, min_p):
     """Bisecting for thresholds keeps what sorting keeps, ties included, and changes no logit."""
@@ -222,8 +234,8 @@ def test_log_probs_add_up_to_scores(seed):
 
 def test_score_refuses_a_token_that_is_none():
     """An id outside the vocabulary is a ValueError, and inside jit NaN: never some other token."""
-    model = tiny.build(max_length=65)
-    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 65)
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 11)  # the last: a block alone
     for bad in (-1, 13):
         tokens[0, -1] = bad
         with pytest.raises(ValueError, match=f"tokens hold id {bad}; vocab_size is 13"):
@@ -231,27 +243,18 @@ def test_score_refuses_a_token_that_is_none():
         assert np.isnan(jax.jit(lambda tokens: jf.score(model, variables, tokens))(tokens)).all()
 
 
-COMPILED = Counter()
-
-
-@jax.monitoring.register_event_duration_secs_listener
-def count(event, _, fun_name="", **__):
-    if event.endswith(("backend_compile_duration", "jaxpr_trace_duration")):
-        COMPILED[fun_name] += 1
-
-
 def test_compilations_are_few_and_never_repeated():
     """Prompt lengths fall into buckets: at most log₂(max_length) programs for all of them. What
     was seen before compiles and traces nothing: not for another length of the same bucket, another
     seed, another sampler (greedy too), other stop tokens, or a new module of an equal config."""
-    model, variables, _ = setup(0, max_length=128)
+    model, variables, _ = setup(0, max_length=64)
     COMPILED.clear()
-    lengths = (3, 30, 32, 33, 64, 70, 112)
+    lengths = (3, 17, 30, 32, 33, 40, 48)
     for length in lengths:
         prompts = tiny.tokens(0, 1, length)
         run(model, variables, prompts, key=jax.random.key(0), stop_tokens=(3,))
-    assert 1 <= COMPILED["jit(prefill)"] <= 7
-    assert 1 <= COMPILED["jit(decode_block)"] <= 7
+    assert 1 <= COMPILED["jit(prefill)"] <= 6
+    assert 1 <= COMPILED["jit(decode_block)"] <= 6
     COMPILED.clear()
     again = jf.Decoder(model.config, execution=model.execution)
     samplers = [
@@ -261,7 +264,7 @@ def test_compilations_are_few_and_never_repeated():
     ]
     for seed, sampler in enumerate(samplers):
         options = {"key": jax.random.key(seed), "stop_tokens": (seed,), "sampler": sampler}
-        for length in (*lengths, 1, 31, 50, 100):
+        for length in (*lengths, 1, 31, 50):
             run(again, variables, tiny.tokens(seed, 1, length), 9 + seed, **options)
     assert not COMPILED, COMPILED
 
@@ -278,12 +281,13 @@ def test_what_cannot_be_generated_is_refused_by_name():
         "prompt 0 holds id -1": {"prompts": [[-1]]},
         "stop_tokens holds id 99": {"stop_tokens": (99,)},
         "prompt 0 is float64": {"prompts": [[0.5]]},
-        "prompt 0 has 30 tokens and max_new_tokens is 16.*40": {"prompts": [[1] * 30]},
+        "prompt 0 has 25 tokens and max_new_tokens is 16.*40": {"prompts": [[1] * 25]},
     }
     for message, change in wrong.items():
         options = {"prompts": prompts, "key": jax.random.key(0), **change}
         with pytest.raises(ValueError, match=message):
             run(model, variables, **options)
+    assert run(model, variables, [[1] * 24] * 3, key=jax.random.key(0)).tokens.shape == (3, NEW)
     for name, value in (("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("min_p", 1.5)):
         with pytest.raises(ValueError, match=f"{name} is {value}"):
             jf.Sampler(**{name: value})

@@ -102,11 +102,13 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def segment_rows(draw, length=LENGTH, ids=(0, 1, 2, 3)):
-    """Segment ids of one row, in runs: packed documents, padding between, inside and around."""
-    runs = draw(st.lists(st.tuples(st.sampled_from(ids), st.integers(1, 7)), max_size=length))
+def segment_rows(draw, length=LENGTH, ids=(1, 2, 3)):
+    """Segment ids of one row: packed documents in runs, padding between, inside and around them."""
+    runs = draw(st.lists(st.tuples(st.sampled_from((0, *ids)), st.integers(1, 7)), max_size=4))
     row = [segment for segment, count in runs for _ in range(count)][:length]
-    return row + [draw(st.sampled_from(ids))] * (length - len(row))
+    row += [draw(st.sampled_from(ids))] * (length - len(row))
+    holes = draw(st.sets(st.integers(0, length - 1), max_size=3))
+    return [0 if index in holes else segment for index, segment in enumerate(row)]
 
 
 def segment_batches(batch=2, **options):

@@ -1,0 +1,167 @@
+"""Cross-entropy by hand, and in chunks."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.functional import chunked_cross_entropy, cross_entropy
+from jaxformer.functional.losses import token_losses
+from tests.properties import tiny
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def reference(logits, targets, weights, smoothing):
+    """The definition, token by token, in float64."""
+    log_probs, total, count = log_softmax(logits), 0.0, 0.0
+    for index, target in np.ndenumerate(targets):
+        if weights[index]:
+            own, rest = log_probs[index][target], log_probs[index].mean()
+            total -= weights[index] * ((1 - smoothing) * own + smoothing * rest)
+        count += weights[index]
+    return total / count if count else 0.0
+
+
+def test_by_hand():
+    """Logits 0, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8."""
+    logits = jnp.log(jnp.array([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]]))
+    targets = jnp.array([2, 0])
+    tiny.close(token_losses(logits, targets), [np.log(8 / 5), np.log(8)], 1e-6)
+    tiny.close(cross_entropy(logits, targets), (np.log(8 / 5) + np.log(8)) / 2, 1e-6)
+    three_to_one = jnp.array([3.0, 1.0])
+    weighted = (3 * np.log(8 / 5) + np.log(8)) / 4
+    tiny.close(cross_entropy(logits, targets, three_to_one), weighted, 1e-6)
+    smoothed = 0.7 * np.log(8 / 5) + 0.1 * (np.log(8) + np.log(4) + np.log(8 / 5))
+    tiny.close(token_losses(logits, targets, 0.3)[0], smoothed, 1e-6)
+
+
+WEIGHTS = st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=10, max_size=10)
+SMOOTHING = st.sampled_from([0.0, 0.1])
+
+
+@given(seed=tiny.seeds, weights=WEIGHTS, smoothing=SMOOTHING, size=st.sampled_from([1.0, 1e3]))
+def test_it_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
+    """Σ w loss / Σ w over tokens, not over rows; weight 0 counts nowhere, whatever its target
+    (−100 too); no weight at all gives 0; huge logits do not overflow."""
+    weights = np.float32(weights).reshape(2, 5)
+    logits = np.float32(size * np.random.default_rng(seed).normal(size=(2, 5, 7)))
+    targets = tiny.tokens(seed, 2, 5, vocab_size=7)
+    ignored = np.where(weights == 0, -100, targets)
+    loss = cross_entropy(*map(jnp.asarray, (logits, ignored, weights)), label_smoothing=smoothing)
+    tiny.close(loss, reference(logits, targets, weights, smoothing))
+
+
+def test_a_batch_is_its_tokens_in_any_arrangement():
+    """Rows of 1 and 4 valid tokens: the mean over five tokens, not the mean of two means."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 7)), jnp.float32)
+    targets, weights = jnp.zeros((2, 4), int), jnp.array([[1.0, 0, 0, 0], [1, 1, 1, 1]])
+    flat = jnp.concatenate([logits[0, :1], logits[1]])
+    tiny.close(
+        cross_entropy(logits, targets, weights), cross_entropy(flat, targets[0, :1].repeat(5))
+    )
+
+
+@pytest.mark.parametrize("bad", [-100, -1, 7])
+def test_a_target_that_is_no_class_is_refused_or_nan(bad):
+    """Where it counts: ValueError when known, NaN in jit; never the loss of some other class."""
+    hidden, kernel = tiny.embeddings(0, 1, 3, 4), tiny.embeddings(1, 4, 7)
+    targets, weights = jnp.array([[1, bad, 2]]), jnp.array([[1.0, 0.5, 1.0]])
+    for loss in (
+        lambda *targets_and_weights: cross_entropy(hidden @ kernel, *targets_and_weights),
+        lambda *targets_and_weights: chunked_cross_entropy(hidden, kernel, *targets_and_weights),
+    ):
+        for arguments in ((targets,), (targets, weights)):
+            with pytest.raises(ValueError, match=f"targets hold {bad}"):
+                loss(*arguments)
+            assert np.isnan(jax.jit(loss)(*arguments))
+
+
+def test_an_ignored_target_leaves_finite_gradients():
+    """The gradient for a token of weight 0 is 0, though its target is −100."""
+    logits, weights = tiny.embeddings(0, 3, 7), jnp.array([1.0, 0.0, 1.0])
+    gradient = jax.grad(cross_entropy)(logits, jnp.array([1, -100, 2]), weights)
+    assert np.isfinite(gradient).all() and not gradient[1].any() and gradient[0].any()
+
+
+def test_bfloat16_logits_are_scored_in_float32():
+    """The loss of bfloat16 logits is that of the same numbers in float32, to its precision."""
+    logits = (10 + tiny.embeddings(0, 64, 50)).astype(jnp.bfloat16)
+    targets = jnp.asarray(tiny.tokens(0, 64, vocab_size=50))
+    loss = cross_entropy(logits, targets)
+    expected = reference(np.asarray(logits, np.float64), np.asarray(targets), np.ones(64), 0.0)
+    assert loss.dtype == jnp.float32
+    tiny.close(loss, expected, 1e-6)
+
+
+@cache
+def both(chunk, with_bias, smoothing):
+    """Loss and gradients (for hidden, kernel, bias) of the chunked loss and of the plain one."""
+
+    def chunked(hidden, kernel, bias, targets, weights):
+        return 3 * chunked_cross_entropy(
+            hidden,
+            kernel,
+            targets,
+            weights,
+            bias=bias if with_bias else None,
+            label_smoothing=smoothing,
+            chunk=chunk,
+        )
+
+    def plain(hidden, kernel, bias, targets, weights):
+        logits = hidden @ kernel + (bias if with_bias else 0.0)
+        return 3 * cross_entropy(logits, targets, weights, smoothing)
+
+    return [jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))) for loss in (chunked, plain)]
+
+
+@pytest.mark.parametrize(
+    "chunk, with_bias, smoothing",
+    [(1, True, 0.0), (3, True, 0.1), (4, False, 0.0), (99, True, 0.1)],
+)
+@given(seed=tiny.seeds, weights=WEIGHTS)
+def test_chunked_is_plain(chunk, with_bias, smoothing, seed, weights):
+    """Values and gradients, for chunks that do not divide the tokens, with weights 0 and targets
+    −100 among them; a factor on the loss is a factor on the gradients."""
+    weights = np.float32(weights).reshape(2, 5)
+    targets = np.where(weights == 0, -100, tiny.tokens(seed, 2, 5, vocab_size=7))
+    hidden, kernel = tiny.embeddings(seed, 2, 5, 4), tiny.embeddings(seed + 1, 4, 7)
+    arguments = hidden, kernel, tiny.embeddings(seed + 2, 7), targets, weights
+    chunked, plain = (loss(*arguments) for loss in both(chunk, with_bias, smoothing))
+    tiny.all_close(chunked, plain)
+    logits = np.asarray(hidden @ kernel + (arguments[2] if with_bias else 0.0))
+    tiny.close(chunked[0], 3 * reference(logits, np.maximum(targets, 0), weights, smoothing))
+
+
+def operations(function, *arguments):
+    """Every equation of the program of `function`, inner programs included."""
+    programs = [jax.make_jaxpr(function)(*arguments).jaxpr]
+    while programs:
+        for equation in programs.pop().eqns:
+            yield equation
+            programs += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]
+
+
+def test_chunked_never_holds_all_logits_and_keeps_float32():
+    """512 tokens in chunks of 64: no array of the program is as large as [512, vocab], and the
+    product that makes a chunk's logits is float32, whatever the dtype of the activations."""
+    hidden, kernel = jnp.zeros((512, 4), jnp.bfloat16), jnp.zeros((4, 100))
+    targets = jnp.zeros(512, int)
+
+    def loss(hidden, kernel):
+        return chunked_cross_entropy(hidden, kernel, targets, chunk=64)
+
+    program = list(operations(jax.grad(loss, argnums=(0, 1)), hidden, kernel))
+    assert max(v.aval.size for equation in program for v in equation.outvars) < 512 * 100 / 4
+    products = [e.outvars[0].aval for e in program if e.primitive.name == "dot_general"]
+    logits = [product for product in products if product.shape == (64, 100)]
+    assert logits and {product.dtype for product in logits} == {jnp.dtype("float32")}

@@ -1,0 +1,140 @@
+"""Configs: what is refused, what is worked out, and how many parameters it makes."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional.blocks import init_blocks
+
+WRONG = {
+    "vocab_size is 0": {"vocab_size": 0},
+    "max_length is -1": {"max_length": -1},
+    "num_layers is 0": {"num_layers": 0},
+    "embed_dim is 1.5": {"embed_dim": 1.5},
+    "num_heads is 0": {"num_heads": 0},
+    "num_kv_heads is 0": {"num_kv_heads": 0},
+    "head_dim is 0": {"head_dim": 0},
+    "mlp_dim is 0": {"mlp_dim": 0},
+    "window is 0": {"window": 0},
+    "activation is 'tanh'": {"activation": "tanh"},
+    "norm is 'batch'": {"norm": "batch"},
+    "norm_position is 'both'": {"norm_position": "both"},
+    "positions is 'alibi'": {"positions": "alibi"},
+    "dtype is 'float16'": {"dtype": "float16"},
+    r"embed_dim is 8, which num_heads \(3\)": {"embed_dim": 8, "num_heads": 3},
+    r"num_kv_heads is 5; it must divide num_heads \(12\)": {"num_kv_heads": 5},
+    "head_dim is 3; rotary": {"head_dim": 3, "positions": "rotary"},
+    "embed_dim is 9; sinusoidal": {"embed_dim": 9, "num_heads": 3, "positions": "sinusoidal"},
+    "dropout is 1.0": {"dropout": 1.0},
+    "dropout is -0.1": {"dropout": -0.1},
+    "norm_epsilon is 0.0": {"norm_epsilon": 0.0},
+    "prefix is -1": {"prefix": -1},
+    "prefix is 1025": {"prefix": 1025},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_field_is_refused_by_name_and_value(message):
+    """ValueError when the config is made, not when the model runs."""
+    with pytest.raises(ValueError, match=message):
+        jf.DecoderConfig(**WRONG[message])
+
+
+@pytest.mark.parametrize("field", ["attention", "layers", "remat"])
+def test_a_wrong_execution_is_refused_by_name_and_value(field):
+    """The accepted values are listed."""
+    with pytest.raises(ValueError, match=f"{field} is 'fast'; it must be one of"):
+        jf.Execution(**{field: "fast"})
+
+
+def test_an_unknown_preset_or_config_is_refused_with_what_is_known():
+    """preset and build name their choices."""
+    with pytest.raises(ValueError, match="preset is 'gpt5'; it must be one of gpt2-124m"):
+        jf.preset("gpt5")
+    with pytest.raises(ValueError, match="config is a dict; it must be one of DecoderConfig"):
+        jf.build({})
+    assert isinstance(jf.build(jf.preset("gpt2-124m")), jf.Decoder)
+
+
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-350m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1.5b": 1_557_611_200,
+    "llama-1.1b": 1_100_048_384,
+}
+
+
+def tree_size(config):
+    """Parameters that initialisation would make, none of them made."""
+    model = jf.build(config)
+    tree = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    assert {leaf.dtype for leaf in jax.tree.leaves(tree)} == {jnp.dtype("float32")}
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_have_the_published_size(name):
+    """By formula and by the tree, to the parameter."""
+    assert jf.parameter_count(jf.preset(name)) == PUBLISHED[name] == tree_size(jf.preset(name))
+
+
+CONFIGS = st.builds(
+    jf.DecoderConfig,
+    vocab_size=st.integers(1, 20),
+    max_length=st.integers(2, 20),
+    num_layers=st.integers(1, 3),
+    embed_dim=st.sampled_from([4, 8]),
+    num_heads=st.sampled_from([2, 4]),
+    num_kv_heads=st.sampled_from([None, 1, 2]),
+    head_dim=st.sampled_from([None, 6]),
+    mlp_dim=st.sampled_from([None, 5]),
+    activation=st.sampled_from(["gelu", "swiglu"]),
+    norm=st.sampled_from(["layer", "rms", "none"]),
+    norm_position=st.sampled_from(["pre", "post"]),
+    positions=st.sampled_from(["learned", "none"]),
+    use_bias=st.booleans(),
+    head_bias=st.booleans(),
+    tie_embeddings=st.booleans(),
+)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(config=CONFIGS)
+def test_the_formula_counts_what_initialisation_makes(config):
+    """parameter_count equals the tree for every combination of parts."""
+    assert jf.parameter_count(config) == tree_size(config)
+
+
+@given(config=CONFIGS)
+def test_what_is_worked_out_stays(config):
+    """`complete` fills in every size, changes nothing that was given, and is its own completion."""
+    complete = config.complete
+    given_back = replace(complete, **{n: getattr(config, n) for n in ("head_dim", "mlp_dim")})
+    assert replace(given_back, num_kv_heads=config.num_kv_heads) == config
+    assert complete.complete == complete and hash(complete) == hash(complete.complete)
+    assert None not in (complete.num_kv_heads, complete.head_dim, complete.mlp_dim)
+    assert complete.num_heads % complete.num_kv_heads == 0
+
+
+def test_writers_into_the_residual_stream_start_small():
+    """GPT-2's initialisation: N(0, 0.02²), and 0.02/√(2 · layers) for the maps whose output is
+    added; no two layers the same."""
+    config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).complete
+    quick = {"xla_backend_optimization_level": 0}
+    blocks = jax.jit(lambda key: init_blocks(key, config), compiler_options=quick)(
+        jax.random.key(0)
+    )
+    for kernel, stddev in (
+        (blocks["attention"]["query"]["kernel"], 0.02),
+        (blocks["attention"]["output"]["kernel"], 0.02 / 4),
+        (blocks["feedforward"]["up"]["kernel"], 0.02),
+        (blocks["feedforward"]["down"]["kernel"], 0.02 / 4),
+    ):
+        assert float(kernel.std()) == pytest.approx(stddev, rel=0.05)
+        assert not (kernel[0] == kernel[1]).any()

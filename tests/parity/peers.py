@@ -1,0 +1,74 @@
+"""What the comparisons share: random weights in a torch model, and both models on the same text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jaxformer.functional import cross_entropy
+
+TOKENS = 512
+
+
+def randomised(module):
+    """The module with every parameter random and none zero or one: biases and scales too."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(0.15 * noise)
+            else:
+                parameter.copy_(0.3 * noise + (0.0 if name.endswith("bias") else 1.0))
+    return module.eval()
+
+
+def weights(module):
+    return lambda name: module.state_dict()[name].numpy()
+
+
+def gradients(module):
+    parameters = dict(module.named_parameters())
+    return lambda name: parameters[name].grad.numpy()
+
+
+def stacked(blocks):
+    """Blocks as one tree, the layer the first axis of each leaf."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks)
+
+
+def assert_parity(model, peer, converted):
+    """Logits within 1e-4, the loss's gradient within 1e-4 of its largest entry, leaf by leaf.
+
+    converted(take) makes our parameters out of theirs, and as well our gradients out of theirs.
+    """
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, TOKENS))
+    params = converted(weights(peer))
+
+    theirs = peer(torch.as_tensor(tokens)).logits
+    flat = theirs[:, :-1].reshape(-1, model.config.vocab_size)
+    torch.nn.functional.cross_entropy(flat, torch.as_tensor(tokens[:, 1:]).reshape(-1)).backward()
+
+    @jax.jit
+    def ours(params):
+        def loss(params):
+            logits = model.apply({"params": params}, jnp.asarray(tokens))
+            return cross_entropy(logits[:, :-1], jnp.asarray(tokens[:, 1:])), logits
+
+        gradient, logits = jax.grad(loss, has_aux=True)(params)
+        return logits, gradient
+
+    logits, gradient = ours(params)
+    np.testing.assert_allclose(logits, theirs.detach().numpy(), rtol=0, atol=1e-4)
+    expected = converted(gradients(peer))
+    assert jax.tree.structure(gradient) == jax.tree.structure(expected)
+
+    largest = max(abs(leaf).max() for leaf in jax.tree.leaves(expected))
+
+    def compare(path, actual, expected):
+        # Without rotation a key's bias shifts all scores of a query alike: its gradient is 0 but
+        # for rounding, so the scale is at least a thousandth of the largest gradient's.
+        scale = max(abs(expected).max(), 1e-3 * largest)
+        assert abs(actual - expected).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
+
+    jax.tree_util.tree_map_with_path(compare, gradient, expected)

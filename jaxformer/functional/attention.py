@@ -83,16 +83,37 @@ def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
     scores = scale * jnp.einsum(
         "...kgqd,...ksd->...kgqs", grouped, key, preferred_element_type=jnp.float32
     )
-    scores = jnp.where(over_heads(visible), scores, -jnp.inf)
-    largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))
-    total = powers.sum(axis=-1, keepdims=True)
-    weights = powers / jnp.where(total == 0.0, 1.0, total)
+    weights = _softmax(jnp.where(over_heads(visible), scores, -jnp.inf))
 
     heads = (*query.shape[:-1], key.shape[-2])
     weights = tap("attention.weights", weights.reshape(heads)).reshape(weights.shape)
     output = jnp.einsum("...kgqs,...ksd->...kgqd", weights.astype(value.dtype), value)
     return output.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def folded_attention(query, keys, values, visible, scale):
+    """The formula for a few queries over a cache, whose batch and heads are one axis.
+
+    query: [batch, heads, new, head_dim]; keys, values: [batch · kv_heads, slots, head_dim];
+    visible: bool [batch, new, slots]. The query heads that share a key head are folded into the
+    query positions, so that every product is one batched matrix product over a single batch axis.
+    """
+    batch, heads, new, head_dim = query.shape
+    groups = batch * heads // len(keys)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    folded = query.reshape(len(keys), groups * new, head_dim)
+    scores = scale * jnp.einsum("nqd,nsd->nqs", folded, keys, preferred_element_type=jnp.float32)
+    visible = jnp.broadcast_to(visible[:, None], (batch, heads, *visible.shape[1:]))
+    weights = _softmax(jnp.where(visible.reshape(scores.shape), scores, -jnp.inf))
+    return jnp.einsum("nqs,nsd->nqd", weights.astype(values.dtype), values).reshape(query.shape)
+
+
+def _softmax(scores):
+    """softmax over the last axis, zeros where all of it is −∞."""
+    largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers / jnp.where(total == 0.0, 1.0, total)
 
 
 def _silence(query, key, value, mask, query_places, key_places):

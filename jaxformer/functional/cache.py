@@ -16,8 +16,11 @@ from jaxformer.functional.positions import Reading, read_segments
 
 
 class Cache(NamedTuple):
-    """keys, values: per layer [batch, kv_heads, capacity, head_dim]; positions, documents: int
-    [batch, capacity]; reading: how far each row has been read; length: slots used, int []."""
+    """keys, values: per layer [batch · kv_heads, capacity, head_dim]; positions, documents: int
+    [batch, capacity]; reading: how far each row has been read; length: slots used, int [].
+
+    Batch and heads are one axis: with two, XLA:CPU copies the whole cache at each step of batch 1.
+    """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
@@ -36,10 +39,11 @@ class Cache(NamedTuple):
         Steps that attend to a narrow cache cost what is live, whatever the capacity; `widen` puts
         it back. Wiping here, once for many steps, keeps a NaN in an empty slot from 0 × NaN.
         """
-        used = (self.documents[:, :slots] != 0)[:, None, :, None]
+        used = self.documents[:, :slots] != 0
 
         def wiped(x):
-            return jnp.where(used, x[:, :, :slots], 0)
+            heads = len(x) // len(used)
+            return jnp.where(jnp.repeat(used, heads, axis=0)[:, :, None], x[:, :slots], 0)
 
         return self._replace(
             keys=tuple(map(wiped, self.keys)),
@@ -72,7 +76,7 @@ def init_cache(
     num_layers: int, batch_size: int, num_kv_heads: int, capacity: int, head_dim: int, dtype
 ) -> Cache:
     """An empty cache of `capacity` slots a row."""
-    shape = (batch_size, num_kv_heads, capacity, head_dim)
+    shape = (batch_size * num_kv_heads, capacity, head_dim)
     return Cache(
         tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
@@ -102,3 +106,13 @@ def open_slots(cache: Cache, segments: Array) -> tuple[Cache, Places, Places]:
 def write_slots(slots: Array, new: Array, length: Array, *, axis: int) -> Array:
     """Put `new` at slots length, length + 1, … (in place where the compiler can)."""
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), length, axis)
+
+
+def read_heads(slots: Array, batch_size: int) -> Array:
+    """[batch · kv_heads, capacity, head_dim] as [batch, kv_heads, capacity, head_dim]."""
+    return slots.reshape(batch_size, -1, *slots.shape[1:])
+
+
+def write_heads(slots: Array, new: Array, length: Array) -> Array:
+    """Put `new` [batch, kv_heads, new, head_dim] at slots length, length + 1, …"""
+    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length, axis=1)

@@ -9,9 +9,13 @@ values: `hidden_states` takes whole rows, `advance` takes the next tokens and a 
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.attention import dot_product_attention, masked_attention
+from jaxformer.functional.attention import (
+    dot_product_attention,
+    folded_attention,
+    masked_attention,
+)
 from jaxformer.functional.blocks import BLOCK_POINTS, block, init_blocks, run_blocks, unstack
-from jaxformer.functional.cache import Cache, init_cache, open_slots, write_slots
+from jaxformer.functional.cache import Cache, init_cache, open_slots, read_heads, write_heads
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.linear import init_linear
 from jaxformer.functional.masks import Causal, Mask, Packed, Places, Prefix, Window
@@ -19,6 +23,7 @@ from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, sinusoidal_positions
 from jaxformer.functional.taps import Tap
 
+FEW = 64  # new tokens up to which a step over the cache takes all of their scores at once
 DECODER_POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 
 
@@ -197,13 +202,20 @@ def advance(weights, tokens, cache: Cache, config, *, segments=None):
     x = jnp.where((segments != 0)[..., None], x, 0)
 
     mask, keys, values = self_attention_mask(config), [], []
+    visible = mask(new, slots) if new.length <= FEW else None  # the same in every layer
     for layer, block_weights in enumerate(unstack(weights["blocks"], config.num_layers)):
 
         def attend(query, key, value, layer=layer):
-            key = write_slots(cache.keys[layer], key, old_length, axis=2)
-            value = write_slots(cache.values[layer], value, old_length, axis=2)
-            output = masked_attention(query, key, value, mask, new, slots, config.attention_scale)
-            return output, (key, value)
+            keys = write_heads(cache.keys[layer], key, old_length)
+            values = write_heads(cache.values[layer], value, old_length)
+            if new.length <= FEW:
+                output = folded_attention(query, keys, values, visible, config.attention_scale)
+            else:  # a long prompt: not all of its scores at once
+                key, value = (read_heads(x, len(tokens)) for x in (keys, values))
+                output = masked_attention(
+                    query, key, value, mask, new, slots, config.attention_scale
+                )
+            return output, (keys, values)
 
         x, (key, value) = block(block_weights, x, config, attend=attend, positions=new.positions)
         keys.append(key)

@@ -21,7 +21,7 @@ from tests.properties import oracle, tiny
 MASKS = {
     "causal": {},
     "self": {"window": 1},
-    "window": {"window": 3, "positions": "rotary"},
+    "window": {"window": 3, "positions": "rotary", "norm": "rms"},
     "prefix": {"prefix": 3, "positions": "sinusoidal"},
     "prefix+window": {"prefix": 3, "window": 4, "norm_position": "post"},
 }
@@ -127,7 +127,7 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     """residual=False: the rule alone, composed (lecture 10's decoder)."""
-    model = tiny.build(residual=False, norm="none", **MASKS["window"])
+    model = tiny.build(**{**MASKS["window"], "residual": False, "norm": "none"})
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
     np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))

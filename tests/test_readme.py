@@ -1,0 +1,15 @@
+"""What the README shows is run, in order, as one program."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_python_in_the_readme_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    small = '"gpt2-124m")', '"gpt2-124m")\nimport dataclasses\nconfig = dataclasses.replace('
+    small = (small[0], small[1] + "config, vocab_size=97, num_layers=1, embed_dim=24)")
+    exec("".join(blocks).replace(*small), {})
+    assert capsys.readouterr().out

@@ -36,12 +36,12 @@ CONFIGS = {
         "residual": False,
         "norm": "none",
         "output_activation": True,
-        "activation": "silu",
+        "activation": "gelu",
+        "num_kv_heads": 1,
         "positions": "none",
         "tie_embeddings": False,
         "head_bias": True,
     },
-    "erf": {"activation": "gelu", "norm": "rms", "prefix": 2, "window": 3, "num_kv_heads": 1},
 }
 
 
@@ -75,7 +75,6 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
 PLAIN = {"attention": "explicit", "layers": "unrolled", "remat": "none"}
 EXECUTIONS = [
     {"attention": "explicit", "layers": "scan", "remat": "full"},
-    {"attention": "explicit", "layers": "unrolled", "remat": "dots"},
     {"attention": "blockwise", "layers": "scan", "remat": "dots"},
     {"attention": "blockwise", "layers": "unrolled", "remat": "full"},
 ]
@@ -92,7 +91,7 @@ def loss_and_gradients(model):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[2]], ids=["explicit", "blockwise"])
+@pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[1]], ids=["explicit", "blockwise"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_padding_reaches_nothing(execution, seed, segments):
     """NaN where padding stands: the same loss, the same finite gradients, none for the padding."""

@@ -126,7 +126,8 @@ def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position)
     elsewhere at that point nothing changes, and later positions do."""
     model = tiny.build()
     variables = tiny.weights(model, seed)
-    tokens, others = (tiny.tokens(seed + i, BATCH, tiny.LENGTH) for i in range(2))
+    tokens = tiny.tokens(seed, BATCH, tiny.LENGTH)
+    others = (tokens + 1) % model.config.vocab_size  # another token everywhere
     donor = np.asarray(read_off(model, name, variables, others))
     clean = np.asarray(read_off(model, name, variables, tokens))
     where = np.zeros((*clean.shape[:-1], 1), bool)
@@ -152,7 +153,8 @@ def test_patching_everything_at_the_embedding_is_the_other_text(seed):
     """The embeddings of another text put in place of this one's: the other text's logits."""
     model = tiny.build()
     variables = tiny.weights(model, seed)
-    tokens, others = (tiny.tokens(seed + i, BATCH, tiny.LENGTH) for i in range(2))
+    tokens = tiny.tokens(seed, BATCH, tiny.LENGTH)
+    others = (tokens + 1) % model.config.vocab_size  # another token everywhere
     donor = read_off(model, "embedding", variables, others)
     where = jnp.ones(donor.shape[:-1], bool)[..., None]
     logits, _ = inspect(model, ("embedding",))(

@@ -30,6 +30,7 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str):
     config = replace(jf.preset(preset), dtype=dtype)
     model = jf.Decoder(config)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    variables = jf.prepare(model, variables)
     prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, PROMPT))
     greedy = jf.Sampler(temperature=0.0)
     return lambda: jf.generate(model, variables, prompts, max_new_tokens=NEW, sampler=greedy)
@@ -72,9 +73,8 @@ def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
 
     config = jf.preset(preset)
     model = jf.Decoder(config)
-    weights = jax.jit(lambda key: model.prepare(model.init(key, jnp.zeros((1, 1), jnp.int32))))(
-        jax.random.key(0)
-    )
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    weights = jf.prepare(model, variables)["prepared"]
     numbers, key = jf.Sampler(temperature=0.0).numbers(), jax.random.key(0)
     tokens = jnp.ones((1, live - STEPS), jnp.int32)
     seconds = {capacity: [] for capacity in capacities}

@@ -25,6 +25,7 @@ _HOME = {
     "generate": "decoding.generate",
     "load": "artifacts.load",
     "parameter_count": "models.config",
+    "prepare": "decoding.autoregressive",
     "preset": "models.config",
     "score": "decoding.autoregressive",
     "start": "decoding.autoregressive",

@@ -1,8 +1,9 @@
 """The one face of everything autoregressive: start a cache, advance it, score a text.
 
-A model has this face when it has three methods: prepare(variables) → weights, start(weights,
+A model has this face when it has three methods: prepare(params) → weights, start(weights,
 batch_size, capacity, source) → cache, advance(weights, tokens, cache, segments, last_only) →
-(logits, cache). A cache knows its `length` and `capacity`, and can be `narrow`ed and `widen`ed.
+(logits, cache), where weights are its params as they are or prepared. A cache knows its `length`
+and `capacity`, and can be `narrow`ed and `widen`ed.
 """
 
 from functools import partial
@@ -25,13 +26,31 @@ def require_autoregressive(model):
         )
 
 
+def prepare(model, variables):
+    """{"prepared": …}: to be given to `start`, `advance` and `generate` in place of variables.
+
+    These are the weights laid out for many small steps. `generate` does this at each call; who
+    calls it often does it once, at the price of a second copy of the weights in memory.
+    """
+    require_autoregressive(model)
+    return {"prepared": _prepare(model, variables["params"])}
+
+
+_prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
+
+
+def weights_of(variables):
+    """The weights that a model's own methods take."""
+    return variables["prepared"] if "prepared" in variables else variables["params"]
+
+
 def start(model, variables, batch_size: int, capacity: int, source=None):
     """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted."""
     require_autoregressive(model)
     for name, value in (("batch_size", batch_size), ("capacity", capacity)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    return model.start(model.prepare(variables), batch_size, capacity, source=source)
+    return model.start(weights_of(variables), batch_size, capacity, source=source)
 
 
 def advance(model, variables, tokens, cache, segments=None):
@@ -59,8 +78,7 @@ def advance(model, variables, tokens, cache, segments=None):
 
 
 def _advance(model, variables, tokens, cache, segments, live):
-    weights = model.prepare(variables)
-    logits, narrow = model.advance(weights, tokens, cache.narrow(live), segments)
+    logits, narrow = model.advance(weights_of(variables), tokens, cache.narrow(live), segments)
     return logits, cache.widen(narrow)
 
 

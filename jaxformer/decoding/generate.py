@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.autoregressive import bucket, live_slots, require_autoregressive
+from jaxformer.decoding.autoregressive import (
+    bucket,
+    live_slots,
+    prepare,
+    require_autoregressive,
+    weights_of,
+)
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
 
 STEPS = 16  # tokens a block
@@ -64,7 +70,7 @@ def generate(
     batch_size, longest = len(prompts), max(map(len, prompts))
     width = bucket(longest)
     blocks = -(-max_new_tokens // STEPS)
-    weights = _prepare(model, variables)
+    weights = weights_of(variables if "prepared" in variables else prepare(model, variables))
     cache = model.start(weights, batch_size, bucket(width + blocks * STEPS), source=source)
     numbers, stops = sampler.numbers(), jnp.asarray(list(stop_tokens), jnp.int32)
 
@@ -82,9 +88,6 @@ def generate(
         if np.all(state.stopped):
             break
     return _collect(tokens, log_probs, max_new_tokens)
-
-
-_prepare = partial(jax.jit, static_argnums=0)(lambda model, variables: model.prepare(variables))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)

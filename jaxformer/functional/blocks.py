@@ -142,11 +142,10 @@ def unstack(blocks, num_layers: int) -> list:
     """The blocks one by one; done once outside a decoding loop, it saves the slicing inside."""
     if isinstance(blocks, list):
         return blocks
-    return [_layer(blocks, layer) for layer in range(num_layers)]
-
-
-def _layer(stacked, layer: int):
-    return jax.tree.map(lambda leaf: leaf[layer], stacked)
+    leaves, treedef = jax.tree.flatten(blocks)
+    # Going back, a split is one concatenation; an index would be zeros as large as all layers.
+    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
+    return [treedef.unflatten(leaf[0] for leaf in layer) for layer in zip(*split, strict=True)]
 
 
 def run_blocks(
@@ -187,8 +186,8 @@ def run_blocks(
     if execution.layers == "scan":
         return jax.lax.scan(step, x, (blocks, keys, patch))
     captured = []
-    for layer in range(config.num_layers):
-        x, values = step(x, _layer((blocks, keys, patch), layer))
+    for layer in unstack((blocks, keys, patch), config.num_layers):
+        x, values = step(x, layer)
         captured.append(values)
     return x, jax.tree.map(lambda *values: jnp.stack(values), *captured)
 

@@ -17,7 +17,7 @@ from jaxformer.functional.attention import (
 from jaxformer.functional.blocks import BLOCK_POINTS, block, init_blocks, run_blocks, unstack
 from jaxformer.functional.cache import Cache, init_cache, open_slots, read_heads, write_heads
 from jaxformer.functional.dropout import dropout
-from jaxformer.functional.linear import init_linear
+from jaxformer.functional.linear import by_rows, init_linear, linear
 from jaxformer.functional.masks import Causal, Mask, Packed, Places, Prefix, Window
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, sinusoidal_positions
@@ -155,17 +155,16 @@ def _final_norm(weights, x, config):
 
 
 def head(weights, config):
-    """The output map as (kernel [dim, vocab], bias [vocab] or None)."""
+    """The output map as the weights of `linear`: kernel [dim, vocab] and perhaps bias [vocab]."""
     own = weights.get("head", {})
-    kernel = weights["embedding"]["tokens"].T if config.tie_embeddings else own["kernel"]
-    return kernel, own.get("bias")
+    if config.tie_embeddings and "rows" not in own:
+        return {"kernel": weights["embedding"]["tokens"].T, **own}
+    return own
 
 
 def logits(weights, hidden, config):
     """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
-    kernel, bias = head(weights, config)
-    y = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return y if bias is None else y + bias
+    return linear(head(weights, config), hidden, jnp.float32)
 
 
 def start(config, batch_size: int, capacity: int) -> Cache:
@@ -181,10 +180,23 @@ def start(config, batch_size: int, capacity: int) -> Cache:
 
 
 def prepare(weights, config):
-    """The same weights as many small steps want them: block by block, matrices in the compute dtype
-    (scales and biases stay float32: statistics and logits are)."""
-    weights = {**weights, "blocks": unstack(weights["blocks"], config.num_layers)}
-    return jax.tree.map(lambda leaf: leaf.astype(config.dtype) if leaf.ndim > 1 else leaf, weights)
+    """The same weights as many small steps want them: block by block, matrices by rows and in the
+    compute dtype (scales and biases stay float32: statistics and logits are)."""
+
+    def prepared(tree):
+        if "kernel" in tree:
+            return by_rows(tree, config.dtype)
+        return {
+            name: prepared(part) if isinstance(part, dict) else part for name, part in tree.items()
+        }
+
+    blocks = unstack(weights["blocks"], config.num_layers)
+    return {
+        **weights,
+        "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
+        "blocks": [prepared(block) for block in blocks],
+        "head": prepared(head(weights, config)),
+    }
 
 
 def advance(weights, tokens, cache: Cache, config, *, segments=None):

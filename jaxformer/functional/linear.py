@@ -1,5 +1,8 @@
 """The affine map, y = x W + b, and the initialiser that GPT-2 gave it."""
 
+import os
+from dataclasses import dataclass, field
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,11 +16,45 @@ def init_linear(key, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev
     return weights
 
 
-def linear(weights, x: Float[Array, "*batch in_dim"]) -> Float[Array, "*batch out_dim"]:
-    """y = x W + b, computed in the dtype of x.
+def linear(weights, x: Float[Array, "*batch in_dim"], dtype=None) -> Float[Array, "*batch out_dim"]:
+    """y = x W + b, from operands in the dtype of x, in `dtype` (None: that of x).
 
-    The leading axes are folded into one: the gradient of W is then one plain matrix product.
+    weights are those of `init_linear`, or what `by_rows` makes of them. The leading axes are folded
+    into one: the gradient of W is then one plain matrix product.
     """
-    kernel = weights["kernel"].astype(x.dtype)
-    y = (x.reshape(-1, kernel.shape[0]) @ kernel).reshape(*x.shape[:-1], kernel.shape[1])
-    return y + weights["bias"].astype(x.dtype) if "bias" in weights else y
+    dtype, flat = dtype or x.dtype, x.reshape(-1, x.shape[-1])
+    if "rows" in weights:
+        y = _rows_times(weights["rows"], flat, dtype)
+    else:
+        y = jnp.matmul(flat, weights["kernel"].astype(x.dtype), preferred_element_type=dtype)
+    y = y.reshape(*x.shape[:-1], y.shape[-1])
+    return y + weights["bias"].astype(dtype) if "bias" in weights else y
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rows:
+    """Wᵀ cut into equal parts, [parts, rows, in_dim], with rows of zeros after the out_dim-th."""
+
+    array: Array
+    out_dim: int = field(metadata={"static": True})
+
+
+def by_rows(weights, dtype):
+    """The same map laid out for small steps, which read every weight for a few tokens, in `dtype`.
+
+    The weights of one output lie together, and there is a part for each core: XLA:CPU computes a
+    product with few columns on one thread, but a batch of them side by side. 8 tokens through the
+    matrices of GPT-2 124M took 22 ms so and 46 ms as x W, on two cores.
+    """
+    kernel = weights["kernel"].astype(dtype)
+    in_dim, out_dim = kernel.shape
+    parts = min(os.cpu_count() or 1, 8) if jax.default_backend() == "cpu" else 1
+    rows = jnp.pad(kernel.T, ((0, -out_dim % parts), (0, 0))).reshape(parts, -1, in_dim)
+    return {"rows": Rows(rows, out_dim)} | {k: v for k, v in weights.items() if k == "bias"}
+
+
+def _rows_times(rows: Rows, x, dtype):
+    parts = jnp.broadcast_to(x, (len(rows.array), *x.shape))
+    y = jnp.einsum("poi,pbi->pob", rows.array, parts, preferred_element_type=dtype)
+    return y.reshape(-1, len(x))[: rows.out_dim].T

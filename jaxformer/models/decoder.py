@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         return self._logits(hidden), captured
 
     def head(self):
-        """(kernel [embed_dim, vocab_size], bias [vocab_size] or None) of the output map."""
+        """The output map's weights: kernel [embed_dim, vocab_size] and, if it has one, bias."""
         return decoder.head(self.weights, self.config.complete)
 
     points = decoder.DECODER_POINTS
@@ -76,13 +76,13 @@ class Decoder(nn.Module):
     # The autoregressive face (decoding): plain functions of weights and cache, no parameters made.
 
     @nn.nowrap
-    def prepare(self, variables):
+    def prepare(self, params):
         """The weights as many small steps want them."""
-        return decoder.prepare(variables["params"], self.config.complete)
+        return decoder.prepare(params, self.config.complete)
 
     @nn.nowrap
     def start(self, weights, batch_size: int, capacity: int, source=None):
-        """An empty cache; this model reads no source."""
+        """An empty cache. weights, here and below: the params as they are, or prepared."""
         if source is not None:
             raise ValueError("source was given, but a decoder-only model reads none")
         return decoder.start(self.config.complete, batch_size, capacity)

@@ -37,10 +37,10 @@ def _summed_loss(model):
     @jax.jit
     def summed_loss(variables, batch):
         hidden = model.apply(variables, batch.inputs, batch.segments, method="hidden_states")
-        kernel, bias = model.apply(variables, method="head")
+        head = model.apply(variables, method="head")
         weights = batch.weights
         return weights.sum() * chunked_cross_entropy(
-            hidden, kernel, batch.targets, weights, bias=bias
+            hidden, head["kernel"], batch.targets, weights, bias=head.get("bias")
         )
 
     return summed_loss

@@ -52,14 +52,14 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
             rngs=None if model.config.dropout == 0 else {"dropout": key},
             method="hidden_states",
         )
-        kernel, bias = model.apply({"params": params}, method="head")
+        head = model.apply({"params": params}, method="head")
         count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
         mean = chunked_cross_entropy(
             hidden,
-            kernel,
+            head["kernel"],
             batch.targets,
             batch.weights,
-            bias=bias,
+            bias=head.get("bias"),
             label_smoothing=label_smoothing,
         )
         return mean * count, count
@@ -85,10 +85,11 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
     def step(state: TrainState, batch: Batch):
         key = jax.random.fold_in(state.key, state.step)
         loss, count, gradients = accumulate(state.params, batch, key)
-        count = jnp.where(count == 0, 1.0, count)
-        gradients = jax.tree.map(lambda g: g / count, gradients)
+        # A product can be fused into what reads it; a quotient would be a pass over the gradients.
+        inverse = 1.0 / jnp.where(count == 0, 1.0, count)
+        gradients = jax.tree.map(lambda g: g * inverse, gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, optimizer_state, state.key), loss / count
+        return TrainState(state.step + 1, params, optimizer_state, state.key), loss * inverse
 
     return step

@@ -114,7 +114,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, help="instead of each size's own")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--layers", choices=("scan", "unrolled"), default="scan")
+    parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
     arguments = parser.parse_args()
     for name in arguments.sizes:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
+from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.functional import cross_entropy
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
@@ -106,8 +107,9 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--layers", choices=("scan", "unrolled"), default="scan")
+    parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
     arguments = parser.parse_args()
+    keep_freed_memory()
     setting = SETTINGS[arguments.setting]
     steps = arguments.steps or setting.steps
     train, held_out, characters = read(arguments.text)

@@ -50,9 +50,10 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     each row with its own."""
     model = tiny.build(**CONFIGS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    logits, _ = chunked(model, variables, tokens, chunks, segments)
     whole = tiny.apply(model)(variables, tokens, segments)
-    tiny.close(logits, whole, where=segments != 0)
+    for weights in (variables, jf.prepare(model, variables)):
+        logits, _ = chunked(model, weights, tokens, chunks, segments)
+        tiny.close(logits, whole, where=segments != 0)
 
 
 @given(seed=tiny.seeds, chunks=cuts())

@@ -1,0 +1,43 @@
+"""The affine map: against float64, and laid out by rows against itself."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.functional.linear import by_rows, init_linear, linear
+
+sizes = st.integers(1, 9)
+
+
+def drawn(seed, in_dim, out_dim, use_bias):
+    key, bias_key = jax.random.split(jax.random.key(seed))
+    weights = init_linear(key, in_dim, out_dim, use_bias=use_bias, stddev=1.0)
+    if use_bias:
+        weights["bias"] = jax.random.normal(bias_key, (out_dim,))
+    return weights
+
+
+@given(seed=st.integers(0, 99), in_dim=sizes, out_dim=sizes, rows=sizes, use_bias=st.booleans())
+def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
+    weights = drawn(seed, in_dim, out_dim, use_bias)
+    x = jax.random.normal(jax.random.key(seed + 1), (rows, 2, in_dim))
+    wanted = np.asarray(x, np.float64) @ np.asarray(weights["kernel"], np.float64)
+    wanted += np.asarray(weights.get("bias", 0.0), np.float64)
+    for layout in (weights, by_rows(weights, "float32")):
+        np.testing.assert_allclose(linear(layout, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("out_dim", [4, 5])
+def test_wide_results_are_not_rounded_to_the_operands_dtype(out_dim):
+    """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
+    weights = drawn(0, 64, out_dim, True)
+    x = jax.random.normal(jax.random.key(1), (3, 64)).astype("bfloat16")
+    kernel = np.asarray(weights["kernel"].astype("bfloat16"), np.float64)
+    wanted = np.asarray(x, np.float64) @ kernel + np.asarray(weights["bias"], np.float64)
+    for layout in (weights, by_rows(weights, "bfloat16")):
+        y = linear(layout, x, "float32")
+        assert y.dtype == "float32"
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+        assert linear(layout, x).dtype == "bfloat16"

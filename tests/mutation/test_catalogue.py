@@ -1,0 +1,25 @@
+"""The bugs of the catalogue still fit the code, and (slow) each turns its tests red."""
+
+import ast
+
+import pytest
+
+from tests.mutation.__main__ import killer
+from tests.mutation.bugs import BUGS
+from tests.mutation.copies import patched
+
+
+def test_names_are_unique():
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_fits_the_code_and_is_python(bug):
+    ast.parse(patched(bug))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_is_killed(bug):
+    test, _ = killer(bug)
+    assert test is not None, f"{bug.tests} stayed green"

@@ -38,7 +38,8 @@ _NANOGPT = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, final_fraction=
 SETTINGS = {
     "small": Setting(
         DecoderConfig(65, max_length=64, num_layers=4, embed_dim=128, num_heads=4, use_bias=False),
-        _NANOGPT,
+        # nanoGPT's own numbers (1e-3, falling to a tenth) gave 1.893 here.
+        replace(_NANOGPT, learning_rate=2e-3, final_fraction=0.0),
         steps=2000,
         batch_size=12,
         published=1.88,
@@ -125,7 +126,7 @@ def main():
     best = float("inf")
     for number in range(1, steps + 1):
         state, loss = step(state, next(data))
-        if number % 250 == 0 or number == steps:
+        if number % 500 == 0 or number == steps:
             score = held_out_loss(model, state.params, held_out)
             best = min(best, score)
             seconds = time.perf_counter() - begin

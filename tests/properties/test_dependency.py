@@ -124,6 +124,17 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
         np.testing.assert_array_equal(found, allowed)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@given(seed=tiny.seeds)
+def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
+    """Without segments, positions are known while tracing and ruled-out key blocks are left out."""
+    model = tiny.build(attention="blockwise", **MASKS[mask])
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
+    found = jacobian(model)(tiny.weights(model, seed), x, None, None)
+    segments = np.ones((BATCH, tiny.LENGTH), int)
+    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+
+
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     """residual=False: the rule alone, composed (lecture 10's decoder)."""

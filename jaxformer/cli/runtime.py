@@ -26,7 +26,8 @@ def keep_freed_memory() -> None:
 
     XLA:CPU allocates all that a step needs, a gigabyte or more, and frees it after the step. malloc
     gives such pieces back to the kernel, which must fault each page in again at the next step:
-    400,000 faults and up to a third of the time of a step of 10.8 M parameters (two cores).
+    417,000 faults and a fifth of the time of a step of 10.8 M parameters (a virtual machine of two
+    cores; faults are cheaper without one).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt:

@@ -104,6 +104,11 @@ def score(
     scores the first token of the next.
     """
     require_autoregressive(model)
+    if "params" not in variables:
+        raise ValueError(
+            f'variables hold {", ".join(variables)}; score needs "params", since it takes whole '
+            "rows (what `prepare` gives is for start, advance and generate)"
+        )
     tokens = jnp.asarray(tokens)
     check_tokens(tokens, model.config, segments)
     return _score(model, variables, tokens, segments, source)

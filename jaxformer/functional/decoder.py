@@ -154,17 +154,17 @@ def _final_norm(weights, x, config):
     return normalizer(config.norm, config.norm_epsilon)(weights["final_norm"], x)
 
 
-def head(weights, config):
-    """The output map as the weights of `linear`: kernel [dim, vocab] and perhaps bias [vocab]."""
+def head(weights):
+    """The output map as the weights of `linear`; without a matrix of its own, the embedding's."""
     own = weights.get("head", {})
-    if config.tie_embeddings and "rows" not in own:
-        return {"kernel": weights["embedding"]["tokens"].T, **own}
-    return own
+    if own.keys() & {"kernel", "rows"}:
+        return own
+    return {"kernel": weights["embedding"]["tokens"].T, **own}
 
 
-def logits(weights, hidden, config):
+def logits(weights, hidden):
     """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
-    return linear(head(weights, config), hidden, jnp.float32)
+    return linear(head(weights), hidden, jnp.float32)
 
 
 def start(config, batch_size: int, capacity: int) -> Cache:
@@ -195,7 +195,7 @@ def prepare(weights, config):
         **weights,
         "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
         "blocks": [prepared(block) for block in blocks],
-        "head": prepared(head(weights, config)),
+        "head": prepared(head(weights)),
     }
 
 

@@ -54,7 +54,7 @@ class Decoder(nn.Module):
 
     def head(self):
         """The output map's weights: kernel [embed_dim, vocab_size] and, if it has one, bias."""
-        return decoder.head(self.weights, self.config.complete)
+        return decoder.head(self.weights)
 
     points = decoder.DECODER_POINTS
 
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
         )
 
     def _logits(self, hidden):
-        return decoder.logits(self.weights, hidden, self.config.complete)
+        return decoder.logits(self.weights, hidden)
 
     # The autoregressive face (decoding): plain functions of weights and cache, no parameters made.
 
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
         """Logits of the new tokens (of the last alone on request) and the cache after them."""
         config = self.config.complete
         hidden, cache = decoder.advance(weights, tokens, cache, config, segments=segments)
-        return decoder.logits(weights, hidden[:, -1:] if last_only else hidden, config), cache
+        return decoder.logits(weights, hidden[:, -1:] if last_only else hidden), cache
 
 
 def check_tokens(tokens, config, segments=None):

@@ -247,6 +247,13 @@ def test_score_refuses_a_token_that_is_none():
         assert np.isnan(jax.jit(lambda tokens: jf.score(model, variables, tokens))(tokens)).all()
 
 
+def test_score_says_that_it_needs_the_params():
+    model = tiny.build()
+    ready = jf.prepare(model, tiny.weights(model, 0))
+    with pytest.raises(ValueError, match="hold prepared; score needs"):
+        jf.score(model, ready, tiny.tokens(0, 1, 11))
+
+
 def test_compilations_are_few_and_never_repeated():
     """Prompt lengths fall into buckets: at most log₂(max_length) programs for all of them. What
     was seen before compiles and traces nothing: not for another length of the same bucket, another

@@ -7,11 +7,11 @@ Random weights: greedy decoding costs the same whatever they are. Needs torch an
 """
 
 import argparse
-import json
 import statistics
 import time
 from functools import partial
 
+from record import add_record, conclude
 from side_by_side import compare, ratio
 
 PROMPT, NEW = 32, 96
@@ -96,10 +96,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
+    add_record(parser)
     arguments = parser.parse_args()
     if arguments.capacity:
-        report_capacity(arguments)
+        conclude(report_capacity(arguments), arguments.record)
         return
+    lines = []
     for batch_size in arguments.batch_sizes:
         given = (arguments.preset, batch_size, arguments.dtype)
         subjects = compare(
@@ -110,23 +112,25 @@ def main():
             },
             arguments.rounds,
         )
-        report(arguments.preset, batch_size, subjects)
+        lines.append(report(arguments.preset, batch_size, subjects))
+    conclude(lines, arguments.record)
 
 
-def report(preset, batch_size, subjects):
-    """A table for people and a line of JSON for machines."""
+def report(preset, batch_size, subjects) -> dict:
+    """Print a table; returns its tokens a second and the ratios."""
     print(f"\n{preset}, batch {batch_size}: {PROMPT} tokens of prompt, {NEW} new")
     ours, line = subjects["jaxformer"], {"preset": preset, "batch_size": batch_size}
     for subject in subjects.values():
         times = f"{ratio(ours, subject):5.2f}×" if subject is not ours else "      "
         tokens = batch_size * NEW / subject.median
         print(f"  {subject.name:14} {tokens:9.1f} tokens/s   jaxformer is {times} as fast")
-        line[subject.name] = tokens
-    print(json.dumps(line), flush=True)
+        line[subject.name] = {"tokens_per_second": tokens, "ratio": ratio(ours, subject)}
+    return line
 
 
-def report_capacity(arguments):
-    live = 256
+def report_capacity(arguments) -> dict:
+    """Print a table; returns milliseconds a token by capacity."""
+    live, line = 256, {"preset": arguments.preset, "live": 256}
     seconds = time_per_token_by_capacity(
         arguments.preset, live, (live, 4 * live, 16 * live), arguments.rounds
     )
@@ -136,6 +140,8 @@ def report_capacity(arguments):
         relative = statistics.median(b / a for a, b in zip(first, times, strict=True))
         median = 1e3 * statistics.median(times)
         print(f"  capacity {capacity:6}: {median:8.2f} ms a token, {relative:.3f}× that of {live}")
+        line[str(capacity)] = {"milliseconds_per_token": median, "ratio": relative}
+    return line
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ Needs torch and transformers beside jaxformer.
 """
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 
+from record import add_record, conclude
 from side_by_side import compare, ratio
 
 
@@ -116,7 +116,9 @@ def main():
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
+    add_record(parser)
     arguments = parser.parse_args()
+    lines = []
     for name in arguments.sizes:
         size = SIZES[name]
         if arguments.batch_size:
@@ -131,11 +133,12 @@ def main():
             },
             arguments.rounds,
         )
-        report(name, size, subjects)
+        lines.append(report(name, size, subjects))
+    conclude(lines, arguments.record)
 
 
-def report(name, size, subjects):
-    """A table for people and a line of JSON for machines."""
+def report(name, size, subjects) -> dict:
+    """Print a table; returns its seconds a step and the ratios."""
     print(f"\n{name}: batch {size.batch_size}, length {size.length}, vocabulary {size.vocab_size}")
     ours, line = subjects["jaxformer"], {"size": name}
     for subject in subjects.values():
@@ -145,8 +148,8 @@ def report(name, size, subjects):
             f"  {subject.name:14} {1e3 * subject.median:9.1f} ms  {tokens:10,.0f} tokens/s"
             f"  jaxformer is {times} as fast   (first run {subject.setup_seconds:.0f} s)"
         )
-        line[subject.name] = subject.median
-    print(json.dumps(line), flush=True)
+        line[subject.name] = {"seconds": subject.median, "ratio": ratio(ours, subject)}
+    return line
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ the training length, one after another: each position weighs the same, as in nan
 """
 
 import argparse
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
+from record import add_record, conclude
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
 from jaxformer.cli.runtime import keep_freed_memory
@@ -109,6 +109,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
+    add_record(parser)
     arguments = parser.parse_args()
     keep_freed_memory()
     setting = SETTINGS[arguments.setting]
@@ -131,20 +132,14 @@ def main():
             best = min(best, score)
             seconds = time.perf_counter() - begin
             print(f"step {number:5}: {float(loss):.4f}, held out {score:.4f}, {seconds:.0f} s")
-    print(
-        json.dumps(
-            {
-                "setting": arguments.setting,
-                "held_out_loss": score,
-                "best_held_out_loss": best,
-                "published": setting.published,
-                "seconds": round(time.perf_counter() - begin, 1),
-                "device": str(jax.devices()[0].device_kind),
-                "jax": jax.__version__,
-                "seed": arguments.seed,
-            }
-        )
-    )
+    figures = {
+        "setting": arguments.setting,
+        "held_out_loss": score,
+        "best_held_out_loss": best,
+        "published": setting.published,
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+    conclude(figures, arguments.record)
 
 
 if __name__ == "__main__":

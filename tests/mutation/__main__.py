@@ -4,6 +4,7 @@ python -m tests.mutation                 # all of them: a table, exit status 0 i
 python -m tests.mutation window padding  # those whose name holds one of the words
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,9 @@ def killer(bug) -> tuple[str | None, float]:
     with mutated_copy(bug) as folder:
         tests = [f"tests/{test}" for test in bug.tests.split()]
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
-        run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        # Tests that start processes of their own must find the copy too.
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - begin
     if run.returncode not in (0, 1):  # 1: tests failed; anything else: they did not run
         raise RuntimeError(f"{bug.name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}")

@@ -349,8 +349,8 @@ BUGS = (
     Bug(
         "top-p keeps one token too few",
         "decoding/sampling.py",
-        "        enough = jnp.where(order >= middle[:, None], mass, 0.0).sum(axis=-1) >= wanted\n",
-        "        enough = jnp.where(order > middle[:, None], mass, 0.0).sum(axis=-1) >= wanted\n",
+        "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
+        "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
         f"{GENERATION}::test_truncation_is_that_of_a_sort",
     ),
     # ---- how a model is run

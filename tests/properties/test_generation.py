@@ -129,8 +129,8 @@ def test_row_i_step_t_draws_with_its_own_key_from_what_is_kept(seed, sampler):
 
 @given(seed=tiny.seeds)
 def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
-    """The same key gives the same text, another key another; other prompts around a row, of other
-    lengths, leave it as it is; equal prompts in two rows get different text."""
+    """The same key gives the same text, another key another; other prompts around a row, more of
+    them and of other lengths, leave it as it is; equal prompts in two rows get different text."""
     model, variables, prompts = setup(seed)
     key, other = jax.random.split(jax.random.key(seed))
     hot = jf.Sampler(temperature=5.0)  # nearly uniform: two draws of 16 tokens never agree
@@ -138,7 +138,7 @@ def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
     def tokens(prompts, key):
         return run(model, variables, prompts, sampler=hot, key=key).tokens
 
-    drawn, company = tokens(prompts, key), [[1], prompts[1], prompts[1]]
+    drawn, company = tokens(prompts, key), [[1], prompts[1], prompts[1], [2, 3]]
     np.testing.assert_array_equal(drawn, tokens(prompts, key))
     assert (drawn != tokens(prompts, other)).any()
     among_others = tokens(company, key)
@@ -228,10 +228,10 @@ def test_score_is_the_sum_over_documents(seed, segments):
 
 @given(seed=tiny.seeds)
 def test_log_probs_add_up_to_scores(seed):
-    """score(prompt + generated) − score(prompt) = Σ log_probs."""
+    """score(prompt + generated) − score(prompt) = Σ log_probs, whatever the sampler."""
     model, variables, _ = setup(seed)
-    prompts = tiny.tokens(seed, 3, 8)
-    out = run(model, variables, prompts, key=jax.random.key(seed))
+    prompts, cold = tiny.tokens(seed, 3, 8), jf.Sampler(temperature=0.5, top_k=5)
+    out = run(model, variables, prompts, key=jax.random.key(seed), sampler=cold)
     whole = jf.score(model, variables, np.concatenate([prompts, out.tokens], axis=1))
     tiny.close(whole - jf.score(model, variables, prompts), out.log_probs.sum(axis=1), 2e-5)
 

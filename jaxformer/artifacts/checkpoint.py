@@ -1,7 +1,9 @@
 """Checkpoints of a run, through Orbax: written whole or not at all, the newest few kept."""
 
+import errno
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import jax
@@ -48,9 +50,18 @@ class Checkpoints:
         return f"the last good checkpoint is {self._folder / str(steps[-1])}"
 
     def save(self, step: int, params, rest, progress: dict) -> None:
-        """Write a checkpoint; what was there stays until the new one is complete."""
+        """Write a checkpoint; what was there stays until the new one is complete.
+
+        OSError (ENOSPC) before anything is written if the disk has no room for the arrays.
+        """
         if step in self.steps():
             return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:  # Orbax, once it has begun, ends in the tracebacks of its many threads
+            text = f"No space left for a checkpoint of {needed:,} bytes, {free:,} are free"
+            raise OSError(errno.ENOSPC, text, str(self._folder))
         with self._manager() as manager:
             manager.save(
                 step,

@@ -102,7 +102,7 @@ _COUNTS += ("checkpoint_every",)
 
 # What may differ when a run is resumed: how long and how it is watched, not what is computed.
 RESUMABLE = ("steps", "evaluate_every", "evaluation_windows", "checkpoint_every", "keep")
-RESUMABLE += ("sample_tokens", "execution")
+RESUMABLE += ("sample_tokens", *Execution.__dataclass_fields__)
 
 Preset = Literal["stdlib", "tiny", "shakespeare", "shakespeare-gpu", *PRESETS]
 
@@ -186,7 +186,7 @@ def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
         before, after = getattr(old, name), getattr(new, name)
         if before == after:
             continue
-        if hasattr(before, "__dataclass_fields__") and name not in RESUMABLE:
+        if hasattr(before, "__dataclass_fields__"):
             found |= {
                 inner: (getattr(before, inner), getattr(after, inner))
                 for inner in before.__dataclass_fields__

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, refused where they do not fit."""
 
+import errno
 import shutil
 
 import jax.numpy as jnp
@@ -26,6 +27,22 @@ def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path):
     assert (step, progress) == (3, {"data": {"at": 3}})
     np.testing.assert_array_equal(params["blocks"]["kernel"], np.full((2, 3), 3.0))
     np.testing.assert_array_equal(rest["key"], REST["key"])
+
+
+def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
+    """One byte too few for the arrays (2 · 3 + 5 floats and 2 words): what was there stays alone;
+    with that byte it is written."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, PARAMS, REST, {})
+    usage, needed = shutil.disk_usage(tmp_path), 4 * (6 + 5 + 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(OSError, match="checkpoint of 52 bytes, 51 are free") as raised:
+        checkpoints.save(2, PARAMS, REST, {})
+    assert raised.value.errno == errno.ENOSPC
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    checkpoints.save(2, PARAMS, REST, {})
+    assert checkpoints.steps() == [1, 2]
 
 
 @pytest.mark.parametrize(

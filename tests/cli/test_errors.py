@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from jaxformer.cli import main
+from tests.cli.conftest import SETTINGS
 
 
 def refused(capsys, words, *named, status=2):
@@ -77,7 +78,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained, corpus, capsys):
 def test_a_resumed_run_computes_what_it_would_have(trained, capsys):
     before = files_below(trained)
     resume = ["train", "--resume", "--out", trained]
-    refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps")
+    refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps", "--remat")
     refused(capsys, [*resume, "other.txt"], "text", trained)
     assert files_below(trained) == before
 
@@ -121,6 +122,24 @@ def test_a_config_with_a_field_that_no_model_has(trained, tmp_path, capsys):
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim"', '"mlp_width"'))
     refused(capsys, ["generate", copy], "config.json", "mlp_width")
+
+
+def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    """Full from the second checkpoint on: the first is named, and from it the run goes on."""
+    usage, asked = shutil.disk_usage(tmp_path), []
+
+    def fills_up(folder):
+        asked.append(folder)
+        return usage if len(asked) == 1 else usage._replace(free=1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", fills_up)
+    words = ["train", corpus, *SETTINGS, "--out", "run"]
+    refused(capsys, words, "disk is full", "run/checkpoints/5", status=1)
+    monkeypatch.undo()
+    assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    assert "resuming from the checkpoint of step 5" in capsys.readouterr().out
 
 
 def test_a_traceback_only_on_request(capsys):

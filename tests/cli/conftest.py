@@ -2,6 +2,7 @@
 
 import os
 
+import jax
 import pytest
 
 from jaxformer.cli import main
@@ -26,6 +27,15 @@ def trained(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", str(corpus), *SETTINGS, "--out", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation():
+    """Without XLA's costlier passes: here it matters what is said and written."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(autouse=True)

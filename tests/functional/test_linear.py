@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxformer.functional.linear import by_rows, init_linear, linear
 
-sizes = st.integers(1, 9)
+# Few shapes, since each compiles anew.
 
 
 def drawn(seed, in_dim, out_dim, use_bias):
@@ -19,7 +19,13 @@ def drawn(seed, in_dim, out_dim, use_bias):
     return weights
 
 
-@given(seed=st.integers(0, 99), in_dim=sizes, out_dim=sizes, rows=sizes, use_bias=st.booleans())
+@given(
+    seed=st.integers(0, 99),
+    in_dim=st.sampled_from([1, 8]),
+    out_dim=st.sampled_from([1, 4, 9]),
+    rows=st.sampled_from([1, 5]),
+    use_bias=st.booleans(),
+)
 def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
     weights = drawn(seed, in_dim, out_dim, use_bias)
     x = jax.random.normal(jax.random.key(seed + 1), (rows, 2, in_dim))

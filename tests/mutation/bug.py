@@ -1,0 +1,43 @@
+"""A bug of the catalogue, as a small patch of this package: one that a Transformer library really
+shipped (a comment says where it was seen), or one that a property is there to catch.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`old` stands exactly once in `file` and is replaced by `new`; then each of `tests` (node ids
+    below tests/, separated by blanks) must go red."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+# Where the tests are.
+DEPENDENCY = "properties/test_dependency.py"
+INVARIANCE = "properties/test_invariance.py"
+ATTENTION = "properties/test_attention.py"
+CHUNKING = "properties/test_chunking.py"
+GENERATION = "properties/test_generation.py"
+DISCIPLINE = "properties/test_discipline.py"
+JACOBIAN = f"{DEPENDENCY}::test_jacobian_is_the_composed_rule"
+PERTURBED = f"{DEPENDENCY}::test_another_input_changes_the_composed_rule"
+ONE_DOCUMENT = f"{DEPENDENCY}::test_a_row_of_one_document_skips_blocks_and_keeps_the_rule"
+OPTIONS = f"{DEPENDENCY}::test_options_keep_the_mask"
+FORMULA = f"{ATTENTION}::test_every_rule_is_its_formula"
+STEP = "training/test_step.py"
+LOSSES = "functional/test_losses.py"
+
+# Where the bugs go.
+MASKS = "functional/masks.py"
+CACHE = "functional/cache.py"
+ATTENTION_FILE = "functional/attention.py"
+BLOCKWISE = "functional/blockwise.py"
+DECODER = "functional/decoder.py"
+BLOCKS = "functional/blocks.py"
+POSITIONS = "functional/positions.py"
+LOSSES_FILE = "functional/losses.py"

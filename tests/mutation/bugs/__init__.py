@@ -1,0 +1,12 @@
+"""The catalogue, room by room."""
+
+from tests.mutation.bugs import attention, cache, generation, masks, model, training
+
+BUGS = (
+    *masks.BUGS,
+    *attention.BUGS,
+    *cache.BUGS,
+    *generation.BUGS,
+    *model.BUGS,
+    *training.BUGS,
+)

@@ -1,0 +1,66 @@
+"""The arithmetic of attention, written out and block by block."""
+
+from tests.mutation.bug import (
+    ATTENTION,
+    ATTENTION_FILE,
+    BLOCKWISE,
+    FORMULA,
+    INVARIANCE,
+    Bug,
+)
+
+BUGS = (
+    # ---- attention's own arithmetic
+    Bug(
+        "scores scaled by 1 / d",
+        ATTENTION_FILE,
+        '    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""\n'
+        "    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale",
+        '    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""\n'
+        "    scale = 1 / query.shape[-1] if scale is None else scale",
+        f"{FORMULA} {INVARIANCE}::CompiledOrNot",
+    ),
+    Bug(
+        "grouped heads tiled, not repeated",  # axlearn#842
+        "functional/heads.py",
+        "    return query.reshape(*batch, num_kv_heads, heads // num_kv_heads, length, head_dim)",
+        "    return query.reshape(*batch, heads // num_kv_heads, num_kv_heads, length, head_dim)"
+        ".swapaxes(-3, -4)",
+        FORMULA,
+    ),
+    Bug(
+        "blockwise: the softmax's D is left out of the gradient",
+        BLOCKWISE,
+        "(d_weights - products[..., rows, None]) * scale",
+        "d_weights * scale",
+        f"{FORMULA} {INVARIANCE}::test_how_a_model_runs_changes_nothing",
+    ),
+    Bug(
+        "blockwise: the last block of keys gets no gradient",
+        BLOCKWISE,
+        "        d_key = d_key.at[..., columns, :].add(",
+        "        d_key = d_key.at[..., columns, :].set(",
+        f"{FORMULA} {ATTENTION}::test_real_block_sizes_are_the_formula",
+    ),
+    Bug(
+        "softmax in bfloat16",  # optax#1020
+        ATTENTION_FILE,
+        '        "...kgqd,...ksd->...kgqs", grouped, key, preferred_element_type=jnp.float32\n',
+        '        "...kgqd,...ksd->...kgqs", grouped, key\n',
+        f"{ATTENTION}::test_bfloat16_scores_and_softmax_are_float32",
+    ),
+    Bug(
+        "the softmax counts its axis from the left",
+        ATTENTION_FILE,
+        "    total = powers.sum(axis=-1, keepdims=True)\n",
+        "    total = powers.sum(axis=4, keepdims=True)\n",
+        f"{ATTENTION}::test_one_sequence_a_batch_and_vmap_agree",
+    ),
+    Bug(
+        "fused falls back without a word",
+        ATTENTION_FILE,
+        '        if implementation == "fused" and refusal:\n',
+        '        if implementation == "fused" and not refusal:\n',
+        f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
+    ),
+)

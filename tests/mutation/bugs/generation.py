@@ -1,0 +1,97 @@
+"""Sampling, the decoding loop and scores."""
+
+from tests.mutation.bug import (
+    GENERATION,
+    Bug,
+)
+
+BUGS = (
+    # ---- sampling
+    Bug(
+        "a row's draws depend on the batch",
+        "decoding/generate.py",
+        "    row_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(state.stopped)))\n",
+        "    row_keys = jax.random.split(key, 2 * len(state.stopped))[len(state.stopped) :]\n",
+        f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
+    ),
+    Bug(
+        "log-probabilities after temperature",
+        "decoding/generate.py",
+        "jnp.take_along_axis(jax.nn.log_softmax(state.logits), token[:, None], axis=-1)",
+        "jnp.take_along_axis(\n            jax.nn.log_softmax(state.logits / jnp.where(numbers.temperature == 0, 2.0,"
+        " numbers.temperature)),\n            token[:, None], axis=-1)",
+        f"{GENERATION}::test_log_probs_add_up_to_scores",
+    ),
+    Bug(
+        "top-p keeps one token too few",
+        "decoding/sampling.py",
+        "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
+        "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
+        f"{GENERATION}::test_truncation_is_that_of_a_sort",
+    ),
+    # ---- the loop
+    Bug(
+        "draws forget the step",
+        "decoding/generate.py",
+        "        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, state.step)\n",
+        "        keys = row_keys\n",
+        f"{GENERATION}::test_row_i_step_t_draws_with_its_own_key_from_what_is_kept",
+    ),
+    Bug(
+        "logits are multiplied by the temperature",
+        "decoding/sampling.py",
+        "        kept = truncate(numbers, logits / numbers.temperature)\n",
+        "        kept = truncate(numbers, logits * numbers.temperature)\n",
+        f"{GENERATION}::test_draws_have_the_frequencies_of_what_is_left",
+    ),
+    Bug(
+        "the least probable token is the greedy one",
+        "decoding/sampling.py",
+        "lambda: logits.argmax(axis=-1), draw",
+        "lambda: logits.argmin(axis=-1), draw",
+        f"{GENERATION}::test_greedy_is_the_argmax_of_full_passes",
+    ),
+    Bug(
+        "the stop token is not counted",
+        "decoding/generate.py",
+        "            jnp.where(state.stopped, -1, token),\n",
+        "            jnp.where(stopped, -1, token),\n",
+        f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
+    ),
+    Bug(
+        "every length compiles anew",
+        "decoding/autoregressive.py",
+        "    return max(smallest, 1 << (length - 1).bit_length())",
+        "    return max(smallest, length)",
+        f"{GENERATION}::test_compilations_are_few_and_never_repeated",
+    ),
+    Bug(
+        "a prompt too long is generated from",
+        "decoding/generate.py",
+        "        if ids.size + max_new_tokens > config.max_length:\n",
+        "        if ids.size > config.max_length:\n",
+        f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
+    ),
+    # ---- scores
+    Bug(
+        "a document scores the next one's first token",
+        "decoding/autoregressive.py",
+        "jnp.where(positions[:, 1:] > 0, losses, 0.0)",
+        "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
+        f"{GENERATION}::test_score_is_the_sum_over_documents",
+    ),
+    Bug(
+        "score takes any id",
+        "decoding/autoregressive.py",
+        "    check_tokens(tokens, model.config, segments)\n    return _score",
+        "    return _score",
+        f"{GENERATION}::test_score_refuses_a_token_that_is_none",
+    ),
+    Bug(
+        "score takes prepared weights for variables",
+        "decoding/autoregressive.py",
+        '    if "params" not in variables:\n',
+        "    if not variables:\n",
+        f"{GENERATION}::test_score_says_that_it_needs_the_params",
+    ),
+)

@@ -1,0 +1,170 @@
+"""Masks, padding and packing: who may look at whom."""
+
+from tests.mutation.bug import (
+    ATTENTION,
+    ATTENTION_FILE,
+    BLOCKWISE,
+    CHUNKING,
+    DECODER,
+    DEPENDENCY,
+    FORMULA,
+    INVARIANCE,
+    JACOBIAN,
+    MASKS,
+    ONE_DOCUMENT,
+    OPTIONS,
+    PERTURBED,
+    POSITIONS,
+    Bug,
+)
+
+BUGS = (
+    # ---- masks: transformers#31673, #39408, #29623; keras#23038
+    Bug(
+        "causal mask sees one ahead",
+        MASKS,
+        "        return key.where()[..., None, :] <= query.where()[..., :, None]\n\n"
+        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
+        "        return key.where()[..., None, :] <= query.where()[..., :, None] + 1\n\n"
+        "    def key_range(self, start, stop, length):\n        return 0, min(stop + 1, length)",
+        JACOBIAN,
+    ),
+    Bug(
+        "causal mask hides the diagonal",
+        MASKS,
+        "        return key.where()[..., None, :] <= query.where()[..., :, None]\n\n"
+        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
+        "        return key.where()[..., None, :] < query.where()[..., :, None]\n\n"
+        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
+        f"{DEPENDENCY}::test_without_the_residual_only_what_is_seen_counts",
+    ),
+    Bug(
+        "window of W + 1",
+        MASKS,
+        "> query.where()[..., :, None] - self.size",
+        ">= query.where()[..., :, None] - self.size",
+        PERTURBED,
+    ),
+    Bug(
+        "window's range one short",
+        MASKS,
+        "max(0, start - self.size + 1)",
+        "max(0, start - self.size + 2)",
+        f"{ONE_DOCUMENT} {ATTENTION}::test_a_row_in_order_needs_no_places",
+    ),
+    Bug(
+        "window ignored by the cache",
+        DECODER,
+        "mask, keys, values = self_attention_mask(config), [], []",
+        "mask, keys, values = Causal() & Packed(), [], []",
+        f"{CHUNKING}::test_any_chunking_is_one_pass",
+    ),
+    Bug(
+        "mask dropped when the weights are wanted",
+        ATTENTION_FILE,
+        "    visible = mask(query_places, key_places)\n",
+        "    visible = jnp.True_ if getattr(tap, 'capture', ()) else mask(query_places, key_places)\n",
+        OPTIONS,
+    ),
+    Bug(
+        "mask multiplied instead of put in place",
+        ATTENTION_FILE,
+        "    weights = _softmax(jnp.where(over_heads(visible), scores, -jnp.inf))\n\n    heads",
+        "    weights = _softmax(scores * jnp.where(over_heads(visible), 1.0, 0.0))\n\n    heads",
+        FORMULA,
+    ),
+    Bug(
+        "a block may look past the diagonal",
+        BLOCKWISE,
+        "            if isinstance(visible, (np.ndarray, np.bool_)) and visible.all():",
+        "            if isinstance(visible, (np.ndarray, np.bool_)):",
+        ONE_DOCUMENT,
+    ),
+    Bug(
+        "leak by statistics over positions",  # nanochat#844
+        "functional/norms.py",
+        "    mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)",
+        "    mean_square = jnp.square(wide).mean(axis=(-1, -2), keepdims=True)",
+        PERTURBED,
+    ),
+    Bug(
+        "prefix seen by nobody before it",
+        MASKS,
+        "        return before | (key.where()[..., None, :] < self.length)",
+        "        return before",
+        JACOBIAN,
+    ),
+    # ---- packing and padding: maxtext#4476, transformers#46634; unsloth#3699; pytorch#103963
+    Bug(
+        "packed documents see one another",
+        MASKS,
+        "        return same & (key.segments != 0)[..., None, :]",
+        "        return (key.segments != 0)[..., None, :] & (query.segments != 0)[..., :, None]",
+        f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
+    ),
+    Bug(
+        "positions do not restart in a packed row",
+        POSITIONS,
+        "    position = tokens_before - origin\n",
+        "    position = tokens_before + reading.position[:, None]\n",
+        f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
+    ),
+    Bug(
+        "padding inside a document takes positions",
+        POSITIONS,
+        "    tokens_before = jnp.cumsum(valid, axis=1) - valid\n",
+        "    tokens_before = jnp.arange(valid.shape[1]) + jnp.zeros_like(segments)\n",
+        f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
+    ),
+    Bug(
+        "padding speaks",
+        DECODER,
+        "        x = jnp.where((segments != 0)[..., None], x, 0)  # what stands in padding reaches",
+        "        x = x  # what stands in padding reaches",
+        f"{INVARIANCE}::test_padding_reaches_nothing",
+    ),
+    Bug(
+        "hidden values are not zeroed: 0 × NaN",
+        ATTENTION_FILE,
+        "        key, value = (jnp.where(speaks[..., None, :, None], x, 0) for x in (key, value))",
+        "        pass",
+        f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
+    ),
+    Bug(
+        "a row that sees nothing is NaN",
+        ATTENTION_FILE,
+        "    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))",
+        "    powers = jnp.exp(scores - largest)",
+        f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
+    ),
+    Bug(
+        "blockwise: a row that sees nothing has weights going back",
+        BLOCKWISE,
+        "jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))",
+        "largest + jnp.log(total)",
+        f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
+    ),
+    # ---- masks of another shape, and what is skipped
+    Bug(
+        "a table's tile is cut at the wrong rows",
+        MASKS,
+        "        return self.array[..., rows, columns]",
+        "        return self.array[..., : rows.stop - rows.start, columns]",
+        f"{ATTENTION}::test_any_table_is_its_formula "
+        f"{DEPENDENCY}::test_any_table_composes_and_the_residual_adds_the_diagonal",
+    ),
+    Bug(
+        "ruled-out blocks are computed all the same",
+        MASKS,
+        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
+        "    def key_range(self, start, stop, length):\n        return 0, length",
+        f"{ATTENTION}::test_ruled_out_blocks_cost_nothing",
+    ),
+    Bug(
+        "queries are taken to stand at the start",
+        "functional/blockwise.py",
+        "    in_order = query_places.positions is None and key_places.positions is None\n",
+        "    in_order = True\n",
+        f"{ATTENTION}::test_queries_may_stand_anywhere",
+    ),
+)

@@ -1,0 +1,139 @@
+"""Norms, positions, the model around them, and its hooks."""
+
+from tests.mutation.bug import (
+    BLOCKS,
+    CHUNKING,
+    DECODER,
+    DISCIPLINE,
+    INVARIANCE,
+    POSITIONS,
+    Bug,
+)
+
+BUGS = (
+    # ---- norms and positions: flax#1491, transformers#29285, #25199
+    Bug(
+        "variance by E[x²] − E[x]²",
+        "functional/norms.py",
+        "    variance = jnp.square(centred).mean(axis=-1, keepdims=True)\n",
+        "    variance = jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(\n"
+        "        wide.mean(axis=-1, keepdims=True)\n    )\n",
+        "functional/test_norms.py",
+    ),
+    Bug(
+        "ε outside the root",
+        "functional/norms.py",
+        "    y = centred * jax.lax.rsqrt(variance + epsilon) * scale\n",
+        "    y = centred / (jnp.sqrt(variance) + epsilon) * scale\n",
+        "functional/test_norms.py",
+    ),
+    Bug(
+        "rotary angles in bfloat16",
+        POSITIONS,
+        "    angles = _angles(positions, head_dim, base)[..., None, :, :]\n",
+        "    angles = _angles(positions, head_dim, base)[..., None, :, :].astype(x.dtype)\n",
+        f"functional/test_positions.py {DISCIPLINE}::test_positions_256_and_257_differ_in_bfloat16",
+    ),
+    Bug(
+        "rotary pairs interleaved",
+        POSITIONS,
+        "    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)\n",
+        "    left, right = x.astype(jnp.float32)[..., ::2], x.astype(jnp.float32)[..., 1::2]\n",
+        "functional/test_positions.py",
+    ),
+    # ---- how a model is run
+    Bug(
+        "a padded row of the head's layout is kept",
+        "functional/linear.py",
+        "[: rows.out_dim].T",
+        ".T",
+        "functional/test_linear.py",
+    ),
+    Bug(
+        "vmap folds the batch into the heads",
+        "functional/heads.py",
+        "    return x.swapaxes(-3, -2).reshape(*batch, length, heads * head_dim)",
+        "    return x.reshape(*batch, length, heads * head_dim)",
+        f"{INVARIANCE}::test_the_model_is_its_formula",
+    ),
+    Bug(
+        "post-norm runs as pre-norm",
+        BLOCKS,
+        '    pre_norm = config.norm_position == "pre"\n',
+        "    pre_norm = True\n",
+        f"{INVARIANCE}::test_the_model_is_its_formula",
+    ),
+    Bug(
+        "statistics over the batch",  # flax#677
+        "functional/norms.py",
+        "    mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)",
+        "    mean_square = jnp.square(wide).mean(axis=(0, -1), keepdims=True)",
+        f"{INVARIANCE}::test_vmap_over_rows_is_the_batch",
+    ),
+    Bug(
+        "embeddings in place of tokens are not scaled",
+        DECODER,
+        "    if config.scale_embeddings:\n",
+        "    if config.scale_embeddings and jnp.issubdtype(tokens.dtype, jnp.integer):\n",
+        f"{INVARIANCE}::test_embeddings_stand_where_tokens_do "
+        f"{CHUNKING}::test_embeddings_are_read_like_tokens",
+    ),
+    Bug(
+        "an id outside the vocabulary is some other token",
+        DECODER,
+        'mode="fill", fill_value=jnp.nan',
+        'mode="clip"',
+        f"{DISCIPLINE}::test_a_token_out_of_range_is_refused_or_nan",
+    ),
+    Bug(
+        "a row longer than max_length is taken",
+        "models/decoder.py",
+        "    if tokens.shape[1] > config.max_length and segments is None:\n",
+        "    if tokens.shape[1] > 9 * config.max_length and segments is None:\n",
+        f"{DISCIPLINE}::test_input_of_another_shape_is_refused",
+    ),
+    Bug(
+        "layers take their keys in reverse when unrolled",
+        BLOCKS,
+        "    for layer in unstack((blocks, keys, patch), config.num_layers):\n",
+        "    keys = None if keys is None else keys[::-1]\n"
+        "    for layer in unstack((blocks, keys, patch), config.num_layers):\n",
+        f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
+    ),
+    # ---- hooks
+    Bug(
+        "a patch is added to what is there",
+        "functional/taps.py",
+        "            value = jnp.where(where, jnp.asarray(replacement, value.dtype), value)\n",
+        "            value = jnp.where(where, value + jnp.asarray(replacement, value.dtype), value)\n",
+        f"{DISCIPLINE}::test_a_patch_puts_in_what_it_says_where_it_says",
+    ),
+    Bug(
+        "a patch for the last layer is put in all",
+        BLOCKS,
+        "    return Patch(*(jnp.broadcast_to(x, (num_layers",
+        "    return Patch(*(jnp.broadcast_to(x[-1:], (num_layers",
+        f"{DISCIPLINE}::test_a_patch_for_one_layer_leaves_the_others",
+    ),
+    Bug(
+        "patches outside the blocks are dropped",
+        DECODER,
+        "    tap = Tap(capture, outer)\n",
+        "    tap = Tap(capture, {})\n",
+        f"{DISCIPLINE}::test_patching_everything_at_the_embedding_is_the_other_text",
+    ),
+    Bug(
+        "a declared point is never tapped",
+        BLOCKS,
+        '        return tap("attention.output", y)\n',
+        "        return y\n",
+        f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
+    ),
+    Bug(
+        "an unknown point is passed over",
+        "models/decoder.py",
+        "            if name not in self.points:\n",
+        "            if not name:\n",
+        f"{DISCIPLINE}::test_an_unknown_name_is_an_error_that_lists_the_known",
+    ),
+)

@@ -1,0 +1,93 @@
+"""Losses, updates, dropout and what a run keeps."""
+
+from tests.mutation.bug import (
+    BLOCKS,
+    DISCIPLINE,
+    LOSSES,
+    LOSSES_FILE,
+    STEP,
+    Bug,
+)
+
+BUGS = (
+    # ---- losses and updates: transformers#34191, prime-rl#1961, optax#1185, flax#677
+    Bug(
+        "micro-batches average their averages",
+        "training/step.py",
+        "        return mean * count, count\n",
+        "        return mean, jnp.float32(1)\n",
+        f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
+    ),
+    Bug(
+        "padding counted in the denominator",
+        LOSSES_FILE,
+        "    return jnp.where(weights != 0, weights * losses, 0.0).sum(), weights.sum()",
+        "    return jnp.where(weights != 0, weights * losses, 0.0).sum(), jnp.float32(weights.size)",
+        LOSSES,
+    ),
+    Bug(
+        "label −100 wraps to a real class",
+        LOSSES_FILE,
+        "    picked = jnp.where(known, picked, jnp.nan)\n",
+        "    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]\n",
+        LOSSES,
+    ),
+    Bug(
+        "the loss is taken in bfloat16",
+        LOSSES_FILE,
+        "    logits = logits.astype(jnp.float32)\n    total",
+        "    total",
+        LOSSES,
+    ),
+    Bug(
+        "targets not shifted",
+        "training/data.py",
+        "        return Batch(rows[:, :-1], rows[:, 1:])",
+        "        return Batch(rows[:, :-1], rows[:, :-1])",
+        "training/test_data.py::test_targets_are_the_inputs_moved_by_one",
+    ),
+    Bug(
+        "weight decay by rank: stacked biases decay",
+        "training/optimizer.py",
+        "lambda path, _: path[-1].key not in _VECTORS",
+        "lambda path, leaf: leaf.ndim > 1",
+        f"{STEP}::test_decay_is_for_matrices_alone",
+    ),
+    # ---- randomness: nanoGPT#240, flash-attention#314
+    Bug(
+        "the same dropout key in each layer",
+        BLOCKS,
+        "jax.random.split(dropout_key, config.num_layers)",
+        "jax.random.split(dropout_key, 1)[jnp.zeros(config.num_layers, int)]",
+        f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
+    ),
+    Bug(
+        "the same dropout key in each step",
+        "training/step.py",
+        "        key = jax.random.fold_in(state.key, state.step)\n",
+        "        key = state.key\n",
+        f"{STEP}::test_dropout_differs_from_step_to_step_and_repeats_with_the_seed",
+    ),
+    Bug(
+        "dropout without a key",
+        "functional/dropout.py",
+        "    if key is None or rate == 0.0:\n        return x\n",
+        "    if rate == 0.0:\n        return x\n    key = jax.random.key(0) if key is None else key\n",
+        f"{DISCIPLINE}::test_without_a_key_dropout_is_off",
+    ),
+    # ---- checkpoints: orbax#2972, gpt-neox#308
+    Bug(
+        "metrics after the restored step are kept",
+        "training/loop.py",
+        "        self.folder.cut_metrics(self.step)\n",
+        "",
+        "training/test_resume.py::test_killed_twice_and_resumed_equals_uninterrupted",
+    ),
+    Bug(
+        "the data position is not restored",
+        "training/loop.py",
+        '            self.batches.restore(progress["data"])\n',
+        "",
+        "training/test_resume.py::test_killed_twice_and_resumed_equals_uninterrupted",
+    ),
+)

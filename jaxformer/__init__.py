@@ -14,17 +14,21 @@ the package, or asking the command line for help, does not wait for JAX.
 from importlib import import_module
 
 _HOME = {
+    "Convolutional": "models.convolutional",
+    "ConvolutionalConfig": "models.config",
     "Decoder": "models.decoder",
     "DecoderConfig": "models.config",
     "Execution": "models.config",
     "Generation": "decoding.generate",
     "Patch": "functional.taps",
+    "Recurrent": "models.recurrent",
+    "RecurrentConfig": "models.config",
     "Sampler": "decoding.sampling",
     "advance": "decoding.autoregressive",
     "build": "models.build",
     "generate": "decoding.generate",
     "load": "artifacts.load",
-    "parameter_count": "models.config",
+    "parameter_count": "models.build",
     "prepare": "decoding.autoregressive",
     "preset": "models.config",
     "score": "decoding.autoregressive",

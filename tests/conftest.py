@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
@@ -19,3 +20,17 @@ _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=20, derandomize="CI" in os.environ, **_SLOW)
 settings.register_profile("thorough", max_examples=400, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="module")
+def quick_compilation(request):
+    """Compile without XLA's costlier passes, unless the module says OPTIMIZED (or -m slow runs).
+
+    What the optimiser does to a program is tried by generation, parity and tests/functional.
+    """
+    option = "jax_disable_most_optimizations"
+    before = jax.config.read(option)
+    optimized = getattr(request.module, "OPTIMIZED", request.config.getoption("-m") == "slow")
+    jax.config.update(option, not optimized)
+    yield
+    jax.config.update(option, before)

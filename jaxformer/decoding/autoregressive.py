@@ -3,7 +3,7 @@
 A model has this face when it has three methods: prepare(params) → weights, start(weights,
 batch_size, capacity, source) → cache, advance(weights, tokens, cache, segments, last_only) →
 (logits, cache), where weights are its params as they are or prepared. A cache knows its `length`
-and `capacity`, and can be `narrow`ed and `widen`ed.
+and `capacity` (None: it has no end), and can be `narrow`ed and `widen`ed.
 """
 
 from functools import partial
@@ -14,15 +14,18 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.losses import token_losses
 from jaxformer.functional.positions import Reading, read_segments
-from jaxformer.models.decoder import check_tokens
+from jaxformer.models.check import check_tokens
 
 
 def require_autoregressive(model):
-    """Raise unless the model has the face."""
-    if not all(hasattr(model, method) for method in ("prepare", "start", "advance")):
+    """Raise ValueError, with the reason, unless the model has the face."""
+    reason = "it has no cache to start and advance"
+    if all(hasattr(model, method) for method in ("prepare", "start", "advance")):
+        reason = model.refusal
+    if reason:
         raise ValueError(
-            f"{type(model).__name__} is not autoregressive (it has no cache to start and advance), "
-            "so nothing can be generated from it or scored by it token by token"
+            f"{type(model).__name__} is not autoregressive ({reason}), so nothing can be generated "
+            "from it or scored by it token by token"
         )
 
 
@@ -67,7 +70,7 @@ def advance(model, variables, tokens, cache, segments=None):
     traced = isinstance(cache.length, jax.core.Tracer)
     used = 0 if traced else int(cache.length)  # inside jit only shapes can be refused
     needed = used + tokens.shape[1]
-    if needed > cache.capacity:
+    if cache.capacity is not None and needed > cache.capacity:
         raise ValueError(
             f"tokens are {tokens.shape[1]} a row, but the cache has {cache.capacity} slots with "
             f"{used} used; start one with a capacity of at least {needed}"
@@ -85,9 +88,10 @@ def _advance(model, variables, tokens, cache, segments, live):
 _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
 
 
-def live_slots(cache, needed: int) -> int:
-    """The static number of slots to attend to: `needed` rounded up to a power of two."""
-    return min(cache.capacity, bucket(needed))
+def live_slots(cache, needed: int) -> int | None:
+    """The static number of slots to attend to: `needed` rounded up to a power of two. None for a
+    cache that has no slots, but a state of one size."""
+    return None if cache.capacity is None else min(cache.capacity, bucket(needed))
 
 
 def bucket(length: int, smallest: int = 32) -> int:

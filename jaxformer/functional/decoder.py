@@ -17,40 +17,39 @@ from jaxformer.functional.attention import (
 from jaxformer.functional.blocks import BLOCK_POINTS, block, init_blocks, run_blocks, unstack
 from jaxformer.functional.cache import Cache, init_cache, open_slots, read_heads, write_heads
 from jaxformer.functional.dropout import dropout
-from jaxformer.functional.linear import by_rows, init_linear, linear
+from jaxformer.functional.embedding import (
+    add_positions,
+    embed_tokens,
+    head,
+    head_initializer,
+    init_embedding,
+    logits,
+    without_padding,
+)
+from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Mask, Packed, Places, Prefix, Window
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import Reading, read_segments, sinusoidal_positions
+from jaxformer.functional.positions import Reading, read_segments, same_document
 from jaxformer.functional.taps import Tap
 
+__all__ = ["advance", "head", "hidden_states", "initializers", "inspect", "logits", "prepare"]
+__all__ += ["start"]
 FEW = 64  # new tokens up to which a step over the cache takes all of their scores at once
-DECODER_POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
+POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 
 
-def decoder_initializers(config) -> dict:
+def initializers(config) -> dict:
     """The decoder's weights by name, each as a pure initialiser of one key."""
-    dim, parts = config.embed_dim, {}
-    parts["embedding"] = lambda key: _init_embedding(key, config)
-    parts["blocks"] = lambda key: init_blocks(key, config)
+    dim, vocab_size = config.embed_dim, config.vocab_size
+    learned = config.max_length if config.positions == "learned" else 0
+    parts = {
+        "embedding": lambda key: init_embedding(key, vocab_size, dim, learned_positions=learned),
+        "blocks": lambda key: init_blocks(key, config),
+    }
     if config.norm_position == "pre" and config.norm != "none":
         parts["final_norm"] = lambda key: init_norm(config.norm, dim, use_bias=config.use_bias)
-    if config.tie_embeddings:
-        if config.head_bias:
-            parts["head"] = lambda key: {"bias": jnp.zeros(config.vocab_size)}
-    else:
-        parts["head"] = lambda key: init_linear(
-            key, dim, config.vocab_size, use_bias=config.head_bias
-        )
-    return parts
-
-
-def _init_embedding(key, config):
-    tokens, positions = jax.random.split(key)
-    weights = {"tokens": 0.02 * jax.random.normal(tokens, (config.vocab_size, config.embed_dim))}
-    if config.positions == "learned":
-        shape = (config.max_length, config.embed_dim)
-        weights["positions"] = 0.02 * jax.random.normal(positions, shape)
-    return weights
+    own = head_initializer(dim, vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias)
+    return parts | ({"head": own} if own else {})
 
 
 def self_attention_mask(config) -> Mask:
@@ -62,36 +61,27 @@ def self_attention_mask(config) -> Mask:
 
 
 def embed(weights, tokens, positions, config):
-    """e + p. tokens: int ids, or float rows of the embedding table in their place.
-
-    An id or a learned position outside its table gives NaN, never some other row.
-    """
-    x = tokens
-    if jnp.issubdtype(tokens.dtype, jnp.integer):
-        x = _look_up(weights["tokens"], tokens)
-    x = x.astype(config.dtype)
+    """e + p. tokens: int ids, or float rows of the embedding table in their place."""
+    x = embed_tokens(weights, tokens, config.dtype)
     if config.scale_embeddings:
         x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
-    if config.positions == "learned":
-        x = x + _look_up(weights["positions"], positions).astype(x.dtype)
-    elif config.positions == "sinusoidal":
-        x = x + sinusoidal_positions(positions, config.embed_dim).astype(x.dtype)
-    return x
+    return add_positions(weights, x, positions, config.positions)
 
 
-def _look_up(table, index):
-    known = (index >= 0) & (index < table.shape[0])
-    index = jnp.where(known, index, table.shape[0])  # a negative index would wrap
-    return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
-
-
-def hidden_states(
-    weights, tokens, config, execution, *, segments=None, dropout_key=None, capture=(), patch=None
-):
-    """Whole rows to the last hidden states [batch, length, dim]; returns (hidden, captured).
+def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
+    """Whole rows to the last hidden states [batch, length, dim].
 
     segments: int [batch, length], 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
     """
+    return inspect(weights, tokens, config, execution, segments=segments, dropout_key=dropout_key)[
+        0
+    ]
+
+
+def inspect(
+    weights, tokens, config, execution, *, segments=None, dropout_key=None, capture=(), patch=None
+):
+    """(what `hidden_states` gives, what passed through the points named in `capture`)."""
     length, mask = tokens.shape[1], self_attention_mask(config)
     outer, inner = _split_patch(patch)
     tap = Tap(capture, outer)
@@ -105,8 +95,7 @@ def hidden_states(
 
     embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     x = embed(weights["embedding"], tokens, positions, config)
-    if segments is not None:
-        x = jnp.where((segments != 0)[..., None], x, 0)  # what stands in padding reaches nothing
+    x = without_padding(x, segments)
     x = tap("embedding", dropout(embed_key, x, config.dropout))
 
     weights_wanted = "attention.weights" in {*capture, *inner}
@@ -154,19 +143,6 @@ def _final_norm(weights, x, config):
     return normalizer(config.norm, config.norm_epsilon)(weights["final_norm"], x)
 
 
-def head(weights):
-    """The output map as the weights of `linear`; without a matrix of its own, the embedding's."""
-    own = weights.get("head", {})
-    if own.keys() & {"kernel", "rows"}:
-        return own
-    return {"kernel": weights["embedding"]["tokens"].T, **own}
-
-
-def logits(weights, hidden):
-    """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
-    return linear(head(weights), hidden, jnp.float32)
-
-
 def start(config, batch_size: int, capacity: int) -> Cache:
     """An empty cache for this decoder."""
     return init_cache(
@@ -182,20 +158,12 @@ def start(config, batch_size: int, capacity: int) -> Cache:
 def prepare(weights, config):
     """The same weights as many small steps want them: block by block, matrices by rows and in the
     compute dtype (scales and biases stay float32: statistics and logits are)."""
-
-    def prepared(tree):
-        if "kernel" in tree:
-            return by_rows(tree, config.dtype)
-        return {
-            name: prepared(part) if isinstance(part, dict) else part for name, part in tree.items()
-        }
-
     blocks = unstack(weights["blocks"], config.num_layers)
     return {
         **weights,
         "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
-        "blocks": [prepared(block) for block in blocks],
-        "head": prepared(head(weights)),
+        "blocks": [all_by_rows(block, config.dtype) for block in blocks],
+        "head": all_by_rows(head(weights), config.dtype),
     }
 
 
@@ -205,13 +173,11 @@ def advance(weights, tokens, cache: Cache, config, *, segments=None):
     segments: as in `hidden_states`, 0 for padding; None goes on with each row's document. Past the
     capacity the result is NaN: a write is never clamped into the last slots unnoticed.
     """
-    if segments is None:
-        current = jnp.maximum(cache.reading.segment, 1)
-        segments = jnp.broadcast_to(current[:, None], tokens.shape[:2])
+    segments = same_document(segments, cache.reading, tokens.shape[:2])
     old_length = cache.length
     cache, new, slots = open_slots(cache, segments)
     x = embed(weights["embedding"], tokens, new.positions, config)
-    x = jnp.where((segments != 0)[..., None], x, 0)
+    x = without_padding(x, segments)
 
     mask, keys, values = self_attention_mask(config), [], []
     visible = mask(new, slots) if new.length <= FEW else None  # the same in every layer

@@ -16,6 +16,11 @@ _PLAIN = {
 ACTIVATIONS = (*_PLAIN, *_GATES)
 
 
+def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
+    """The non-linearity of that name, one of those that are not gated."""
+    return _PLAIN[activation](x)
+
+
 def feed_forward(
     weights,
     x: Float[Array, "*batch dim"],

@@ -54,6 +54,16 @@ def by_rows(weights, dtype):
     return {"rows": Rows(rows, out_dim)} | {k: v for k, v in weights.items() if k == "bias"}
 
 
+def all_by_rows(tree, dtype):
+    """`by_rows` of every affine map in a tree of weights; scales and lone biases stay float32."""
+    if "kernel" in tree:
+        return by_rows(tree, dtype)
+    return {
+        name: all_by_rows(part, dtype) if isinstance(part, dict) else part
+        for name, part in tree.items()
+    }
+
+
 def _rows_times(rows: Rows, x, dtype):
     parts = jnp.broadcast_to(x, (len(rows.array), *x.shape))
     y = jnp.einsum("poi,pbi->pob", rows.array, parts, preferred_element_type=dtype)

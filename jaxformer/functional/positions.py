@@ -64,6 +64,13 @@ class Reading(NamedTuple):
         return cls(*(jnp.zeros(batch_size, jnp.int32) for _ in range(3)))
 
 
+def same_document(segments, reading: Reading, shape):
+    """The segments of a chunk of this shape; where None were given each row's document goes on."""
+    if segments is not None:
+        return segments
+    return jnp.broadcast_to(jnp.maximum(reading.segment, 1)[:, None], shape)
+
+
 def read_segments(segments: Int[Array, "batch length"], reading: Reading):
     """Number the documents of each row and the positions within them.
 

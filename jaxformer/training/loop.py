@@ -15,8 +15,7 @@ from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.models.build import build
-from jaxformer.models.config import parameter_count
+from jaxformer.models.build import build, parameter_count
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.data import Batches, evaluation_batches
 from jaxformer.training.evaluate import evaluate, evaluate_documents, summarise

@@ -26,7 +26,7 @@ def killers(bug) -> list[tuple[str, str | None, float]]:
 
 
 def _first_red(folder, test: str, name: str) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", test]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", test]
     # Tests that start processes of their own must find the copy too.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

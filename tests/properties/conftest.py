@@ -1,6 +1,5 @@
 """How the properties are run: many small programs, each compiled once."""
 
-import jax
 import pytest
 
 from jaxformer.functional import blockwise
@@ -15,14 +14,5 @@ def small_blocks():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation(request):
-    """Compile without XLA's costlier passes, unless the module says OPTIMIZED (or -m slow runs).
-
-    What the optimiser does to a program is tried by generation, parity and tests/functional.
-    """
-    option = "jax_disable_most_optimizations"
-    before = jax.config.read(option)
-    optimized = getattr(request.module, "OPTIMIZED", request.config.getoption("-m") == "slow")
-    jax.config.update(option, not optimized)
-    yield
-    jax.config.update(option, before)
+def quickly(quick_compilation):
+    """All of them."""

@@ -45,15 +45,30 @@ def visible(segments, window=None, prefix=0):
     return seen
 
 
-def dependencies(seen, alive, num_layers, residual=True):
-    """bool [length, length]: on which inputs does each output depend after num_layers layers?
+def convolved(segments, kernel_size, dilation, causal=True):
+    """bool [length, length]: does the kernel at the token of this row reach that of the column?
+    Distance is counted in tokens of the document."""
+    documents, positions = read(segments)
+    ahead = 0 if causal else kernel_size // 2
+    reach = [dilation * (k - kernel_size + 1 + ahead) for k in range(kernel_size)]
+    length = len(segments)
+    seen = np.zeros((length, length), bool)
+    for i in range(length):
+        for j in range(length):
+            same = documents[i] != 0 and documents[i] == documents[j]
+            seen[i, j] = same and positions[j] - positions[i] in reach
+    return seen
 
-    seen: who sees whom in one layer; alive: whose input is read at all (padding is not). A layer
+
+def dependencies(layers, alive, residual=True):
+    """bool [length, length]: on which inputs does each output depend after these layers?
+
+    layers: for each, who sees whom; alive: whose input is read at all (padding is not). A layer
     reaches what the seen ones had reached; the residual adds what the position itself had.
     """
-    length = len(seen)
+    length = len(alive)
     reached = [{i} if alive[i] else set() for i in range(length)]
-    for _ in range(num_layers):
+    for seen in layers:
         following = []
         for i in range(length):
             through = set(reached[i]) if residual else set()

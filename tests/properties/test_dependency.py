@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 from jaxformer.functional import dot_product_attention
 from jaxformer.functional.blocks import run_blocks
 from tests.properties import oracle, tiny
+from tests.properties.witness import by_jacobian, changed, jacobian, one_number
 
 MASKS = {
     "causal": {},
@@ -34,49 +35,9 @@ def expected(config, segments):
     table = np.zeros((batch, length, batch, length), bool)
     for row, ids in enumerate(segments):
         seen = oracle.visible(ids, config.window, config.prefix)
-        table[row, :, row] = oracle.dependencies(seen, ids != 0, config.num_layers, config.residual)
+        layers = [seen] * config.num_layers
+        table[row, :, row] = oracle.dependencies(layers, ids != 0, config.residual)
     return table
-
-
-def by_jacobian(function, x):
-    """Where the derivative of output [batch, length] for input [batch, length, dim] is not 0."""
-    y, pull_back = jax.vjp(function, x)
-    (rows,) = jax.vmap(pull_back)(jnp.eye(y.size).reshape(y.size, *y.shape))
-    return (rows != 0).any(axis=-1).reshape(*y.shape, *x.shape[:2])
-
-
-def one_number(logits):
-    """A number per position in which every logit has a say."""
-    return logits @ jnp.cos(jnp.arange(logits.shape[-1]) + 1.0)
-
-
-@cache
-def jacobian(model, dropout=False, capture=None):
-    def run(variables, x, segments, key):
-        def logits(x):
-            if capture is not None:
-                return model.apply(variables, x, segments, capture=capture, method="inspect")[0]
-            return model.apply(variables, x, segments, rngs={"dropout": key} if dropout else None)
-
-        return by_jacobian(lambda x: one_number(logits(x)), x)
-
-    return jax.jit(run)
-
-
-@cache
-def changed(model):
-    """bool [length, batch, length]: is an output another, bit by bit, once input j of row 0 is?
-
-    Input number `length`, out of range, changes nothing: one program runs them all."""
-
-    def run(variables, x, segments, other):
-        def logits(j):
-            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments)
-
-        y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
-        return (y[:-1] != y[-1]).any(axis=-1)
-
-    return jax.jit(run)
 
 
 @pytest.mark.parametrize(
@@ -197,5 +158,5 @@ def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers
     x = tiny.embeddings(seed, 1, 7, model.config.embed_dim)
     blocks = tiny.weights(model, seed)["params"]["blocks"]
     found = run(blocks, x, jnp.asarray(table)[None])[0, :, 0]
-    paths = oracle.dependencies(table, np.ones(7, bool), model.config.num_layers)
+    paths = oracle.dependencies([table] * model.config.num_layers, np.ones(7, bool))
     np.testing.assert_array_equal(np.asarray(found), paths)

@@ -73,17 +73,6 @@ def kept(logits, sampler):
     return left & (probabilities >= sampler.min_p * probabilities.max())
 
 
-@given(seed=tiny.seeds)
-def test_greedy_is_the_argmax_of_full_passes(seed):
-    """Temperature 0, ragged prompts, no key: every token is the argmax of a pass over its past."""
-    model, variables, prompts = setup(seed)
-    out = run(model, variables, prompts, sampler=jf.Sampler(temperature=0.0))
-    assert out.tokens.shape == (3, NEW) and (out.lengths == NEW).all()
-    for prompt, generated in zip(prompts, out.tokens, strict=True):
-        logits = predictions(model, variables, prompt, generated)
-        np.testing.assert_array_equal(generated, logits.argmax(axis=-1))
-
-
 def test_long_generation_goes_on_past_every_bucket():
     """A prompt of 30 and 40 more tokens, block after block, into wider caches: still the argmax,
     by two programs for three blocks of steps."""

@@ -54,11 +54,11 @@ def covering(**factors):
 
 
 @cache
-def build(**options):
-    """A tiny Decoder; options are fields of its config or of its execution."""
+def build(kind=jf.DecoderConfig, **options):
+    """A tiny model; options are fields of its config or of its execution."""
     execution = {name: options.pop(name) for name in EXECUTION if name in options}
-    config = jf.DecoderConfig(**{**SIZES, **options}).complete
-    return jf.Decoder(config, execution=jf.Execution(**execution))
+    sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
+    return jf.build(kind(**{**sizes, **options}).complete, jf.Execution(**execution))
 
 
 @cache

@@ -13,6 +13,8 @@ from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import is_matrix, make_optimizer, make_schedule
 from jaxformer.training.step import Batch, init_state, make_step
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)
 MODEL = Decoder(CONFIG)
 OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0), 100)

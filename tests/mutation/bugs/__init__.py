@@ -1,6 +1,6 @@
 """The catalogue, room by room."""
 
-from tests.mutation.bugs import attention, cache, generation, masks, model, training
+from tests.mutation.bugs import attention, cache, generation, masks, model, recurrent, training
 
 BUGS = (
     *masks.BUGS,
@@ -8,5 +8,6 @@ BUGS = (
     *cache.BUGS,
     *generation.BUGS,
     *model.BUGS,
+    *recurrent.BUGS,
     *training.BUGS,
 )

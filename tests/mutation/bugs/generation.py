@@ -1,6 +1,7 @@
 """Sampling, the decoding loop and scores."""
 
 from tests.mutation.bug import (
+    AUTOREGRESSIVE,
     GENERATION,
     Bug,
 )
@@ -49,7 +50,7 @@ BUGS = (
         "decoding/sampling.py",
         "lambda: logits.argmax(axis=-1), draw",
         "lambda: logits.argmin(axis=-1), draw",
-        f"{GENERATION}::test_greedy_is_the_argmax_of_full_passes",
+        f"{AUTOREGRESSIVE}::test_a_ragged_batch_is_each_row_alone",
     ),
     Bug(
         "the stop token is not counted",
@@ -93,5 +94,12 @@ BUGS = (
         '    if "params" not in variables:\n',
         "    if not variables:\n",
         f"{GENERATION}::test_score_says_that_it_needs_the_params",
+    ),
+    Bug(
+        "score looks a token up in its own logits",
+        "decoding/autoregressive.py",
+        "        return -token_losses(logits[:, :-1], targets).sum(axis=-1)",
+        "        return -token_losses(logits[:, 1:], targets).sum(axis=-1)",
+        f"{AUTOREGRESSIVE}::test_score_is_the_sum_of_stepwise_log_probabilities",
     ),
 )

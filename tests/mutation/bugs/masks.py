@@ -3,10 +3,11 @@
 from tests.mutation.bug import (
     ATTENTION,
     ATTENTION_FILE,
+    AUTOREGRESSIVE,
     BLOCKWISE,
-    CHUNKING,
     DECODER,
     DEPENDENCY,
+    EMBEDDING,
     FORMULA,
     INVARIANCE,
     JACOBIAN,
@@ -57,7 +58,7 @@ BUGS = (
         DECODER,
         "mask, keys, values = self_attention_mask(config), [], []",
         "mask, keys, values = Causal() & Packed(), [], []",
-        f"{CHUNKING}::test_any_chunking_is_one_pass",
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "mask dropped when the weights are wanted",
@@ -118,10 +119,11 @@ BUGS = (
     ),
     Bug(
         "padding speaks",
-        DECODER,
-        "        x = jnp.where((segments != 0)[..., None], x, 0)  # what stands in padding reaches",
-        "        x = x  # what stands in padding reaches",
-        f"{INVARIANCE}::test_padding_reaches_nothing",
+        EMBEDDING,
+        "    return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)",
+        "    return x",
+        f"{INVARIANCE}::test_padding_reaches_nothing "
+        f"{AUTOREGRESSIVE}::test_nan_in_padding_reaches_nothing",
     ),
     Bug(
         "hidden values are not zeroed: 0 × NaN",

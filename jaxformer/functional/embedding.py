@@ -1,0 +1,66 @@
+"""The two ends of a language model: ids to vectors, and hidden states to logits."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.positions import sinusoidal_positions
+
+
+def init_embedding(key, vocab_size: int, dim: int, *, learned_positions: int = 0):
+    """N(0, 0.02²) (GPT-2): a vector for each token and, if asked for, for each position."""
+    tokens, positions = jax.random.split(key)
+    weights = {"tokens": 0.02 * jax.random.normal(tokens, (vocab_size, dim))}
+    if learned_positions:
+        weights["positions"] = 0.02 * jax.random.normal(positions, (learned_positions, dim))
+    return weights
+
+
+def embed_tokens(weights, tokens, dtype):
+    """Rows of the token table [*batch, length, dim] for ids; floats in their place pass through.
+
+    An id outside the table gives NaN, never some other row.
+    """
+    if jnp.issubdtype(tokens.dtype, jnp.integer):
+        tokens = _look_up(weights["tokens"], tokens)
+    return tokens.astype(dtype)
+
+
+def add_positions(weights, x, positions, kind: str):
+    """x + p, for kind "learned" (NaN outside the table) and "sinusoidal"; else x as it is."""
+    if kind == "learned":
+        return x + _look_up(weights["positions"], positions).astype(x.dtype)
+    if kind == "sinusoidal":
+        return x + sinusoidal_positions(positions, x.shape[-1]).astype(x.dtype)
+    return x
+
+
+def _look_up(table, index):
+    known = (index >= 0) & (index < table.shape[0])
+    index = jnp.where(known, index, table.shape[0])  # a negative index would wrap
+    return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def without_padding(x, segments):
+    """Zeros where segments are 0: what stands in padding reaches nothing. None: no padding."""
+    return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)
+
+
+def head_initializer(dim: int, vocab_size: int, *, tied: bool, use_bias: bool):
+    """The initialiser of the head's own weights; None if it has none of its own."""
+    if not tied:
+        return lambda key: init_linear(key, dim, vocab_size, use_bias=use_bias)
+    return (lambda key: {"bias": jnp.zeros(vocab_size)}) if use_bias else None
+
+
+def head(weights):
+    """The output map as the weights of `linear`; without a matrix of its own, the embedding's."""
+    own = weights.get("head", {})
+    if own.keys() & {"kernel", "rows"}:
+        return own
+    return {"kernel": weights["embedding"]["tokens"].T, **own}
+
+
+def logits(weights, hidden):
+    """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
+    return linear(head(weights), hidden, jnp.float32)

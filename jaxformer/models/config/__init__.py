@@ -1,0 +1,14 @@
+"""What a model's mathematics is (a config for each kind) and how it is run (`Execution`).
+
+All are frozen, hashable and free of JAX, so that a command line can show them at once. A config
+holds no mode, mesh or key.
+"""
+
+from jaxformer.models.config.convolutional import ConvolutionalConfig
+from jaxformer.models.config.decoder import DecoderConfig
+from jaxformer.models.config.execution import Execution
+from jaxformer.models.config.presets import PRESETS, preset
+from jaxformer.models.config.recurrent import RecurrentConfig
+
+__all__ = ["PRESETS", "ConvolutionalConfig", "DecoderConfig", "Execution", "RecurrentConfig"]
+__all__ += ["preset"]

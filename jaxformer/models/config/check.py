@@ -1,0 +1,29 @@
+"""What the configs refuse, each by the field's name, its value and what is accepted."""
+
+from typing import Literal, get_type_hints
+
+
+def at_least(least: int, config, *names: str) -> None:
+    """These fields are whole numbers of at least so much, or None where that is their default."""
+    for name in names:
+        value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+        if value is None is default:
+            continue
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+
+
+def one_of(config) -> None:
+    """Every field of a Literal type has one of its values."""
+    for name, kind in get_type_hints(type(config)).items():
+        accepted = getattr(kind, "__args__", ())
+        is_choice = getattr(kind, "__origin__", None) is Literal
+        if is_choice and getattr(config, name) not in accepted:
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {accepted}")
+
+
+def fraction(config, *names: str) -> None:
+    """These fields are in [0, 1)."""
+    for name in names:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")

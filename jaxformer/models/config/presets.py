@@ -1,0 +1,38 @@
+"""Published configurations."""
+
+from jaxformer.models.config.decoder import DecoderConfig
+
+
+def _gpt2(num_layers, embed_dim, num_heads):
+    return DecoderConfig(num_layers=num_layers, embed_dim=embed_dim, num_heads=num_heads)
+
+
+PRESETS = {
+    # Radford et al. 2019, table 2; the sizes of the published checkpoints.
+    "gpt2-124m": _gpt2(12, 768, 12),
+    "gpt2-350m": _gpt2(24, 1024, 16),
+    "gpt2-774m": _gpt2(36, 1280, 20),
+    "gpt2-1.5b": _gpt2(48, 1600, 25),
+    # TinyLlama (Zhang et al. 2024): Llama 2's architecture with grouped heads.
+    "llama-1.1b": DecoderConfig(
+        vocab_size=32_000,
+        max_length=2048,
+        num_layers=22,
+        embed_dim=2048,
+        num_heads=32,
+        num_kv_heads=4,
+        mlp_dim=5632,
+        activation="swiglu",
+        norm="rms",
+        positions="rotary",
+        use_bias=False,
+        tie_embeddings=False,
+    ),
+}
+
+
+def preset(name: str) -> DecoderConfig:
+    """The published configuration of that name; `dataclasses.replace` changes it."""
+    if name not in PRESETS:
+        raise ValueError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")
+    return PRESETS[name]

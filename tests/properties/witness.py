@@ -1,0 +1,47 @@
+"""Which output of a model depends on which input, asked of the model itself."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+
+
+def by_jacobian(function, x):
+    """Where the derivative of output [batch, length] for input [batch, length, dim] is not 0."""
+    y, pull_back = jax.vjp(function, x)
+    (rows,) = jax.vmap(pull_back)(jnp.eye(y.size).reshape(y.size, *y.shape))
+    return (rows != 0).any(axis=-1).reshape(*y.shape, *x.shape[:2])
+
+
+def one_number(logits):
+    """A number per position in which every logit has a say."""
+    return logits @ jnp.cos(jnp.arange(logits.shape[-1]) + 1.0)
+
+
+@cache
+def jacobian(model, dropout=False, capture=None):
+    def run(variables, x, segments, key):
+        def logits(x):
+            if capture is not None:
+                return model.apply(variables, x, segments, capture=capture, method="inspect")[0]
+            return model.apply(variables, x, segments, rngs={"dropout": key} if dropout else None)
+
+        return by_jacobian(lambda x: one_number(logits(x)), x)
+
+    return jax.jit(run)
+
+
+@cache
+def changed(model):
+    """bool [length, batch, length]: is an output another, bit by bit, once input j of row 0 is?
+
+    Input number `length`, out of range, changes nothing: one program runs them all."""
+
+    def run(variables, x, segments, other):
+        def logits(j):
+            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments)
+
+        y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
+        return (y[:-1] != y[-1]).any(axis=-1)
+
+    return jax.jit(run)

@@ -141,6 +141,24 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
 
 
 @each_model
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_a_document_gives_what_it_gives_alone(name, seed, segments):
+    """Packed = separate, padded = alone: a document's logits are those of its tokens at the start
+    of a row of their own (what follows them there does not matter), padding inside it or not."""
+    model = tiny.build(**MODELS[name])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    together = np.asarray(tiny.apply(model)(variables, tokens, segments))
+    for row, ids in enumerate(segments):
+        documents, _ = oracle.read(ids)
+        for document in range(1, documents.max() + 1):
+            own = np.flatnonzero(documents == document)
+            text = np.zeros_like(tokens)
+            text[0, : len(own)] = tokens[row, own]
+            alone = np.asarray(tiny.apply(model)(variables, text))[0, : len(own)]
+            tiny.close(together[row, own], alone)
+
+
+@each_model
 @given(seed=tiny.seeds)
 def test_a_ragged_batch_is_each_row_alone(name, seed):
     """Prompts of different lengths, generated from together: each row's text and log P are those

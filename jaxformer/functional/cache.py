@@ -68,6 +68,19 @@ class Cache(NamedTuple):
         )
 
 
+class Endless:
+    """What a cache has of slots when it has none, but a state of one size: subclasses are frozen
+    dataclasses, and go on for ever."""
+
+    capacity = None
+
+    def narrow(self, slots: None):
+        return self
+
+    def widen(self, narrow):
+        return narrow
+
+
 def _overwrite(x, start_of_x):
     return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)
 

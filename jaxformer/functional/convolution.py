@@ -10,12 +10,13 @@ Distance is counted in tokens of a document: padding takes no place, and beyond 
 (or last) token stand zeros. So rows are compacted first, tokens before padding, then convolved.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.cache import Endless
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -23,10 +24,11 @@ from jaxformer.functional.embedding import (
     head_initializer,
     init_embedding,
     logits,
+    prepare,
     without_padding,
 )
 from jaxformer.functional.feedforward import activate
-from jaxformer.functional.linear import all_by_rows, init_linear, linear
+from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, same_document
 
@@ -153,7 +155,9 @@ def _take(x, index):
 # ---- token by token
 
 
-class ConvolutionCache(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ConvolutionCache(Endless):
     """inputs: per layer the last tokens that its kernel reaches back to [batch, reach, dim];
     documents: theirs, for the layer that reaches furthest, int [batch, reach]; reading: how far
     each row has been read; length: tokens read, padding counted, int []. It has no end."""
@@ -162,16 +166,6 @@ class ConvolutionCache(NamedTuple):
     documents: Array
     reading: Reading
     length: Array
-
-    @property
-    def capacity(self) -> None:
-        return None
-
-    def narrow(self, slots) -> "ConvolutionCache":
-        return self
-
-    def widen(self, narrow: "ConvolutionCache") -> "ConvolutionCache":
-        return narrow
 
 
 def start(config, batch_size: int, capacity: int) -> ConvolutionCache:
@@ -183,15 +177,6 @@ def start(config, batch_size: int, capacity: int) -> ConvolutionCache:
         Reading.begin(batch_size),
         jnp.int32(0),
     )
-
-
-def prepare(weights, config):
-    """The same weights as many small steps want them: matrices by rows, in the compute dtype."""
-    return {
-        **weights,
-        "layers": all_by_rows(weights["layers"], config.dtype),
-        "head": all_by_rows(head(weights), config.dtype),
-    }
 
 
 def advance(weights, tokens, cache: ConvolutionCache, config, *, segments=None):

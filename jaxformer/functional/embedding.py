@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.linear import all_by_rows, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
 
 
@@ -64,3 +64,13 @@ def head(weights):
 def logits(weights, hidden):
     """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
     return linear(head(weights), hidden, jnp.float32)
+
+
+def prepare(weights, config):
+    """The weights of a model made of `layers` as many small steps want them: matrices by rows, in
+    the compute dtype."""
+    return {
+        **weights,
+        "layers": all_by_rows(weights["layers"], config.dtype),
+        "head": all_by_rows(head(weights), config.dtype),
+    }

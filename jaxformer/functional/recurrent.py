@@ -6,12 +6,14 @@ The state after a token is all that later tokens learn of the past: it is reset 
 begins, and padding leaves it as it is. States are float32 whatever the dtype of the activations.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.functional.cache import Endless
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -19,9 +21,10 @@ from jaxformer.functional.embedding import (
     head_initializer,
     init_embedding,
     logits,
+    prepare,
     without_padding,
 )
-from jaxformer.functional.linear import all_by_rows, linear
+from jaxformer.functional.linear import linear
 from jaxformer.functional.positions import Reading, read_segments, same_document
 
 __all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
@@ -157,7 +160,9 @@ def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_
 # ---- token by token
 
 
-class RecurrentCache(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RecurrentCache(Endless):
     """states: per layer and part float32 [batch, hidden]; reading: how far each row has been read;
     length: tokens read, padding counted, int []. However many they are, it is as large."""
 
@@ -165,29 +170,10 @@ class RecurrentCache(NamedTuple):
     reading: Reading
     length: Array
 
-    @property
-    def capacity(self) -> None:
-        return None
-
-    def narrow(self, slots) -> "RecurrentCache":
-        return self
-
-    def widen(self, narrow: "RecurrentCache") -> "RecurrentCache":
-        return narrow
-
 
 def start(config, batch_size: int, capacity: int) -> RecurrentCache:
     """The state before the first token; the capacity costs nothing."""
     return RecurrentCache(empty_states(config, batch_size), Reading.begin(batch_size), jnp.int32(0))
-
-
-def prepare(weights, config):
-    """The same weights as many small steps want them: matrices by rows, in the compute dtype."""
-    return {
-        **weights,
-        "layers": all_by_rows(weights["layers"], config.dtype),
-        "head": all_by_rows(head(weights), config.dtype),
-    }
 
 
 def advance(weights, tokens, cache: RecurrentCache, config, *, segments=None):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import oracle, tiny
+from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import changed, jacobian
 
-BATCH, NEW, SIZES = 2, 6, (1, 5)
+BATCH, NEW = 2, 6
 RNN, CNN = jf.RecurrentConfig, jf.ConvolutionalConfig
 MODELS = {
     "decoder": {"num_layers": 1},
@@ -103,28 +103,6 @@ def test_a_centred_convolution_sees_what_is_to_come(seed, segments):
             call()
 
 
-@st.composite
-def cuts(draw, length=tiny.LENGTH):
-    """Chunk lengths that add up to `length`, of a few sizes: each is compiled once."""
-    chunks = draw(st.lists(st.sampled_from(SIZES), max_size=length))
-    while sum(chunks) > length:
-        chunks.pop()
-    return chunks + [1] * (length - sum(chunks))
-
-
-def chunked(model, variables, tokens, chunks, segments=None):
-    """Logits of all tokens, read chunk by chunk."""
-    cache = jf.start(model, variables, len(tokens), tiny.LENGTH)
-    logits, start = [], 0
-    for size in chunks:
-        span = slice(start, start + size)
-        some = None if segments is None else segments[:, span]
-        new, cache = jf.advance(model, variables, tokens[:, span], cache, segments=some)
-        logits.append(new)
-        start += size
-    return np.concatenate(logits, axis=1)
-
-
 @each_model
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_any_chunking_is_one_pass(name, seed, segments, chunks):
@@ -134,9 +112,9 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     whole = tiny.apply(model)(variables, tokens, segments)
     for weights in (variables, jf.prepare(model, variables)):
-        logits = chunked(model, weights, tokens, chunks, segments)
+        logits, _ = chunked(model, weights, tokens, chunks, segments)
         tiny.close(logits, whole, where=segments != 0)
-    plain = chunked(model, variables, tokens, chunks)
+    plain, _ = chunked(model, variables, tokens, chunks)
     tiny.close(plain, tiny.apply(model)(variables, tokens))
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import tiny
+from tests.properties.chunks import chunked, cuts
 
-BATCH, CAPACITY, SIZES = 2, tiny.LENGTH, (1, 5)
+BATCH, CAPACITY = 2, tiny.LENGTH
 WINDOW = {  # prefills of 5 are longer than the window
     "window": 3,
     "positions": "rotary",
@@ -20,28 +20,6 @@ WINDOW = {  # prefills of 5 are longer than the window
     "activation": "swiglu",
     "tie_embeddings": False,
 }
-
-
-@st.composite
-def cuts(draw, length=tiny.LENGTH):
-    """Chunk lengths that add up to `length`, of a few sizes: each is compiled once."""
-    chunks = draw(st.lists(st.sampled_from(SIZES), max_size=length))
-    while sum(chunks) > length:
-        chunks.pop()
-    return chunks + [1] * (length - sum(chunks))
-
-
-def chunked(model, variables, tokens, chunks, segments=None, cache=None):
-    """Logits of all tokens, read chunk by chunk, and the cache at the end."""
-    cache = jf.start(model, variables, len(tokens), CAPACITY) if cache is None else cache
-    logits, start = [], 0
-    for size in chunks:
-        span = slice(start, start + size)
-        some = None if segments is None else segments[:, span]
-        new, cache = jf.advance(model, variables, tokens[:, span], cache, segments=some)
-        logits.append(new)
-        start += size
-    return np.concatenate(logits, axis=1), cache
 
 
 @given(seed=tiny.seeds, chunks=cuts())

@@ -1,0 +1,31 @@
+"""Reading a text into a cache piece by piece."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from tests.properties import tiny
+
+SIZES = (1, 5)
+
+
+@st.composite
+def cuts(draw, length=tiny.LENGTH):
+    """Chunk lengths that add up to `length`, of a few sizes: each is compiled once."""
+    chunks = draw(st.lists(st.sampled_from(SIZES), max_size=length))
+    while sum(chunks) > length:
+        chunks.pop()
+    return chunks + [1] * (length - sum(chunks))
+
+
+def chunked(model, variables, tokens, chunks, segments=None, cache=None):
+    """Logits of all tokens, read chunk by chunk, and the cache at the end."""
+    cache = jf.start(model, variables, len(tokens), tiny.LENGTH) if cache is None else cache
+    logits, start = [], 0
+    for size in chunks:
+        span = slice(start, start + size)
+        some = None if segments is None else segments[:, span]
+        new, cache = jf.advance(model, variables, tokens[:, span], cache, segments=some)
+        logits.append(new)
+        start += size
+    return np.concatenate(logits, axis=1), cache

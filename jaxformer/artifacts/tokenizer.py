@@ -64,12 +64,15 @@ class Tokenizer:
         self.vocab_size: int = len(self._token_bytes)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, split_digits: bool = False
+    ) -> Tokenizer:
         """Learns merges from ``texts``; the same texts in the same order give the same tokenizer.
 
         Id 0 is the end of text, ids 1 to 256 are the bytes, and merges follow in the order in
         which they were learnt, so ``vocab_size=257`` gives one token per byte. A pair seen only
-        once is not merged: a small corpus may give fewer than ``vocab_size`` tokens.
+        once is not merged: a small corpus may give fewer than ``vocab_size`` tokens. With
+        ``split_digits`` each digit is a token: numbers are read, and written, figure by figure.
 
         Errors: ``ValueError`` when ``vocab_size`` is below 257.
         """
@@ -78,11 +81,12 @@ class Tokenizer:
                 f"vocab_size: {vocab_size} is too small; a byte-level tokenizer needs at least "
                 f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
             )
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        steps = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
         backend = tokenizers.Tokenizer(models.BPE())
         backend.decoder = decoders.ByteLevel()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [byte_level, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)]
+            [*steps, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)]
         )
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -92,7 +96,7 @@ class Tokenizer:
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
-        backend.pre_tokenizer = byte_level
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return cls(backend)
 
     @classmethod

@@ -1,19 +1,21 @@
 """The one face of everything autoregressive: start a cache, advance it, score a text.
 
-A model has this face when it has three methods: prepare(params) → weights, start(weights,
-batch_size, capacity, source) → cache, advance(weights, tokens, cache, segments, last_only) →
-(logits, cache), where weights are its params as they are or prepared. A cache knows its `length`
-and `capacity` (None: it has no end), and can be `narrow`ed and `widen`ed.
+A model has this face when it has four methods: prepare(params) → weights, read_source(source) →
+source (None for a model that reads none), start(weights, batch_size, capacity, source) → cache,
+advance(weights, tokens, cache, segments, last_only) → (logits, cache), where weights are its params
+as they are or prepared. A cache knows its `length`, its `capacity` (None: it has no end) and its
+`reading`, can be `narrow`ed and `widen`ed, and its rows can be `take`n.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.losses import token_losses
-from jaxformer.functional.positions import Reading, read_segments
+from jaxformer.functional.positions import Reading, read_segments, same_document
 from jaxformer.models.check import check_tokens
 
 
@@ -48,12 +50,26 @@ def weights_of(variables):
 
 
 def start(model, variables, batch_size: int, capacity: int, source=None):
-    """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted."""
+    """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted.
+
+    source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
+    length]. Each is encoded once, and serves batch_size / sources rows in turn.
+    """
     require_autoregressive(model)
     for name, value in (("batch_size", batch_size), ("capacity", capacity)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    return model.start(weights_of(variables), batch_size, capacity, source=source)
+    read = model.read_source(source)
+    if read is not None and batch_size % len(read[0]):
+        raise ValueError(
+            f"source has {len(read[0])} rows; batch_size, {batch_size}, must be a multiple of that"
+        )
+    return _start(model, weights_of(variables), batch_size, capacity, read)
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def _start(model, weights, batch_size, capacity, source):
+    return model.start(weights, batch_size, capacity, source)
 
 
 def advance(model, variables, tokens, cache, segments=None):
@@ -75,6 +91,8 @@ def advance(model, variables, tokens, cache, segments=None):
             f"tokens are {tokens.shape[1]} a row, but the cache has {cache.capacity} slots with "
             f"{used} used; start one with a capacity of at least {needed}"
         )
+    if model.first_chunk > 1 and not traced:
+        _check_first_chunk(model.first_chunk, cache.reading, segments, tokens.shape[:2])
     if traced:
         return _advance(model, variables, tokens, cache, segments, cache.capacity)
     return _advance_jitted(model, variables, tokens, cache, segments, live_slots(cache, needed))
@@ -88,10 +106,28 @@ def _advance(model, variables, tokens, cache, segments, live):
 _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
 
 
+def _check_first_chunk(least: int, reading: Reading, segments, shape):
+    """Refuse a chunk that ends where a document's first tokens must go on to be read at once."""
+    segments = same_document(segments, reading, shape)
+    read = np.asarray(read_segments(segments, reading)[2].position)
+    short = (read > 0) & (read < least)
+    if short.any():
+        row = int(short.argmax())
+        raise ValueError(
+            f"row {row} ends after {read[row]} tokens of a document, whose first {least} see one "
+            "another both ways; read them in one chunk"
+        )
+
+
 def live_slots(cache, needed: int) -> int | None:
     """The static number of slots to attend to: `needed` rounded up to a power of two. None for a
     cache that has no slots, but a state of one size."""
     return None if cache.capacity is None else min(cache.capacity, bucket(needed))
+
+
+def prompt_bucket(length: int) -> int:
+    """The width to which prompts are padded: a bucket, but for a lone token (a begin-of-text)."""
+    return 1 if length == 1 else bucket(length)
 
 
 def bucket(length: int, smallest: int = 32) -> int:
@@ -104,8 +140,8 @@ def score(
 ) -> Float[Array, " batch"]:
     """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given.
 
-    segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … packed documents, none of which
-    scores the first token of the next.
+    source: a row for each, as for `start`. segments: int [batch, length]; 0 is padding, 1, 1, 2, 2,
+    … packed documents, none of which scores the first token of the next.
     """
     require_autoregressive(model)
     if "params" not in variables:
@@ -115,13 +151,16 @@ def score(
         )
     tokens = jnp.asarray(tokens)
     check_tokens(tokens, model.config, segments)
-    return _score(model, variables, tokens, segments, source)
+    read = model.read_source(source)
+    if read is not None and len(read[0]) != len(tokens):
+        raise ValueError(f"source has {len(read[0])} rows; tokens have {len(tokens)}")
+    return _score(model, variables, tokens, segments, read)
 
 
 @partial(jax.jit, static_argnums=0)
 def _score(model, variables, tokens, segments, source):
-    extra = {} if source is None else {"source": source}
-    logits, targets = model.apply(variables, tokens, segments=segments, **extra), tokens[:, 1:]
+    given = {} if source is None else {"source": source[0], "source_segments": source[1]}
+    logits, targets = model.apply(variables, tokens, segments=segments, **given), tokens[:, 1:]
     if segments is None:
         return -token_losses(logits[:, :-1], targets).sum(axis=-1)
     # A token is predicted where the last real one before it stands, padding between them or not.

@@ -17,7 +17,9 @@ from jaxformer.decoding.autoregressive import (
     bucket,
     live_slots,
     prepare,
+    prompt_bucket,
     require_autoregressive,
+    start,
     weights_of,
 )
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
@@ -61,20 +63,27 @@ def generate(
     prompts: lists of ids of any lengths (none empty), or an int array [batch, length].
     key: a jax.random key; needed unless the sampler is greedy. Row i draws its t-th token with
     fold_in(fold_in(key, i), t), so a row does not depend on its neighbours and the same key gives
-    the same text. stop_tokens end a row. on_tokens is called after every block of steps with the
+    the same text. stop_tokens end a row. source: for a model that reads one, a row of ids for each
+    prompt. on_tokens is called after every block of steps with the
     new tokens of each row.
     """
     require_autoregressive(model)
-    prompts = check_prompts(prompts, model.config, max_new_tokens, sampler, key, stop_tokens)
+    if key is None and not sampler.greedy:
+        raise ValueError(
+            f"key is None, but sampling at temperature {sampler.temperature} needs one "
+            "(jax.random.key(seed)); only temperature 0 does without"
+        )
+    prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     key = jax.random.key(0) if key is None else key
     batch_size, longest = len(prompts), max(map(len, prompts))
-    width = bucket(longest)
+    width = prompt_bucket(longest)
     blocks = -(-max_new_tokens // STEPS)
-    weights = weights_of(variables if "prepared" in variables else prepare(model, variables))
-    cache = model.start(weights, batch_size, bucket(width + blocks * STEPS), source=source)
+    variables = variables if "prepared" in variables else prepare(model, variables)
+    weights = weights_of(variables)
+    cache = start(model, variables, batch_size, bucket(width + blocks * STEPS), source)
     numbers, stops = sampler.numbers(), jnp.asarray(list(stop_tokens), jnp.int32)
 
-    state = prefill(model, weights, *_left_padded(prompts, width), cache)
+    state = prefill(model, weights, *left_padded(prompts, width), cache)
     tokens, log_probs, read = [], [], width
     for _ in range(blocks):
         read += STEPS
@@ -126,15 +135,11 @@ def decode_block(model, weights, state: State, numbers: Numbers, key, stops, liv
     return state._replace(cache=wide.widen(state.cache)), (tokens.T, log_probs.T)
 
 
-def check_prompts(prompts, config, max_new_tokens, sampler, key, stop_tokens) -> list[np.ndarray]:
-    """The prompts as arrays, or a ValueError that names what is wrong with a call of `generate`."""
+def check_prompts(model, prompts, max_new_tokens, stop_tokens, source) -> list[np.ndarray]:
+    """The prompts as arrays, or a ValueError that names what is wrong with them."""
+    config = model.config
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if key is None and not sampler.greedy:
-        raise ValueError(
-            f"key is None, but sampling at temperature {sampler.temperature} needs one "
-            "(jax.random.key(seed)); only temperature 0 does without"
-        )
     prompts = [np.asarray(prompt) for prompt in prompts]
     if not prompts:
         raise ValueError("prompts is empty; it must hold at least one prompt")
@@ -148,15 +153,21 @@ def check_prompts(prompts, config, max_new_tokens, sampler, key, stop_tokens) ->
     for name, ids in named:
         if not ids.size:
             raise ValueError(f"{name} is empty; a model needs at least one token to go on from")
+        if ids.size < model.first_chunk:
+            raise ValueError(
+                f"{name} has {ids.size} tokens; the first {model.first_chunk} must be read at once"
+            )
         if ids.size + max_new_tokens > config.max_length:
             raise ValueError(
                 f"{name} has {ids.size} tokens and max_new_tokens is {max_new_tokens}; together "
                 f"they must not pass max_length, {config.max_length}"
             )
+    if source is not None and len(source) != len(prompts):
+        raise ValueError(f"source has {len(source)} rows; there are {len(prompts)} prompts")
     return prompts
 
 
-def _left_padded(prompts, width):
+def left_padded(prompts, width):
     """(tokens, segments) [batch, width], so that every row's last token stands last."""
     tokens, segments = np.zeros((2, len(prompts), width), np.int32)
     for row, prompt in enumerate(prompts):

@@ -92,20 +92,26 @@ def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
 
 
 def folded_attention(query, keys, values, visible, scale):
-    """The formula for a few queries over a cache, whose batch and heads are one axis.
+    """The formula for a few queries over a cache, whose rows and heads are one axis.
 
-    query: [batch, heads, new, head_dim]; keys, values: [batch · kv_heads, slots, head_dim];
-    visible: bool [batch, new, slots]. The query heads that share a key head are folded into the
-    query positions, so that every product is one batched matrix product over a single batch axis.
+    query: [batch, heads, new, head_dim]; keys, values: [rows · kv_heads, slots, head_dim]; visible:
+    bool [rows, new or 1, slots]. Each row of keys serves batch / rows queries in turn (hypotheses
+    of one source). All queries that share a key head are folded into its query positions, so that
+    every product is one batched matrix product over a single batch axis.
     """
-    batch, heads, new, head_dim = query.shape
-    groups = batch * heads // len(keys)
+    rows, head_dim = len(visible), query.shape[-1]
+    kv_heads = len(keys) // rows
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    folded = query.reshape(len(keys), groups * new, head_dim)
+    served = query.reshape(rows, len(query) // rows, kv_heads, -1, *query.shape[2:])
+    served = served.swapaxes(1, 2)  # [rows, kv_heads, served by each, group, new, head_dim]
+    folded = served.reshape(len(keys), -1, head_dim)
     scores = scale * jnp.einsum("nqd,nsd->nqs", folded, keys, preferred_element_type=jnp.float32)
-    visible = jnp.broadcast_to(visible[:, None], (batch, heads, *visible.shape[1:]))
+    visible = jnp.broadcast_to(
+        visible[:, None, None, None], (*served.shape[:-1], visible.shape[-1])
+    )
     weights = _softmax(jnp.where(visible.reshape(scores.shape), scores, -jnp.inf))
-    return jnp.einsum("nqs,nsd->nqd", weights.astype(values.dtype), values).reshape(query.shape)
+    output = jnp.einsum("nqs,nsd->nqd", weights.astype(values.dtype), values)
+    return output.reshape(served.shape).swapaxes(1, 2).reshape(query.shape)
 
 
 def _softmax(scores):

@@ -4,9 +4,11 @@
     post-norm:  h = Norm(x + Attention(x))        y = Norm(h + FeedForward(h))
 
 (seeds: lecture 11 §3.) Left out on demand, residual and norm give the half-built decoder of
-lecture 10. `config` below is anything with the fields of models.config; attention itself is handed
-in as `attend(query, key, value) → (output, state)`, so the block is the same whether it attends to
-its own row, to a cache or in any implementation.
+lecture 10. A block that reads a source has cross-attention between the two (lecture 13 §4).
+
+`config` below is anything with the fields of models.config; attention itself is handed in, as
+`attend(query, key, value) → (output, state)` and `look_up(weights, query) → output`, so a block is
+the same whether it attends to rows, to a cache or in any implementation.
 """
 
 import jax
@@ -33,6 +35,13 @@ BLOCK_POINTS = (
     "feedforward.hidden",
     "feedforward.output",
     "block.output",
+)
+CROSS_POINTS = (
+    "cross_attention.query",
+    "cross_attention.weights",
+    "cross_attention.heads",
+    "cross_attention.output",
+    "block.crossed",
 )
 
 
@@ -64,6 +73,19 @@ def init_multi_head_attention(key, config, output_stddev: float):
     }
 
 
+def cross_attention(weights, x, config, *, look_up, tap=no_tap):
+    """Queries from x, keys and values from a source (lecture 13 §4): look_up(query) has them."""
+    query = split_heads(linear(weights["query"], x), config.num_heads)
+    output = tap("cross_attention.heads", look_up(tap("cross_attention.query", query)))
+    return tap("cross_attention.output", linear(weights["output"], merge_heads(output)))
+
+
+def source_heads(weights, encoded, config):
+    """(keys, values) [*batch, kv_heads, source length, head_dim] of what an encoder made of it."""
+    key, value = (linear(weights[name], encoded) for name in ("key", "value"))
+    return split_heads(key, config.num_kv_heads), split_heads(value, config.num_kv_heads)
+
+
 def sublayer(norm_weights, x, function, config, *, dropout_key=None):
     """function with the norm before or after it and the residual around it, as config says."""
     normalize = normalizer(config.norm, config.norm_epsilon)
@@ -72,6 +94,36 @@ def sublayer(norm_weights, x, function, config, *, dropout_key=None):
     y = dropout(dropout_key, y, config.dropout)
     y = x + y if config.residual else y
     return y if pre_norm else normalize(norm_weights, y)
+
+
+def self_attention_sublayer(weights, x, config, *, attend, positions, dropout_key=None, tap=no_tap):
+    """Attention in a row or its cache, norm and residual around it; returns (y, state)."""
+    state = None
+
+    def attention(x):
+        nonlocal state
+        y, state = multi_head_attention(
+            weights["attention"], x, config, attend=attend, positions=positions, tap=tap
+        )
+        return tap("attention.output", y)
+
+    return sublayer(weights["attention_norm"], x, attention, config, dropout_key=dropout_key), state
+
+
+def feed_forward_sublayer(weights, x, config, dropout_key=None, tap=no_tap):
+    """The feed-forward layer, norm and residual around it."""
+
+    def feed(x):
+        y = feed_forward(
+            weights["feedforward"],
+            x,
+            config.activation,
+            output_activation=config.output_activation,
+            tap=tap,
+        )
+        return tap("feedforward.output", y)
+
+    return sublayer(weights["feedforward_norm"], x, feed, config, dropout_key=dropout_key)
 
 
 def block(
@@ -86,29 +138,40 @@ def block(
 ):
     """One Transformer block: attention, then feed-forward. Returns (y, what `attend` left)."""
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    state = None
+    how = {"attend": attend, "positions": positions, "dropout_key": keys[0], "tap": tap}
+    x, state = self_attention_sublayer(weights, tap("block.input", x), config, **how)
+    x = feed_forward_sublayer(weights, tap("block.middle", x), config, keys[1], tap)
+    return tap("block.output", x), state
 
-    def attention(x):
-        nonlocal state
-        y, state = multi_head_attention(
-            weights["attention"], x, config, attend=attend, positions=positions, tap=tap
-        )
-        return tap("attention.output", y)
 
-    def feed(x):
-        y = feed_forward(
-            weights["feedforward"],
-            x,
-            config.activation,
-            output_activation=config.output_activation,
-            tap=tap,
-        )
-        return tap("feedforward.output", y)
+def cross_block(
+    weights,
+    x: Float[Array, "*batch length dim"],
+    config,
+    *,
+    look_up,
+    attend,
+    positions,
+    dropout_key=None,
+    tap=no_tap,
+):
+    """A block that reads a source: attention, cross-attention, then feed-forward.
 
-    x = tap("block.input", x)
-    x = sublayer(weights["attention_norm"], x, attention, config, dropout_key=keys[0])
+    look_up(weights, query, tap) → what the source has for the query; else as `block`.
+    """
+    keys = (None, None, None) if dropout_key is None else jax.random.split(dropout_key, 3)
+
+    def cross(x):
+        def look(query):
+            return look_up(weights, query, lambda name, value: tap(f"cross_{name}", value))
+
+        return cross_attention(weights["cross_attention"], x, config, look_up=look, tap=tap)
+
+    how = {"attend": attend, "positions": positions, "dropout_key": keys[0], "tap": tap}
+    x, state = self_attention_sublayer(weights, tap("block.input", x), config, **how)
     x = tap("block.middle", x)
-    x = sublayer(weights["feedforward_norm"], x, feed, config, dropout_key=keys[1])
+    x = sublayer(weights["cross_attention_norm"], x, cross, config, dropout_key=keys[1])
+    x = feed_forward_sublayer(weights, tap("block.crossed", x), config, keys[2], tap)
     return tap("block.output", x), state
 
 
@@ -133,9 +196,18 @@ def init_block(key, config):
     }
 
 
-def init_blocks(key, config):
+def init_cross_block(key, config):
+    """Weights of `cross_block`: those of `block`, and cross-attention like its attention."""
+    own, cross = jax.random.split(key)
+    norm = init_norm(config.norm, config.embed_dim, use_bias=config.use_bias)
+    output_stddev = 0.02 / (2 * config.num_layers) ** 0.5
+    attention = init_multi_head_attention(cross, config, output_stddev)
+    return init_block(own, config) | {"cross_attention_norm": norm, "cross_attention": attention}
+
+
+def init_blocks(key, config, init=init_block):
     """num_layers blocks as one tree, each leaf with the layer as its first axis."""
-    return jax.vmap(lambda key: init_block(key, config))(jax.random.split(key, config.num_layers))
+    return jax.vmap(lambda key: init(key, config))(jax.random.split(key, config.num_layers))
 
 
 def unstack(blocks, num_layers: int) -> list:
@@ -148,46 +220,26 @@ def unstack(blocks, num_layers: int) -> list:
     return [treedef.unflatten(leaf[0] for leaf in layer) for layer in zip(*split, strict=True)]
 
 
-def run_blocks(
-    blocks,
-    x,
-    config,
-    execution,
-    *,
-    attend_with,
-    positions,
-    dropout_key=None,
-    capture=(),
-    patch=None,
-):
+def run_blocks(step, blocks, x, config, execution, *, dropout_key=None, capture=(), patch=None):
     """x through all blocks, by scan or unrolled; returns (y, captured), captured stacked by layer.
 
-    attend_with(tap) makes the `attend` of a layer. Dropout keys are split per layer here and
-    scanned over: a key drawn inside a scan body would be the same in each layer.
+    step(weights, x, dropout_key, tap) → x runs one of them. Dropout keys are split per layer here
+    and scanned over: a key drawn inside a scan body would be the same in each layer.
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
     patch = {name: _per_layer(entry, config.num_layers) for name, entry in (patch or {}).items()}
 
-    def step(x, layer):
+    def run(x, layer):
         weights, key, patch = layer
         tap = Tap(capture, patch)
-        x, _ = block(
-            weights,
-            x,
-            config,
-            attend=attend_with(tap),
-            positions=positions,
-            dropout_key=key,
-            tap=tap,
-        )
-        return x, tap.captured
+        return step(weights, x, key, tap), tap.captured
 
-    step = _REMAT[execution.remat](step)
+    run = _REMAT[execution.remat](run)
     if execution.layers == "scan":
-        return jax.lax.scan(step, x, (blocks, keys, patch))
+        return jax.lax.scan(run, x, (blocks, keys, patch))
     captured = []
     for layer in unstack((blocks, keys, patch), config.num_layers):
-        x, values = step(x, layer)
+        x, values = run(x, layer)
         captured.append(values)
     return x, jax.tree.map(lambda *values: jnp.stack(values), *captured)
 
@@ -198,9 +250,9 @@ def _per_layer(patch: Patch, num_layers: int) -> Patch:
 
 # What the backward pass finds in memory: everything; matrix products only; block inputs only.
 _REMAT = {
-    "none": lambda step: step,
-    "dots": lambda step: jax.checkpoint(
-        step, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    "none": lambda run: run,
+    "dots": lambda run: jax.checkpoint(
+        run, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ),
     "full": jax.checkpoint,
 }

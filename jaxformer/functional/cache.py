@@ -67,10 +67,26 @@ class Cache(NamedTuple):
             narrow.length,
         )
 
+    def take(self, rows: Array) -> "Cache":
+        """Row i goes on from what row rows[i] has read; there may be more or fewer rows."""
+        batch_size = len(self.positions)
+
+        def taken(x):
+            return read_heads(x, batch_size)[rows].reshape(-1, *x.shape[1:])
+
+        return Cache(
+            tuple(map(taken, self.keys)),
+            tuple(map(taken, self.values)),
+            self.positions[rows],
+            self.documents[rows],
+            jax.tree.map(lambda x: x[rows], self.reading),
+            self.length,
+        )
+
 
 class Endless:
     """What a cache has of slots when it has none, but a state of one size: subclasses are frozen
-    dataclasses, and go on for ever."""
+    dataclasses whose arrays have a row each (`length` apart), and go on for ever."""
 
     capacity = None
 
@@ -79,6 +95,9 @@ class Endless:
 
     def widen(self, narrow):
         return narrow
+
+    def take(self, rows):
+        return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
 
 
 def _overwrite(x, start_of_x):

@@ -81,19 +81,28 @@ def empty_states(config, batch_size: int):
 
 
 def recurrent_layer(
-    weights, x: Float[Array, "batch length in_dim"], state, cell: str, begins=None, valid=None
+    weights,
+    x: Float[Array, "batch length in_dim"],
+    state,
+    cell: str,
+    *,
+    initial=None,
+    begins=None,
+    valid=None,
 ):
     """x through time; returns (h_1 … h_T [batch, length, hidden], the state after them).
 
-    begins, valid: bool [batch, length], where the state is reset, and where a token stands at all
-    (None: nowhere, and everywhere). The products with x are taken for all times at once.
+    begins, valid: bool [batch, length], where the state is set to `initial`, and where a token
+    stands at all (None: nowhere, and everywhere). The products with x are taken for all times at
+    once.
     """
     gates = linear(weights["input"], x, jnp.float32)
 
     def step(state, inputs):
         gates, begins, valid = inputs
         if begins is not None:
-            state = tuple(jnp.where(begins[:, None], 0.0, part) for part in state)
+            parts = zip(initial, state, strict=True)
+            state = tuple(jnp.where(begins[:, None], first, part) for first, part in parts)
         hidden = linear(weights["state"], state[0].astype(x.dtype), jnp.float32)
         new = CELLS[cell].step(gates + hidden, state)
         if valid is None:
@@ -131,14 +140,24 @@ def init_layers(key, config):
     }
 
 
-def run_layers(weights, x, states, config, begins=None, valid=None, dropout_key=None):
+def run_layers(
+    weights, x, states, config, *, initial=None, begins=None, valid=None, dropout_key=None
+):
     """x through all layers; returns (hidden states of the last, the states after the last token).
     Dropout is on what goes from layer to layer, not through time (Zaremba et al. 2014)."""
     num = config.num_layers
     keys = [None] * (num + 1) if dropout_key is None else jax.random.split(dropout_key, num + 1)
     x, after = dropout(keys[0], x, config.dropout), []
     for layer, state in enumerate(states):
-        x, state = recurrent_layer(weights[f"layer_{layer}"], x, state, config.cell, begins, valid)
+        x, state = recurrent_layer(
+            weights[f"layer_{layer}"],
+            x,
+            state,
+            config.cell,
+            initial=None if initial is None else initial[layer],
+            begins=begins,
+            valid=valid,
+        )
         x = dropout(keys[layer + 1], x, config.dropout)
         after.append(state)
     return x, tuple(after)
@@ -147,14 +166,20 @@ def run_layers(weights, x, states, config, begins=None, valid=None, dropout_key=
 def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
     """Whole rows to the last layer's states [batch, length, hidden_dim]; segments as elsewhere:
     1, 1, 2, 2, … for documents packed into a row, 0 for padding."""
+    initial = empty_states(config, len(tokens))
+    return read_rows(weights, tokens, initial, config, segments=segments, dropout_key=dropout_key)
+
+
+def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=None):
+    """The same, each document beginning from the states `initial`."""
     begins = valid = None
     if segments is not None:
         _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
         valid = segments != 0
         begins = valid & (positions == 0)
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    states = empty_states(config, len(tokens))
-    return run_layers(weights["layers"], x, states, config, begins, valid, dropout_key)[0]
+    how = {"initial": initial, "begins": begins, "valid": valid, "dropout_key": dropout_key}
+    return run_layers(weights["layers"], x, initial, config, **how)[0]
 
 
 # ---- token by token
@@ -173,16 +198,26 @@ class RecurrentCache(Endless):
 
 def start(config, batch_size: int, capacity: int) -> RecurrentCache:
     """The state before the first token; the capacity costs nothing."""
-    return RecurrentCache(empty_states(config, batch_size), Reading.begin(batch_size), jnp.int32(0))
+    return begin_reading(empty_states(config, batch_size))
+
+
+def begin_reading(states) -> RecurrentCache:
+    """The cache of rows that have read nothing yet, with these states."""
+    return RecurrentCache(states, Reading.begin(len(states[0][0])), jnp.int32(0))
 
 
 def advance(weights, tokens, cache: RecurrentCache, config, *, segments=None):
     """Read the next tokens [batch, new]; returns (their hidden states, the cache after them)."""
+    initial = empty_states(config, len(tokens))
+    return read_on(weights, tokens, cache, initial, config, segments=segments)
+
+
+def read_on(weights, tokens, cache: RecurrentCache, initial, config, *, segments=None):
+    """The same, each document beginning from the states `initial`."""
     segments = same_document(segments, cache.reading, tokens.shape[:2])
     documents, positions, reading = read_segments(segments, cache.reading)
     valid = documents != 0
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    x, states = run_layers(
-        weights["layers"], x, cache.states, config, valid & (positions == 0), valid
-    )
+    how = {"initial": initial, "begins": valid & (positions == 0), "valid": valid}
+    x, states = run_layers(weights["layers"], x, cache.states, config, **how)
     return x, RecurrentCache(states, reading, cache.length + tokens.shape[1])

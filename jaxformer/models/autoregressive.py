@@ -1,62 +1,34 @@
 """What every autoregressive model is as a Flax module."""
 
-from typing import Any
-
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.models.check import check_tokens
-from jaxformer.models.config import Execution
+from jaxformer.models.check import check_source, padded_source
+from jaxformer.models.language_model import LanguageModel
 
 
-class Autoregressive(nn.Module):
-    """Owns the parameters and hands them to `functional`, a module of pure functions of that name:
-    initializers, hidden_states, head, logits, and, token by token, prepare, start and advance.
-
-    Tokens are int [batch, length], or float [batch, length, embed_dim], embeddings in their place.
-    A dropout key in `rngs` means training; without one a pass has no randomness.
+class Autoregressive(LanguageModel):
+    """Output i predicts token i + 1 and depends on tokens ≤ i. Its `functional` can also go token
+    by token: prepare, start and advance.
     """
 
-    config: Any
-    execution: Execution = Execution()
-
-    def setup(self):
-        parts = self.functional.initializers(self.config.complete)
-        self.weights = {name: self.param(name, init) for name, init in parts.items()}
-
-    def __call__(
-        self, tokens, segments: Int[Array, "batch length"] | None = None
-    ) -> Float[Array, "batch length vocab"]:
-        """Logits in float32; output i predicts token i + 1 and depends on tokens ≤ i."""
-        return self.functional.logits(self.weights, self.hidden_states(tokens, segments))
-
-    def hidden_states(
-        self, tokens, segments: Int[Array, "batch length"] | None = None
-    ) -> Float[Array, "batch length dim"]:
-        """What the head is applied to, for losses that work through it in chunks."""
-        check_tokens(tokens, self.config, segments)
-        return self.functional.hidden_states(
-            self.weights,
-            tokens,
-            self.config.complete,
-            self.execution,
-            segments=segments,
-            dropout_key=self.dropout_key(),
-        )
-
-    def dropout_key(self):
-        return self.make_rng("dropout") if self.has_rng("dropout") else None
-
-    def head(self):
-        """The output map's weights: kernel [dim, vocab_size] and, if it has one, bias."""
-        return self.functional.head(self.weights)
+    # The face that decoding knows: plain functions of weights and cache, no parameters made.
 
     @property
     def refusal(self) -> str | None:
         """Why this very config is not autoregressive after all; None: it is."""
         return None
 
-    # The face that decoding knows: plain functions of weights and cache, no parameters made.
+    @property
+    def first_chunk(self) -> int:
+        """The fewest tokens of a document that can be read at once at its start."""
+        return 1
+
+    @nn.nowrap
+    def read_source(self, source):
+        """What `start` takes for it."""
+        if source is not None:
+            raise ValueError(f"source was given, but a {type(self).__name__} reads none")
 
     @nn.nowrap
     def prepare(self, params):
@@ -66,8 +38,6 @@ class Autoregressive(nn.Module):
     @nn.nowrap
     def start(self, weights, batch_size: int, capacity: int, source=None):
         """An empty cache. weights, here and below: the params as they are, or prepared."""
-        if source is not None:
-            raise ValueError(f"source was given, but a {type(self).__name__} reads none")
         return self.functional.start(self.config.complete, batch_size, capacity)
 
     @nn.nowrap
@@ -76,3 +46,49 @@ class Autoregressive(nn.Module):
         config = self.config.complete
         hidden, cache = self.functional.advance(weights, tokens, cache, config, segments=segments)
         return self.functional.logits(weights, hidden[:, -1:] if last_only else hidden), cache
+
+
+class Sourced(Autoregressive):
+    """An autoregressive model that reads a source first, all of it: int [batch, source length], or
+    embeddings in its place, with 0 in source_segments for padding."""
+
+    def __call__(
+        self,
+        tokens,
+        segments: Int[Array, "batch length"] | None = None,
+        source=None,
+        source_segments: Int[Array, "batch source_length"] | None = None,
+    ) -> Float[Array, "batch length vocab"]:
+        """Logits in float32; output i predicts token i + 1 from the source and tokens ≤ i."""
+        hidden = self.hidden_states(tokens, segments, source, source_segments)
+        return self.functional.logits(self.weights, hidden)
+
+    def hidden_states(self, tokens, segments=None, source=None, source_segments=None):
+        """What the head is applied to, for losses that work through it in chunks."""
+        check_source(source, self.config, source_segments, len(tokens))
+        return self.run(
+            self.functional.hidden_states,
+            tokens,
+            source,
+            segments=segments,
+            source_segments=as_one_text(source_segments),
+        )
+
+    @nn.nowrap
+    def read_source(self, source):
+        """(ids, segments) of sources given as lists of ids of any lengths, or as an array."""
+        return padded_source(source, self.config, type(self).__name__)
+
+    @nn.nowrap
+    def start(self, weights, batch_size: int, capacity: int, source=None):
+        """A cache that has read the source; each source serves batch_size / sources rows."""
+        ids, segments = source
+        config = self.config.complete
+        return self.functional.start(
+            weights, ids, config, self.execution, batch_size, capacity, source_segments=segments
+        )
+
+
+def as_one_text(segments):
+    """A source is one text, whatever its segments are called: 1, and 0 for padding."""
+    return None if segments is None else (segments != 0).astype(int)

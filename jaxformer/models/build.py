@@ -1,22 +1,22 @@
 """From a config to the module that it describes."""
 
 import jax
-import jax.numpy as jnp
 
-from jaxformer.models.config import (
-    ConvolutionalConfig,
-    DecoderConfig,
-    Execution,
-    RecurrentConfig,
-)
+from jaxformer.models import config as configs
+from jaxformer.models.config import Execution
 from jaxformer.models.convolutional import Convolutional
 from jaxformer.models.decoder import Decoder
+from jaxformer.models.encoder import Encoder
+from jaxformer.models.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder
 from jaxformer.models.recurrent import Recurrent
 
 _MODULES = {
-    ConvolutionalConfig: Convolutional,
-    DecoderConfig: Decoder,
-    RecurrentConfig: Recurrent,
+    configs.ConvolutionalConfig: Convolutional,
+    configs.DecoderConfig: Decoder,
+    configs.EncoderConfig: Encoder,
+    configs.EncoderDecoderConfig: EncoderDecoder,
+    configs.RecurrentConfig: Recurrent,
+    configs.RecurrentEncoderDecoderConfig: RecurrentEncoderDecoder,
 }
 
 
@@ -28,7 +28,12 @@ def build(config, execution: Execution = Execution()):  # noqa: B008 (frozen)
     return _MODULES[type(config)](config, execution=execution)
 
 
+def init(model, key):
+    """The model's variables, whatever it reads: no input is needed to make them."""
+    return model.init(key, method="head")
+
+
 def parameter_count(config) -> int:
     """Parameters of the model, counted off their shapes (no arrays are made)."""
-    tree = jax.eval_shape(build(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    tree = jax.eval_shape(lambda key: init(build(config), key), jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(tree["params"]))

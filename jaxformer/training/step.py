@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array
 
 from jaxformer.functional.losses import chunked_cross_entropy
+from jaxformer.models.build import init
 
 
 class TrainState(NamedTuple):
@@ -22,18 +23,21 @@ class TrainState(NamedTuple):
 
 class Batch(NamedTuple):
     """int [accumulate, batch, length] inputs and targets; weights: 1 for a target that counts, 0
-    for padding (None: all count); segments: documents packed into a row (None: one)."""
+    for padding (None: all count); segments: documents packed into a row (None: one); source and
+    source_segments: for a model that reads one, [accumulate, batch, source length]."""
 
     inputs: Array
     targets: Array
     weights: Array | None = None
     segments: Array | None = None
+    source: Array | None = None
+    source_segments: Array | None = None
 
 
 def init_state(model, optimizer, seed: int) -> TrainState:
     """Parameters, optimiser state and dropout key, all from one seed."""
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
-    params = model.init(params_key, jnp.zeros((1, 1), jnp.int32))["params"]
+    params = init(model, params_key)["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params), dropout_key)
 
 
@@ -45,10 +49,12 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
     """
 
     def summed_loss(params, batch: Batch, key):
+        source = {name: getattr(batch, name) for name in ("source", "source_segments")}
         hidden = model.apply(
             {"params": params},
             batch.inputs,
             batch.segments,
+            **({} if batch.source is None else source),
             rngs=None if model.config.dropout == 0 else {"dropout": key},
             method="hidden_states",
         )

@@ -18,9 +18,10 @@ def cuts(draw, length=tiny.LENGTH):
     return chunks + [1] * (length - sum(chunks))
 
 
-def chunked(model, variables, tokens, chunks, segments=None, cache=None):
+def chunked(model, variables, tokens, chunks, segments=None, cache=None, source=None):
     """Logits of all tokens, read chunk by chunk, and the cache at the end."""
-    cache = jf.start(model, variables, len(tokens), tiny.LENGTH) if cache is None else cache
+    if cache is None:
+        cache = jf.start(model, variables, len(tokens), tiny.LENGTH, source)
     logits, start = [], 0
     for size in chunks:
         span = slice(start, start + size)

@@ -15,6 +15,7 @@ from tests.properties.witness import changed, jacobian
 
 BATCH, NEW = 2, 6
 RNN, CNN = jf.RecurrentConfig, jf.ConvolutionalConfig
+PAIR, RNN_PAIR = jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig
 MODELS = {
     "decoder": {"num_layers": 1},
     "llama": {
@@ -36,6 +37,19 @@ MODELS = {
         "residual": False,
         "norm": "none",
     },
+    "encoder-decoder": {"kind": PAIR, "num_layers": 1, "scale_embeddings": True},
+    "post-norm encoder-decoder": {
+        "kind": PAIR,
+        "positions": "sinusoidal",
+        "norm_position": "post",
+        "embedding_norm": True,
+        "share_embeddings": False,
+        "source_vocab_size": 7,
+        "num_layers": 1,
+        "num_encoder_layers": 2,
+    },
+    "lstm encoder-decoder": {"kind": RNN_PAIR, "attends": False, "hidden_dim": 8},
+    "attention lstm": {"kind": RNN_PAIR, "share_embeddings": False, "source_vocab_size": 7},
 }
 each_model = pytest.mark.parametrize("name", MODELS)
 
@@ -65,7 +79,8 @@ def test_jacobian_is_the_composed_rule(name, seed, segments):
     """∂ output i / ∂ input j ≠ 0 exactly where a path leads from j to i."""
     model = tiny.build(**MODELS[name])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
-    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
+    read = tiny.read(model, tiny.sources(model, seed, BATCH))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None, **read)
     np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
 
 
@@ -77,7 +92,8 @@ def test_another_input_changes_nothing_beyond_the_rule(name, seed, segments):
     config = model.config
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, config.embed_dim)
     other = tiny.embeddings(seed + 1, config.embed_dim)
-    found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other)
+    read = tiny.read(model, tiny.sources(model, seed, BATCH))
+    found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other, **read)
     found = np.asarray(found).transpose(1, 2, 0)  # [batch, output, input]
     assert not (found & ~expected(config, segments)[:, :, 0]).any()
 
@@ -107,15 +123,17 @@ def test_a_centred_convolution_sees_what_is_to_come(seed, segments):
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     """Prefill, chunks and single steps give what one pass gives: documents and padding anywhere,
-    each row with its own; from the params and from prepared weights; without segments too."""
+    each row with its own, from prepared weights; and without segments, from the params."""
     model = tiny.build(**MODELS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    whole = tiny.apply(model)(variables, tokens, segments)
-    for weights in (variables, jf.prepare(model, variables)):
-        logits, _ = chunked(model, weights, tokens, chunks, segments)
-        tiny.close(logits, whole, where=segments != 0)
-    plain, _ = chunked(model, variables, tokens, chunks)
-    tiny.close(plain, tiny.apply(model)(variables, tokens))
+    source = tiny.sources(model, seed, BATCH)
+    read = tiny.read(model, source)
+    whole = tiny.apply(model)(variables, tokens, segments, **read)
+    ready = jf.prepare(model, variables)
+    logits, _ = chunked(model, ready, tokens, chunks, segments, source=source)
+    tiny.close(logits, whole, where=segments != 0)
+    plain, _ = chunked(model, variables, tokens, chunks, source=source)
+    tiny.close(plain, tiny.apply(model)(variables, tokens, **read))
 
 
 @each_model
@@ -125,33 +143,38 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
     of a row of their own (what follows them there does not matter), padding inside it or not."""
     model = tiny.build(**MODELS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    together = np.asarray(tiny.apply(model)(variables, tokens, segments))
+    source = tiny.sources(model, seed, len(segments))
+    together = tiny.apply(model)(variables, tokens, segments, **tiny.read(model, source))
+    together = np.asarray(together)
     for row, ids in enumerate(segments):
         documents, _ = oracle.read(ids)
         for document in range(1, documents.max() + 1):
             own = np.flatnonzero(documents == document)
             text = np.zeros_like(tokens)
             text[0, : len(own)] = tokens[row, own]
-            alone = np.asarray(tiny.apply(model)(variables, text))[0, : len(own)]
+            read = tiny.read(model, source and [source[row]] * len(segments))
+            alone = np.asarray(tiny.apply(model)(variables, text, **read))[0, : len(own)]
             tiny.close(together[row, own], alone)
 
 
 @each_model
 @given(seed=tiny.seeds)
 def test_a_ragged_batch_is_each_row_alone(name, seed):
-    """Prompts of different lengths, generated from together: each row's text and log P are those
-    of the prompt alone, and its tokens the argmax of a pass over what came before."""
+    """Prompts (and sources) of different lengths, generated from together: each row's text and log
+    P are those of the prompt alone, and its tokens the argmax of a pass over what came before."""
     model, greedy = tiny.build(**MODELS[name]), jf.Sampler(temperature=0.0)
+    source, how = tiny.sources(model, seed, 3), {"max_new_tokens": NEW, "sampler": greedy}
     variables, rng = tiny.weights(model, seed), np.random.default_rng(seed)
     prompts = [tiny.tokens(seed + i, n).tolist() for i, n in enumerate(rng.integers(1, 9, 3))]
-    together = jf.generate(model, variables, prompts, max_new_tokens=NEW, sampler=greedy)
+    together = jf.generate(model, variables, prompts, source=source, **how)
     for row, prompt in enumerate(prompts):
-        alone = jf.generate(model, variables, [prompt], max_new_tokens=NEW, sampler=greedy)
+        own = source and [source[row]]
+        alone = jf.generate(model, variables, [prompt], source=own, **how)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
         tiny.close(together.log_probs[row], alone.log_probs[0])
         text = np.zeros((1, model.config.max_length), np.int32)
         text[0, : len(prompt) + NEW] = [*prompt, *together.tokens[row]]
-        logits = np.asarray(tiny.apply(model)(variables, text))[0]
+        logits = np.asarray(tiny.apply(model)(variables, text, **tiny.read(model, own)))[0]
         from_here = logits[len(prompt) - 1 : len(prompt) + NEW - 1]
         np.testing.assert_array_equal(from_here.argmax(axis=-1), together.tokens[row])
 
@@ -167,12 +190,13 @@ def test_score_is_the_sum_of_stepwise_log_probabilities(name, seed):
     """log P(x₁ … x_m) = Σ log P(x_i | x_<i), read off token by token, the first one given."""
     model = tiny.build(**MODELS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
-    total, cache = np.zeros(BATCH), jf.start(model, variables, BATCH, tiny.LENGTH)
+    source, total = tiny.sources(model, seed, BATCH), np.zeros(BATCH)
+    cache = jf.start(model, variables, BATCH, tiny.LENGTH, source)
     for t in range(tiny.LENGTH - 1):
         logits, cache = step(model)(variables, tokens[:, t : t + 1], cache)
         log_probs = np.asarray(jax.nn.log_softmax(logits[:, 0]), np.float64)
         total += log_probs[np.arange(BATCH), tokens[:, t + 1]]
-    tiny.close(jf.score(model, variables, tokens), total, 2e-5)
+    tiny.close(jf.score(model, variables, tokens, source=source), total, 2e-5)
 
 
 @each_model
@@ -182,7 +206,8 @@ def test_nan_in_padding_reaches_nothing(name, seed, segments):
     model, segments = tiny.build(**MODELS[name]), jnp.asarray(segments)
     variables, clean = tiny.weights(model, seed), tiny.embeddings(seed, *segments.shape, 8)
     x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
-    found, wanted = (squares(model)(variables, x, segments) for x in (x, clean))
+    read = tiny.read(model, tiny.sources(model, seed, BATCH))
+    found, wanted = (squares(model)(variables, x, segments, **read) for x in (x, clean))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), found))
     assert not np.asarray(found[1][1])[np.asarray(segments) == 0].any()
@@ -192,8 +217,8 @@ def test_nan_in_padding_reaches_nothing(name, seed, segments):
 def squares(model):
     """(loss, gradients) of something of the logits of real tokens."""
 
-    def loss(variables, x, segments):
-        logits = jax.nn.log_softmax(model.apply(variables, x, segments))
+    def loss(variables, x, segments, **read):
+        logits = jax.nn.log_softmax(model.apply(variables, x, segments, **read))
         return jnp.where((segments != 0)[..., None], jnp.square(logits), 0.0).sum()
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))

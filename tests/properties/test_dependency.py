@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxformer.functional import dot_product_attention
-from jaxformer.functional.blocks import run_blocks
+from jaxformer.functional.blocks import block, run_blocks
 from tests.properties import oracle, tiny
 from tests.properties.witness import by_jacobian, changed, jacobian, one_number
 
@@ -125,24 +125,16 @@ def jacobian_through_tables(attention, layers):
     model = tiny.build(attention=attention, layers=layers)
 
     def run(blocks, x, table):
-        def attend_with(tap):
-            def attend(query, key, value):
-                return dot_product_attention(
-                    query, key, value, table, implementation=attention, tap=tap
-                ), None
+        def attend(query, key, value):
+            return dot_product_attention(query, key, value, table, implementation=attention), None
 
-            return attend
+        def step(weights, x, dropout_key, tap):
+            return block(weights, x, model.config, attend=attend, positions=jnp.arange(x.shape[1]))[
+                0
+            ]
 
         def output(x):
-            positions = jnp.arange(x.shape[1])
-            y, _ = run_blocks(
-                blocks,
-                x,
-                model.config,
-                model.execution,
-                attend_with=attend_with,
-                positions=positions,
-            )
+            y, _ = run_blocks(step, blocks, x, model.config, model.execution)
             return one_number(y)
 
         return by_jacobian(output, x)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.models.build import init
 
 LENGTH = 12
 SIZES = {
@@ -63,7 +64,7 @@ def build(kind=jf.DecoderConfig, **options):
 
 @cache
 def shapes(model):
-    return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    return jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
 
 
 def weights(model, seed):
@@ -82,12 +83,31 @@ def weights(model, seed):
 
 @cache
 def apply(model):
-    """(variables, tokens, segments) → logits, compiled."""
+    """(variables, tokens, segments, source=…, source_segments=…) → logits, compiled."""
 
-    def run(variables, tokens, segments=None):
-        return model.apply(variables, tokens, segments)
+    def run(variables, tokens, segments=None, **read):
+        return model.apply(variables, tokens, segments, **read)
 
     return jax.jit(run)
+
+
+def sources(model, seed, batch):
+    """Rows of ids of lengths 1 … 8, one for each row; None for a model that reads no source."""
+    if not hasattr(model.config, "max_source_length"):
+        return None
+    rng = np.random.default_rng(seed)
+    vocab_size = model.config.source_vocab_size
+    return [
+        tokens(seed + i, n, vocab_size=vocab_size) for i, n in enumerate(rng.integers(1, 9, batch))
+    ]
+
+
+def read(model, sources):
+    """What `apply` takes for those sources."""
+    if sources is None:
+        return {}
+    ids, segments = model.read_source(sources)
+    return {"source": jnp.asarray(ids), "source_segments": jnp.asarray(segments)}
 
 
 def tokens(seed, *shape, vocab_size=SIZES["vocab_size"]):

@@ -20,11 +20,12 @@ def one_number(logits):
 
 @cache
 def jacobian(model, dropout=False, capture=None):
-    def run(variables, x, segments, key):
+    def run(variables, x, segments, key, **read):
         def logits(x):
             if capture is not None:
                 return model.apply(variables, x, segments, capture=capture, method="inspect")[0]
-            return model.apply(variables, x, segments, rngs={"dropout": key} if dropout else None)
+            rngs = {"dropout": key} if dropout else None
+            return model.apply(variables, x, segments, rngs=rngs, **read)
 
         return by_jacobian(lambda x: one_number(logits(x)), x)
 
@@ -37,9 +38,9 @@ def changed(model):
 
     Input number `length`, out of range, changes nothing: one program runs them all."""
 
-    def run(variables, x, segments, other):
+    def run(variables, x, segments, other, **read):
         def logits(j):
-            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments)
+            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments, **read)
 
         y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
         return (y[:-1] != y[-1]).any(axis=-1)

@@ -6,9 +6,15 @@ holds no mode, mesh or key.
 
 from jaxformer.models.config.convolutional import ConvolutionalConfig
 from jaxformer.models.config.decoder import DecoderConfig
+from jaxformer.models.config.encoder import EncoderConfig
+from jaxformer.models.config.encoder_decoder import (
+    EncoderDecoderConfig,
+    RecurrentEncoderDecoderConfig,
+)
 from jaxformer.models.config.execution import Execution
 from jaxformer.models.config.presets import PRESETS, preset
 from jaxformer.models.config.recurrent import RecurrentConfig
 
-__all__ = ["PRESETS", "ConvolutionalConfig", "DecoderConfig", "Execution", "RecurrentConfig"]
-__all__ += ["preset"]
+__all__ = ["PRESETS", "ConvolutionalConfig", "DecoderConfig", "EncoderConfig"]
+__all__ += ["EncoderDecoderConfig", "Execution", "RecurrentConfig"]
+__all__ += ["RecurrentEncoderDecoderConfig", "preset"]

@@ -1,101 +1,22 @@
 """The decoder-only Transformer's config."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
-from jaxformer.models.config.check import at_least, fraction, one_of
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
-Norm = Literal["layer", "rms", "none"]
-Positions = Literal["learned", "sinusoidal", "rotary", "none"]
+from jaxformer.models.config.check import at_least
+from jaxformer.models.config.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(TransformerConfig):
     """A decoder-only Transformer. A None is worked out from the other fields (`complete`)."""
 
-    vocab_size: int = 50_257
-    """number of token ids"""
-    max_length: int = 1024
-    """most positions of one document, prompt and generated tokens together"""
-    num_layers: int = 12
-    """blocks"""
-    embed_dim: int = 768
-    """width of the residual stream"""
-    num_heads: int = 12
-    """query heads"""
-    num_kv_heads: int | None = None
-    """key and value heads, each shared by num_heads / num_kv_heads query heads; None: num_heads"""
-    head_dim: int | None = None
-    """width of one head; None: embed_dim / num_heads"""
-    mlp_dim: int | None = None
-    """width inside the feed-forward layer; None: 4 embed_dim"""
-    activation: Activation = "gelu_tanh"
-    """of the feed-forward layer; swiglu and geglu are gated"""
-    output_activation: bool = False
-    """the non-linearity after the second map of the feed-forward layer too (lecture 10)"""
-    norm: Norm = "layer"
-    """normalisation over the features"""
-    norm_position: Literal["pre", "post"] = "pre"
-    """before each sub-layer (and after the stack), or after each residual sum"""
-    norm_epsilon: float = 1e-5
-    """inside the root"""
-    residual: bool = True
-    """add a sub-layer's input to its output"""
-    positions: Positions = "learned"
-    """how the model is told where a token stands"""
-    rotary_base: float = 10_000.0
-    """slowest wavelength / 2π of rotary positions"""
-    attention_scale: float | None = None
-    """what scores are multiplied by; None: 1 / √head_dim"""
     window: int | None = None
     """a token sees itself and the window − 1 before it; None: all before it"""
     prefix: int = 0
     """so many first tokens see one another both ways (prefix-LM)"""
-    use_bias: bool = True
-    """biases in the blocks' linear maps and layer norms"""
-    head_bias: bool = False
-    """a bias on the logits"""
-    tie_embeddings: bool = True
-    """the output map is the token embedding, transposed"""
-    scale_embeddings: bool = False
-    """token embeddings times √embed_dim"""
-    dropout: float = 0.0
-    """on the embeddings and on what each sub-layer adds, while training"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of activations; parameters, statistics, logits and losses are float32"""
 
     def __post_init__(self):
-        at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
-        at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "window")
-        one_of(self)
-        fraction(self, "dropout")
-        if self.head_dim is None and self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim is {self.embed_dim}, which num_heads ({self.num_heads}) does not "
-                "divide; choose one that it does, or give head_dim"
-            )
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ValueError(
-                f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads})"
-            )
-        if self.positions == "rotary" and self.complete.head_dim % 2:
-            raise ValueError(f"head_dim is {self.complete.head_dim}; rotary positions need it even")
-        if self.positions == "sinusoidal" and self.embed_dim % 2:
-            raise ValueError(f"embed_dim is {self.embed_dim}; sinusoidal positions need it even")
-        if not self.norm_epsilon > 0.0:
-            raise ValueError(f"norm_epsilon is {self.norm_epsilon}; it must be above 0")
+        super().__post_init__()
+        at_least(1, self, "window")
         if not 0 <= self.prefix <= self.max_length:
             raise ValueError(f"prefix is {self.prefix}; it must be in 0 … {self.max_length}")
-
-    @property
-    def complete(self) -> "DecoderConfig":
-        """The same config with every None that stands for a size worked out."""
-        if None not in (self.num_kv_heads, self.head_dim, self.mlp_dim):
-            return self
-        return replace(
-            self,
-            num_kv_heads=self.num_kv_heads or self.num_heads,
-            head_dim=self.head_dim or self.embed_dim // self.num_heads,
-            mlp_dim=self.mlp_dim or 4 * self.embed_dim,
-        )

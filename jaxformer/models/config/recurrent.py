@@ -35,7 +35,7 @@ class RecurrentConfig:
         at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "hidden_dim")
         one_of(self)
         fraction(self, "dropout")
-        if self.tie_embeddings and self.complete.hidden_dim != self.embed_dim:
+        if self.tie_embeddings and self.hidden_dim not in (None, self.embed_dim):
             raise ValueError(
                 f"hidden_dim is {self.hidden_dim}; with tie_embeddings it must be embed_dim "
                 f"({self.embed_dim})"

@@ -7,6 +7,7 @@ from tests.mutation.bug import (
     DECODER,
     GENERATION,
     POSITIONS,
+    TRANSFORMER,
     Bug,
 )
 
@@ -28,7 +29,7 @@ BUGS = (
     ),
     Bug(
         "overflow overwrites the last slot unnoticed",  # flax nnx attention
-        DECODER,
+        TRANSFORMER,
         "    x = jnp.where(length <= cache.capacity, x, jnp.nan)\n",
         "",
         f"{CHUNKING}::test_inside_jit_it_is_one_pass_until_it_overflows_to_nan",
@@ -51,8 +52,8 @@ BUGS = (
     Bug(
         "the cache reads a prefix causally",
         DECODER,
-        "mask, keys, values = self_attention_mask(config), [], []",
-        "mask, keys, values = Causal() & Window(config.window or 1 << 30) & Packed(), [], []",
+        "before, mask = cache.reading.position, self_attention_mask(config)",
+        "before, mask = cache.reading.position, Causal() & Packed()",
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass",
     ),
     Bug(
@@ -78,7 +79,7 @@ BUGS = (
     ),
     Bug(
         "the cache is float32 whatever the dtype",
-        DECODER,
+        TRANSFORMER,
         "        jnp.dtype(config.dtype),\n",
         "        jnp.float32,\n",
         f"{CHUNKING}::test_chunks_in_bfloat16_stay_near_one_pass_in_float32",

@@ -84,8 +84,8 @@ BUGS = (
     Bug(
         "score takes any id",
         "decoding/autoregressive.py",
-        "    check_tokens(tokens, model.config, segments)\n    return _score",
-        "    return _score",
+        "    check_tokens(tokens, model.config, segments)\n    read = model",
+        "    read = model",
         f"{GENERATION}::test_score_refuses_a_token_that_is_none",
     ),
     Bug(

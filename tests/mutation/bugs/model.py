@@ -3,11 +3,11 @@
 from tests.mutation.bug import (
     BLOCKS,
     CHUNKING,
-    DECODER,
     DISCIPLINE,
     EMBEDDING,
     INVARIANCE,
     POSITIONS,
+    TRANSFORMER,
     Bug,
 )
 
@@ -73,7 +73,7 @@ BUGS = (
     ),
     Bug(
         "embeddings in place of tokens are not scaled",
-        DECODER,
+        TRANSFORMER,
         "    if config.scale_embeddings:\n",
         "    if config.scale_embeddings and jnp.issubdtype(tokens.dtype, jnp.integer):\n",
         f"{INVARIANCE}::test_embeddings_stand_where_tokens_do "
@@ -118,8 +118,8 @@ BUGS = (
     ),
     Bug(
         "patches outside the blocks are dropped",
-        DECODER,
-        "    tap = Tap(capture, outer)\n",
+        TRANSFORMER,
+        "    tap = Tap(capture, {name: entry for name, entry in patch.items() if not _in_block(name)})\n",
         "    tap = Tap(capture, {})\n",
         f"{DISCIPLINE}::test_patching_everything_at_the_embedding_is_the_other_text",
     ),
@@ -132,9 +132,9 @@ BUGS = (
     ),
     Bug(
         "an unknown point is passed over",
-        "models/decoder.py",
-        "            if name not in self.points:\n",
-        "            if not name:\n",
+        "models/check.py",
+        "        if name not in points:\n",
+        "        if not name:\n",
         f"{DISCIPLINE}::test_an_unknown_name_is_an_error_that_lists_the_known",
     ),
 )

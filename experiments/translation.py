@@ -1,0 +1,149 @@
+"""Training on pairs for so many minutes, going on where a kill ended it, and translating."""
+
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.progress import Progress
+
+import jaxformer as jf
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.training.optimizer import is_matrix
+from jaxformer.training.pairs import PairBatches
+from jaxformer.training.step import TrainState, init_state, make_step
+
+WARMUP, CHECKPOINT_SECONDS, LOOK_EVERY = 200, 120, 20
+console = Console()
+
+
+class Trainer:
+    """A model that learns pairs within a budget of seconds, compilation and checkpoints included.
+
+    The learning rate climbs for WARMUP steps and falls, by half a cosine, with the time that is
+    left: so each model makes the most of equal time, whatever its speed.
+    """
+
+    def __init__(
+        self, model, pairs, folder: Path, *, seconds, peak, tokens, end_of_text, seed, smoothing
+    ):
+        self.model, self.seconds, self.peak, self.folder = model, seconds, peak, folder
+        self.batches = PairBatches(pairs, tokens, end_of_text, seed)
+        optimizer = optax.inject_hyperparams(_optimizer)(learning_rate=0.0)
+        self.update = make_step(model, optimizer, smoothing)
+        self.state = jax.jit(lambda: init_state(model, optimizer, seed))()
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.elapsed, self.tokens_read, self.history = 0.0, 0, []
+        if self.checkpoints.steps():
+            self._resume()
+
+    @property
+    def learning_rate(self) -> float:
+        warm = min(1.0, (int(self.state.step) + 1) / WARMUP)
+        left = min(1.0, self.elapsed / self.seconds)
+        return self.peak * warm * 0.5 * (1 + np.cos(np.pi * left))
+
+    def run(self, name: str) -> None:
+        """Train until the seconds are over."""
+        began = time.perf_counter() - self.elapsed
+        saved, losses = self.elapsed, []
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task(name, total=self.seconds, completed=self.elapsed)
+            while self.elapsed < self.seconds:
+                batch = next(self.batches)
+                self.state, loss = self.update(_at(self.state, self.learning_rate), batch)
+                losses.append(loss)
+                self.tokens_read += int(batch.weights.sum())
+                if len(losses) == LOOK_EVERY:
+                    mean, losses = float(np.mean(jax.device_get(losses))), []
+                    self._note(mean)
+                    text = f"{name}: epoch {self.batches.epoch}, loss {mean:.3f}"
+                    progress.update(task, completed=self.elapsed, description=text)
+                else:
+                    loss.block_until_ready()
+                self.elapsed = time.perf_counter() - began
+                if self.elapsed - saved > CHECKPOINT_SECONDS:
+                    self.save()
+                    self.elapsed = saved = time.perf_counter() - began
+        self.save()
+        console.print(
+            f"{name}: {int(self.state.step)} steps, {self.batches.epoch} epochs, "
+            f"{self.tokens_read / self.elapsed:,.0f} target tokens/s, {self.elapsed:.0f} s"
+        )
+
+    def _note(self, loss):
+        self.history.append((int(self.state.step), round(self.elapsed, 1), loss))
+
+    def save(self) -> None:
+        state = self.state
+        rest = {"optimizer": state.optimizer, "key": jax.random.key_data(state.key)}
+        progress = {
+            "data": self.batches.state(),
+            "elapsed": self.elapsed,
+            "tokens_read": self.tokens_read,
+            "history": self.history,
+        }
+        self.checkpoints.save(int(state.step), state.params, rest, progress)
+
+    def _resume(self):
+        rest = {"optimizer": self.state.optimizer, "key": jax.random.key_data(self.state.key)}
+        step, params, rest, progress = self.checkpoints.restore(self.state.params, rest)
+        key = jax.random.wrap_key_data(rest["key"])
+        self.state = TrainState(jnp.int32(step), params, rest["optimizer"], key)
+        self.batches.restore(progress["data"])
+        self.elapsed, self.tokens_read = progress["elapsed"], progress["tokens_read"]
+        self.history = [tuple(line) for line in progress["history"]]
+        console.print(f"going on from step {step}, {self.elapsed:.0f} s of {self.seconds:.0f}")
+
+
+def _optimizer(learning_rate):
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(learning_rate, b1=0.9, b2=0.98, weight_decay=0.01, mask=is_matrix),
+    )
+
+
+def _at(state: TrainState, learning_rate: float) -> TrainState:
+    """The state with this learning rate for its next update."""
+    optimizer = state.optimizer
+    rates = {**optimizer.hyperparams, "learning_rate": jnp.float32(learning_rate)}
+    return state._replace(optimizer=optimizer._replace(hyperparams=rates))
+
+
+def translate(model, params, tokenizer, texts, *, beam_width=1, batch_size=64, margin=10):
+    """The translations of `texts`, in their order, by a beam of that width (1: greedy)."""
+    ready = jf.prepare(model, {"params": params})
+    ids = tokenizer.encode_many(texts)
+    order = np.argsort([len(row) for row in ids], kind="stable")
+    found = [""] * len(texts)
+    end, greedy = tokenizer.end_of_text, jf.Sampler(temperature=0.0)
+    for begin in range(0, len(order), batch_size):
+        rows = order[begin : begin + batch_size]
+        source = [ids[row] for row in rows]
+        source += [source[0]] * (batch_size - len(rows))  # one shape for all batches
+        longest = max(map(len, source))
+        room = min(-(-(longest + longest // 2 + margin) // 32) * 32, model.config.max_length - 1)
+        how = {"max_new_tokens": room, "stop_tokens": (end,), "source": source}
+        if beam_width == 1:
+            out = jf.generate(model, ready, [[end]] * batch_size, sampler=greedy, **how)
+            tokens, lengths = out.tokens, out.lengths
+        else:
+            out = jf.beam_search(model, ready, [[end]] * batch_size, beam_width=beam_width, **how)
+            tokens, lengths = out.tokens[:, 0], out.lengths[:, 0]
+        for row, text, length in zip(rows, tokens, lengths, strict=False):
+            found[row] = tokenizer.decode(text[:length].tolist())
+    return found
+
+
+def same_run(folder: Path, settings: dict) -> None:
+    """Note what a run is in its folder; ValueError if another one is there already."""
+    path = folder / "settings.json"
+    text = json.dumps(settings, indent=2, default=str)
+    if path.exists() and path.read_text() != text:
+        raise ValueError(f"{folder} holds a run of other settings; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

@@ -1,0 +1,186 @@
+"""Beam search: the most probable continuations, several at once, by one compiled loop.
+
+At each step every live hypothesis is continued by every token, and the most probable `beam_width`
+of all these stay. One whose last token is a stop token is finished, and makes room for the next
+live one. A row is done when it has as many finished hypotheses as the beam is wide. So a beam of
+width 1 is greedy decoding, and one as wide as there are texts is an exhaustive search.
+
+Hypotheses are ranked by log P / length^length_penalty, the stop token counted: at 0 by their
+probability, which favours short ones; at 1 by the mean over their tokens (Wu et al. 2016, §7, whose
+(5 + length)/6 is near a length here).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decoding.autoregressive import (
+    bucket,
+    live_slots,
+    prepare,
+    prompt_bucket,
+    require_autoregressive,
+    start,
+    weights_of,
+)
+from jaxformer.decoding.generate import check_prompts, left_padded, prefill
+
+
+class Hypotheses(NamedTuple):
+    """The best first. tokens: int [batch, num_hypotheses, max_new_tokens], 0 after the end;
+    lengths: int [batch, num_hypotheses], the stop token counted, 0 where there are no more; scores:
+    float32, by which they are ranked; log_probs: float32, log P of the whole continuation."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    scores: np.ndarray
+    log_probs: np.ndarray
+
+
+class Beam(NamedTuple):
+    """Hypotheses of each row: their tokens [batch, width, max_new_tokens], −1 after the end, and
+    log P [batch, width], −∞ where there is none."""
+
+    tokens: jax.Array
+    log_probs: jax.Array
+
+    def take(self, index) -> "Beam":
+        """Those at index [batch, some]."""
+        tokens = jnp.take_along_axis(self.tokens, index[:, :, None], axis=1)
+        return Beam(tokens, jnp.take_along_axis(self.log_probs, index, axis=1))
+
+    def joined(self, other: "Beam") -> "Beam":
+        return Beam(*(jnp.concatenate(pair, axis=1) for pair in zip(self, other, strict=True)))
+
+    def lengths(self):
+        return (self.tokens >= 0).sum(axis=-1)
+
+    def scores(self, length_penalty):
+        return self.log_probs / jnp.maximum(self.lengths(), 1) ** length_penalty
+
+    def best(self, number: int, length_penalty) -> "Beam":
+        return self.take(jax.lax.top_k(self.scores(length_penalty), number)[1])
+
+
+class Search(NamedTuple):
+    """What a step leaves for the next."""
+
+    cache: object
+    logits: jax.Array  # [batch · width, vocab], of the last token read
+    live: Beam
+    finished: Beam
+    step: jax.Array  # int [], tokens generated
+
+    def done(self):
+        """bool [batch]: the row has as many finished hypotheses as it may."""
+        return (self.finished.log_probs > -jnp.inf).all(axis=1)
+
+
+def beam_search(
+    model,
+    variables,
+    prompts,
+    *,
+    max_new_tokens: int,
+    beam_width: int = 4,
+    num_hypotheses: int = 1,
+    length_penalty: float = 1.0,
+    stop_tokens: Sequence[int] = (),
+    source=None,
+) -> Hypotheses:
+    """The num_hypotheses best continuations of each prompt that a beam of this width finds.
+
+    prompts, stop_tokens, source: as for `generate`. A hypothesis that has not stopped after
+    max_new_tokens counts as it is, unless its row was done before.
+    """
+    require_autoregressive(model)
+    if beam_width < 1:
+        raise ValueError(f"beam_width is {beam_width}; it must be at least 1")
+    if not 1 <= num_hypotheses <= beam_width:
+        raise ValueError(
+            f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
+        )
+    prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
+    variables = variables if "prepared" in variables else prepare(model, variables)
+    weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
+    cache = start(model, variables, len(prompts), bucket(width + max_new_tokens), source)
+    state = prefill(model, weights, *left_padded(prompts, width), cache)
+    beam = _search(
+        model,
+        weights,
+        state,
+        jnp.asarray(sorted(set(stop_tokens)), jnp.int32),
+        jnp.float32(length_penalty),
+        beam_width,
+        max_new_tokens,
+        live_slots(state.cache, width + max_new_tokens),
+    )
+    lengths, scores = np.asarray(beam.lengths()), np.asarray(beam.scores(length_penalty))
+    lengths = np.where(np.isfinite(beam.log_probs), lengths, 0)
+    tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], beam.tokens, 0)
+    found = (tokens, lengths, scores, np.asarray(beam.log_probs))
+    return Hypotheses(*(x[:, :num_hypotheses] for x in found))
+
+
+@partial(jax.jit, static_argnums=(0, 5, 6, 7))
+def _search(model, weights, state, stops, length_penalty, beam_width, max_new_tokens, live_slots):
+    """The finished and the unfinished hypotheses of each row, beam_width of them, best first."""
+    batch = len(state.logits)
+    rows = jnp.repeat(jnp.arange(batch), beam_width)
+    empty = jnp.full((batch, beam_width, max_new_tokens), -1)
+    nothing = jnp.full((batch, beam_width), -jnp.inf)
+    search = Search(
+        state.cache.narrow(live_slots).take(rows),
+        state.logits[rows],
+        Beam(empty, nothing.at[:, 0].set(0.0)),  # one empty hypothesis, not beam_width of them
+        Beam(empty, nothing),
+        jnp.int32(0),
+    )
+
+    def goes_on(search):
+        return (search.step < max_new_tokens) & ~search.done().all()
+
+    def step(search):
+        search, parents, tokens = _extend(search, stops, length_penalty, beam_width)
+        cache = search.cache.take((jnp.arange(batch)[:, None] * beam_width + parents).reshape(-1))
+        logits, cache = model.advance(weights, tokens.reshape(-1, 1), cache)
+        return search._replace(cache=cache, logits=logits[:, -1], step=search.step + 1)
+
+    search = jax.lax.while_loop(goes_on, step, search)
+    unfinished = search.live._replace(
+        log_probs=jnp.where(search.done()[:, None], -jnp.inf, search.live.log_probs)
+    )
+    return search.finished.joined(unfinished).best(beam_width, length_penalty)
+
+
+def _extend(search: Search, stops, length_penalty, beam_width: int):
+    """Continue every live hypothesis by every token, and keep the best.
+
+    Returns (search, parents, tokens): the new live ones and, [batch, beam_width], which old one
+    each goes on from and by what token.
+    """
+    batch, vocab_size = search.live.log_probs.shape[0], search.logits.shape[-1]
+    log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beam_width, vocab_size)
+    totals = (search.live.log_probs[:, :, None] + log_probs).reshape(batch, -1)
+    # Enough that beam_width of them go on, even if every hypothesis could stop as well.
+    number = min(beam_width * (1 + len(stops)), beam_width * vocab_size)
+    best, index = jax.lax.top_k(totals, number)
+    parents, tokens = index // vocab_size, index % vocab_size
+    extended = search.live.take(parents)._replace(log_probs=best)
+    extended = extended._replace(tokens=extended.tokens.at[:, :, search.step].set(tokens))
+
+    stopped = (tokens[:, :, None] == stops).any(axis=-1)
+    among_the_best = (jnp.arange(number) < beam_width) & ~search.done()[:, None]
+    ended = jnp.where(stopped & among_the_best, best, -jnp.inf)
+    finished = search.finished.joined(extended._replace(log_probs=ended))
+    goes_on = jax.lax.top_k(jnp.where(stopped, -jnp.inf, best), beam_width)
+    search = search._replace(
+        live=extended.take(goes_on[1])._replace(log_probs=goes_on[0]),
+        finished=finished.best(beam_width, length_penalty),
+    )
+    parents, tokens = (jnp.take_along_axis(x, goes_on[1], axis=1) for x in (parents, tokens))
+    return search, parents, tokens

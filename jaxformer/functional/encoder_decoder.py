@@ -1,0 +1,213 @@
+"""The encoder–decoder Transformer as pure functions of its weights (seeds: lecture 13 §1, §4–5).
+
+    source → encoder → keys and values, layer by layer
+    tokens → embedding + position → blocks that look at those → norm → logits
+
+Output i predicts token i + 1 and depends on tokens ≤ i and on the whole source, padding aside. A
+source is encoded once, and its keys and values are kept beside the decoder's own.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jaxformer.functional import encoder
+from jaxformer.functional.attention import dot_product_attention, folded_attention
+from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
+from jaxformer.functional.cache import Cache
+from jaxformer.functional.embedding import head, head_initializer, logits
+from jaxformer.functional.linear import all_by_rows
+from jaxformer.functional.masks import Causal, Packed, Padding, Places
+from jaxformer.functional.transformer import (
+    POINTS,
+    empty_cache,
+    implementation,
+    prepare_stack,
+    read_on,
+    read_rows,
+    stack_initializers,
+    unstack,
+)
+
+__all__ = ["POINTS", "advance", "head", "hidden_states", "initializers", "inspect", "logits"]
+__all__ += ["prepare", "start"]
+POINTS = (*POINTS, *CROSS_POINTS)
+_OWN_ROW = Causal() & Packed()
+
+
+def initializers(config) -> dict:
+    """The weights by name, each as a pure initialiser of one key; the decoder's as in `decoder`."""
+    own = head_initializer(
+        config.embed_dim, config.vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias
+    )
+    parts = stack_initializers(config, init_cross_block)
+    parts["encoder"] = lambda key: init_encoder(key, config)
+    return parts | ({"head": own} if own else {})
+
+
+def init_encoder(key, config):
+    """The encoder's weights in one tree, without token vectors if it shares the decoder's."""
+    parts = stack_initializers(config.encoder)
+    keys = jax.random.split(key, len(parts))
+    tree = {name: init(key) for (name, init), key in zip(parts.items(), keys, strict=True)}
+    if config.share_embeddings:
+        learned = {name: x for name, x in tree.pop("embedding").items() if name == "positions"}
+        tree |= {"embedding": learned} if learned else {}
+    return tree
+
+
+def encode(weights, source, config, execution, *, segments=None, dropout_key=None):
+    """A vector for each token of the source [batch, source length, dim]."""
+    own = weights["encoder"]
+    tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
+    return encoder.encode(
+        {**own, "embedding": tables},
+        source,
+        config.encoder,
+        execution,
+        segments=segments,
+        dropout_key=dropout_key,
+    )[0]
+
+
+def hidden_states(weights, tokens, source, config, execution, **options):
+    """Whole rows to the last hidden states [batch, length, dim]: see `inspect`."""
+    return inspect(weights, tokens, source, config, execution, **options)[0]
+
+
+def inspect(
+    weights,
+    tokens,
+    source,
+    config,
+    execution,
+    *,
+    segments=None,
+    source_segments=None,
+    dropout_key=None,
+    capture=(),
+    patch=None,
+):
+    """(hidden states, what passed through the points of the decoder named in `capture`).
+
+    source_segments: int [batch, source length], 0 for padding, as `segments` are for the tokens.
+    """
+    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    how = {"segments": source_segments, "dropout_key": keys[0]}
+    encoded = encode(weights, source, config, execution, **how)
+    places = Places(source.shape[1], None, source_segments)
+
+    def look_up(weights, query, tap):
+        key, value = source_heads(weights["cross_attention"], encoded, config)
+        return dot_product_attention(
+            query,
+            key,
+            value,
+            Padding(),
+            key_places=places,
+            scale=config.attention_scale,
+            implementation=implementation("cross_attention.weights", execution, capture, patch),
+            tap=tap,
+        )
+
+    return read_rows(
+        weights,
+        tokens,
+        config,
+        execution,
+        _OWN_ROW,
+        block=partial(cross_block, look_up=look_up),
+        segments=segments,
+        dropout_key=keys[1],
+        capture=capture,
+        patch=patch,
+    )
+
+
+# ---- token by token
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SourceCache:
+    """The decoder's own cache and, beside it, what it looks up: per layer the keys and values of
+    the sources [sources · kv_heads, source length, head_dim]; visible: which of them are no
+    padding, bool [sources, 1, source length]. Each source serves as many rows in turn as come to
+    its share.
+    """
+
+    own: Cache
+    memory: tuple[tuple[Array, Array], ...]
+    visible: Bool[Array, "sources 1 source_length"]
+
+    @property
+    def reading(self):
+        return self.own.reading
+
+    @property
+    def length(self):
+        return self.own.length
+
+    @property
+    def capacity(self) -> int:
+        return self.own.capacity
+
+    def narrow(self, slots: int) -> "SourceCache":
+        return replace(self, own=self.own.narrow(slots))
+
+    def widen(self, narrow: "SourceCache") -> "SourceCache":
+        return replace(self, own=self.own.widen(narrow.own))
+
+    def take(self, rows) -> "SourceCache":
+        """Row i goes on from what row rows[i] has read; both have the same source."""
+        return replace(self, own=self.own.take(rows))
+
+
+def start(weights, source, config, execution, batch_size: int, capacity: int, source_segments=None):
+    """Read the sources; the cache of batch_size rows that have read nothing else yet."""
+    encoded = encode(weights, source, config, execution, segments=source_segments)
+    if source_segments is None:
+        source_segments = jnp.ones(source.shape[:2], jnp.int32)
+    seen = source_segments != 0
+
+    def folded(x):
+        """One axis for source and head; what is in padding is wiped out: 0 × NaN is NaN."""
+        return jnp.where(seen[:, None, :, None], x, 0).reshape(-1, *x.shape[2:])
+
+    memory = tuple(
+        tuple(map(folded, source_heads(block["cross_attention"], encoded, config)))
+        for block in unstack(weights["blocks"], config.num_layers)
+    )
+    return SourceCache(empty_cache(config, batch_size, capacity), memory, seen[:, None])
+
+
+def prepare(weights, config):
+    """The same weights as many small steps want them; the encoder takes few, large ones."""
+    stack = prepare_stack(weights, config)
+    return {**stack, "head": all_by_rows(head(weights), config.dtype)}
+
+
+def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
+    """The hidden states of the next tokens [batch, new], and the cache after them."""
+
+    def look_up(weights, query, tap):
+        keys, values = weights["memory"]
+        return folded_attention(query, keys, values, cache.visible, config.attention_scale)
+
+    blocks = unstack(weights["blocks"], config.num_layers)
+    blocks = [
+        {**block, "memory": memory} for block, memory in zip(blocks, cache.memory, strict=True)
+    ]
+    hidden, own = read_on(
+        {**weights, "blocks": blocks},
+        tokens,
+        cache.own,
+        config,
+        _OWN_ROW,
+        block=partial(cross_block, look_up=look_up),
+        segments=segments,
+    )
+    return hidden, replace(cache, own=own)

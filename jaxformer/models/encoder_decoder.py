@@ -1,0 +1,40 @@
+"""The models that read a source, as Flax modules."""
+
+from jaxformer.functional import encoder_decoder, recurrent_encoder_decoder
+from jaxformer.models.autoregressive import Sourced, as_one_text
+from jaxformer.models.check import check_source
+from jaxformer.models.language_model import Inspectable
+
+
+class EncoderDecoder(Inspectable, Sourced):
+    """The Transformer of Vaswani et al. 2017, and its relatives, as `config` says.
+
+    >>> model = EncoderDecoder(preset("transformer-base"))
+    >>> logits = jax.jit(model.apply)(variables, tokens, source=source)
+    >>> generate(model, variables, [[begin]] * 2, max_new_tokens=64, source=[[5, 6, 7], [8, 9]])
+    """
+
+    functional = encoder_decoder
+
+    def inspect(
+        self, tokens, segments=None, source=None, source_segments=None, *, capture=(), patch=None
+    ):
+        """Logits, and what passed through points of the decoder: see `Inspectable.inspect`."""
+        check_source(source, self.config, source_segments, len(tokens))
+        return self.run_inspected(
+            tokens,
+            source,
+            segments=segments,
+            source_segments=as_one_text(source_segments),
+            capture=capture,
+            patch=patch,
+        )
+
+
+class RecurrentEncoderDecoder(Sourced):
+    """An RNN or LSTM encoder–decoder, with attention or, from one state of fixed size, without.
+
+    >>> model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig(attends=True))
+    """
+
+    functional = recurrent_encoder_decoder

@@ -1,0 +1,72 @@
+"""What every model here is as a Flax module."""
+
+from typing import Any
+
+import flax.linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.models.check import check_points, check_tokens
+from jaxformer.models.config import Execution
+
+
+class LanguageModel(nn.Module):
+    """Owns the parameters and hands them to `functional`, a module of pure functions of that name:
+    initializers, hidden_states, head, logits.
+
+    Tokens are int [batch, length], or float [batch, length, embed_dim], embeddings in their place.
+    A dropout key in `rngs` means training; without one a pass has no randomness.
+    """
+
+    config: Any
+    execution: Execution = Execution()
+
+    def setup(self):
+        parts = self.functional.initializers(self.config.complete)
+        self.weights = {name: self.param(name, init) for name, init in parts.items()}
+
+    def __call__(
+        self, tokens, segments: Int[Array, "batch length"] | None = None
+    ) -> Float[Array, "batch length vocab"]:
+        """Logits in float32."""
+        return self.functional.logits(self.weights, self.hidden_states(tokens, segments))
+
+    def hidden_states(
+        self, tokens, segments: Int[Array, "batch length"] | None = None
+    ) -> Float[Array, "batch length dim"]:
+        """What the head is applied to, for losses that work through it in chunks."""
+        return self.run(self.functional.hidden_states, tokens, segments=segments)
+
+    def head(self):
+        """The output map's weights: kernel [dim, vocab_size] and, if it has one, bias."""
+        return self.functional.head(self.weights)
+
+    def run(self, function, tokens, *source, segments, **options):
+        """A pass: the function of the weights, the tokens and, if it reads one, the source."""
+        check_tokens(tokens, self.config, segments)
+        config, key = self.config.complete, None
+        if self.has_rng("dropout"):
+            key = self.make_rng("dropout")
+        options = {"segments": segments, "dropout_key": key, **options}
+        return function(self.weights, tokens, *source, config, self.execution, **options)
+
+
+class Inspectable(LanguageModel):
+    """A model whose `functional` has named POINTS, and `inspect` beside `hidden_states`."""
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        return self.functional.POINTS
+
+    def inspect(self, tokens, segments=None, *, capture=(), patch=None):
+        """Logits and what passed through the points named in `capture`, with `patch` put in place.
+
+        captured[name] has the layer as its first axis for points inside the blocks; patch maps
+        names to functional.taps.Patch(where, value). The names are `model.points`.
+        """
+        return self.run_inspected(tokens, segments=segments, capture=capture, patch=patch)
+
+    def run_inspected(self, tokens, *source, capture, patch, **options):
+        check_points((*capture, *(patch or {})), self.points)
+        hooks = {"capture": tuple(capture), "patch": patch}
+        hidden, captured = self.run(self.functional.inspect, tokens, *source, **hooks, **options)
+        return self.functional.logits(self.weights, hidden), captured

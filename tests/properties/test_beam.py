@@ -1,0 +1,137 @@
+"""Beam search, of every autoregressive model: greedy at one end, all texts at the other."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from tests.properties import tiny
+from tests.properties.test_autoregressive import MODELS, each_model
+
+VOCAB, NEW = 4, 3
+PROMPTS = [[1], [2, 3, 0]]
+STOPS = st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=1)
+
+
+def setup(name, seed):
+    """A model of a tiny vocabulary, its weights and what it reads."""
+    model = tiny.build(**{**MODELS[name], "vocab_size": VOCAB})
+    variables = tiny.weights(model, seed)
+    return model, variables, tiny.sources(model, seed, len(PROMPTS))
+
+
+def log_prob(model, variables, prompt, continuations, source):
+    """log P of each continuation, by `score`, which knows nothing of beams."""
+    width = max(map(len, PROMPTS)) + NEW  # one shape for all prompts: one compilation
+    tokens, segments = np.zeros((2, len(continuations), width), np.int32)
+    for row, continuation in enumerate(continuations):
+        text = [*prompt, *continuation]
+        tokens[row, : len(text)], segments[row, : len(text)] = text, 1
+    many = None if source is None else [source] * len(continuations)
+    whole, given = (
+        jf.score(model, variables, tokens, segments=segments * seen, source=many)
+        for seen in (1, np.arange(width) < len(prompt))
+    )
+    return np.asarray(whole - given, np.float64)
+
+
+def every_text(stops):
+    """All continuations: those that stop at their last token, and those that never do."""
+    for length in range(1, NEW + 1):
+        for text in product(range(VOCAB), repeat=length):
+            ends = text[-1] in stops
+            if not set(text[:-1]) & set(stops) and (ends or length == NEW):
+                yield text
+
+
+@each_model
+@given(seed=tiny.seeds, stops=STOPS)
+def test_a_beam_of_one_is_greedy(name, seed, stops):
+    model, variables, source = setup(name, seed)
+    how = {"max_new_tokens": NEW, "stop_tokens": tuple(stops), "source": source}
+    found = jf.beam_search(model, variables, PROMPTS, beam_width=1, **how)
+    greedy = jf.generate(model, variables, PROMPTS, sampler=jf.Sampler(temperature=0.0), **how)
+    np.testing.assert_array_equal(found.tokens[:, 0], greedy.tokens)
+    np.testing.assert_array_equal(found.lengths[:, 0], greedy.lengths)
+    tiny.close(found.log_probs[:, 0], greedy.log_probs.sum(axis=1))
+
+
+@each_model
+@given(seed=tiny.seeds, stops=STOPS, length_penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
+def test_a_wide_beam_is_brute_force(name, seed, stops, length_penalty):
+    """As wide as there are texts, it finds all of them, in the order of their scores."""
+    model, variables, source = setup(name, seed)
+    texts = list(every_text(stops))
+    found = jf.beam_search(
+        model,
+        variables,
+        PROMPTS,
+        max_new_tokens=NEW,
+        beam_width=VOCAB**NEW,
+        num_hypotheses=len(texts),
+        length_penalty=length_penalty,
+        stop_tokens=tuple(stops),
+        source=source,
+    )
+    lengths = np.array([len(text) for text in texts])
+    for row, prompt in enumerate(PROMPTS):
+        log_probs = log_prob(model, variables, prompt, texts, source and source[row])
+        scores = log_probs / lengths**length_penalty
+        tiny.close(found.scores[row], np.sort(scores)[::-1], 2e-5)
+        own = {
+            tuple(tokens[:length].tolist()): value
+            for tokens, length, value in zip(
+                found.tokens[row], found.lengths[row], found.log_probs[row], strict=True
+            )
+        }
+        assert own.keys() == set(texts)
+        tiny.close([own[text] for text in texts], log_probs, 2e-5)
+
+
+@pytest.mark.parametrize("name", ["decoder", "attention lstm"])
+@given(seed=tiny.seeds, stops=STOPS)
+def test_hypotheses_are_what_they_say(name, seed, stops):
+    """A narrow beam: each hypothesis has the log P that `score` gives its text, its score is that
+    over its length, none comes twice, and the best come first."""
+    model, variables, source = setup(name, seed)
+    found = jf.beam_search(
+        model,
+        variables,
+        PROMPTS,
+        max_new_tokens=NEW,
+        beam_width=3,
+        num_hypotheses=3,
+        stop_tokens=tuple(stops),
+        source=source,
+    )
+    for row, prompt in enumerate(PROMPTS):
+        assert found.lengths[row].all()
+        texts = [
+            tuple(tokens[:length].tolist())
+            for tokens, length in zip(found.tokens[row], found.lengths[row], strict=True)
+        ]
+        assert len(set(texts)) == len(texts)
+        log_probs = log_prob(model, variables, prompt, texts, source and source[row])
+        tiny.close(found.log_probs[row], log_probs, 2e-5)
+        tiny.close(found.scores[row], log_probs / found.lengths[row], 2e-5)
+        assert (np.diff(found.scores[row]) <= 0).all()
+
+
+def test_what_cannot_be_searched_is_refused_by_name():
+    model, variables, _ = setup("decoder", 0)
+    wrong = {
+        "beam_width is 0; it must be at least 1": {"beam_width": 0},
+        "num_hypotheses is 5; it must be in 1 … beam_width": {"num_hypotheses": 5},
+        "max_new_tokens is 0": {"max_new_tokens": 0},
+        "source has 1 rows; there are 2 prompts": {"source": [[1]]},
+        "source was given, but a Decoder reads none": {"source": [[1], [2]]},
+    }
+    for message, change in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            jf.beam_search(model, variables, PROMPTS, **{"max_new_tokens": 2, **change})
+    encoder = tiny.build(kind=jf.EncoderConfig)
+    with pytest.raises(ValueError, match=r"Encoder is not autoregressive .*no cache"):
+        jf.beam_search(encoder, tiny.weights(encoder, 0), PROMPTS, max_new_tokens=1)

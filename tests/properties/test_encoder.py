@@ -1,0 +1,119 @@
+"""The encoder: everyone sees everyone of a document, and learns what was masked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.functional.masking import mask_tokens
+from tests.properties import oracle, tiny
+from tests.properties.test_autoregressive import BATCH, squares
+from tests.properties.witness import jacobian
+
+MODELS = {
+    "bert": {"norm_position": "post", "embedding_norm": True, "activation": "gelu"},
+    "pre-norm": {"positions": "rotary", "norm": "rms", "tie_embeddings": False, "num_layers": 1},
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name):
+    return tiny.build(kind=jf.EncoderConfig, **MODELS[name])
+
+
+@each_model
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_every_output_depends_on_all_of_its_document(name, seed, segments):
+    """∂ output i / ∂ input j ≠ 0 exactly where both are tokens of one document."""
+    model = build(name)
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
+    found = np.asarray(jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None))
+    for row, other in np.ndindex(BATCH, BATCH):
+        documents, _ = oracle.read(segments[row])
+        same = (documents[:, None] == documents) & (documents != 0) & (row == other)
+        np.testing.assert_array_equal(found[row, :, other], same)
+
+
+@each_model
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_a_document_gives_what_it_gives_alone(name, seed, segments):
+    """Packed = separate, padded = alone; for the vectors and for the logits."""
+    model = build(name)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    together = both(model)(variables, tokens, segments)
+    for row, ids in enumerate(segments):
+        documents, _ = oracle.read(ids)
+        for document in range(1, documents.max() + 1):
+            own = np.flatnonzero(documents == document)
+            text, real = np.zeros((2, *tokens.shape), np.int32)
+            text[0, : len(own)], real[0, : len(own)] = tokens[row, own], 1
+            alone = both(model)(variables, text, real)
+            for some, other in zip(together, alone, strict=True):
+                tiny.close(some[row, own], other[0, : len(own)])
+
+
+@tiny.cache
+def both(model):
+    def run(variables, tokens, segments):
+        vectors = model.apply(variables, tokens, segments, method="encode")
+        return vectors, model.apply(variables, tokens, segments)
+
+    return jax.jit(run)
+
+
+@each_model
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_nan_in_padding_reaches_nothing(name, seed, segments):
+    model, segments = build(name), jnp.asarray(segments)
+    variables, clean = tiny.weights(model, seed), tiny.embeddings(seed, *segments.shape, 8)
+    x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
+    found, wanted = (squares(model)(variables, x, segments) for x in (x, clean))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), found))
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, ids=(1,)))
+def test_pooled_is_of_the_first_token(seed, segments):
+    """tanh(W h + b) of the first vector that is no padding; without segments, of the first."""
+    model = build("bert")
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    vectors, _ = both(model)(variables, tokens, segments)
+    pooled = pool(model)(variables, tokens, segments)
+    weights = oracle.float64(variables["params"]["pooler"])
+    for row, ids in enumerate(segments):
+        first = np.argmax(ids != 0)
+        tiny.close(pooled[row], np.tanh(oracle.linear(weights, np.float64(vectors[row, first]))))
+    whole = pool(model)(variables, tokens, None)
+    tiny.close(pool(model)(variables, tokens, np.ones_like(segments)), whole)
+
+
+@tiny.cache
+def pool(model):
+    return jax.jit(lambda *given: model.apply(*given, method="pooled"))
+
+
+def test_tokens_are_masked_as_often_as_bert_says():
+    """15% chosen: 80% of these masked, 10% random, 10% as they were; padding never; within 5 σ."""
+    number, rate, vocab_size, mask = 100_000, 0.15, 50, 49
+    tokens = jnp.full(number, 7)
+    segments = (jnp.arange(number) % 2) * 3
+    inputs, weights = mask_tokens(
+        jax.random.key(0), tokens, mask, vocab_size, rate=rate, segments=segments
+    )
+    inputs, weights, segments = (np.asarray(x) for x in (inputs, weights, segments))
+    assert not weights[segments == 0].any() and set(np.unique(weights)) == {0.0, 1.0}
+    np.testing.assert_array_equal(inputs[weights == 0], 7)
+    chosen = inputs[weights == 1]
+    for found, expected, among in (
+        (len(chosen), rate, number / 2),
+        ((chosen == mask).sum(), 0.8 + 0.1 / vocab_size, len(chosen)),
+        ((chosen == 7).sum(), 0.1 + 0.1 / vocab_size, len(chosen)),
+    ):
+        assert abs(found - expected * among) <= 5 * np.sqrt(among * expected * (1 - expected))
+    assert len(np.unique(chosen)) == vocab_size
+    for name, change in (("rate", {"rate": 0.0}), ("mask_token", {"mask_token": 50})):
+        options = {"mask_token": mask, "rate": rate, **change}
+        with pytest.raises(ValueError, match=f"{name} is {change[name]}"):
+            mask_tokens(jax.random.key(0), tokens, vocab_size=vocab_size, **options)

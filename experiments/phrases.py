@@ -16,13 +16,7 @@ from babel.units import format_unit
 LOCALES = Locale("en"), Locale("fr")
 CURRENCIES = ("EUR", "USD", "GBP", "CHF", "CAD", "JPY")
 UNITS = ("length-kilometer", "mass-kilogram", "volume-liter", "temperature-celsius")
-LONGEST = 6  # phrases strung together
-
-
-def phrase(random: random.Random) -> tuple[str, str]:
-    """One phrase, of a kind drawn at random."""
-    kind = random.choice(KINDS)
-    return kind(random)
+LONGEST = 4  # phrases strung together
 
 
 def _both(write) -> tuple[str, str]:
@@ -65,7 +59,7 @@ def _money(random):
 
 
 def _measure(random):
-    amount, unit = random.randrange(1, 10_000), random.choice(UNITS)
+    amount, unit = int(10 ** random.uniform(0, 4)), random.choice(UNITS)
     return _both(lambda locale: format_unit(amount, unit, locale=locale))
 
 
@@ -74,27 +68,33 @@ def _span(random):
     return _both(lambda locale: format_timedelta(span, locale=locale, add_direction=True))
 
 
-KINDS = (_date, _date, _moment, _number, _percent, _money, _money, _measure, _span)
+KINDS = (_date, _moment, _number, _percent, _money, _measure, _span)
 
 
 def phrases(number: int, seed: int) -> tuple[list, list]:
-    """(for training, held out): distinct single phrases, one in ten of them held out."""
-    generator, found = random.Random(seed), {}
-    for _ in range(number):
-        english, french = phrase(generator)
-        found.setdefault(english, french)
-    pairs = list(found.items())
-    generator.shuffle(pairs)
-    cut = len(pairs) // 10
-    return pairs[cut:], pairs[:cut]
+    """(for training, held out): distinct single phrases, kind by kind, one in ten held out."""
+    generator, train, held_out = random.Random(seed), [], []
+    for kind in KINDS:
+        found = dict(kind(generator) for _ in range(number // len(KINDS)))
+        pairs = list(found.items())
+        generator.shuffle(pairs)
+        cut = -(-len(pairs) // 10)
+        train.append(pairs[cut:])
+        held_out.append(pairs[:cut])
+    return train, held_out
 
 
-def strung(pairs, number: int, seed: int) -> list[tuple[str, str, int]]:
-    """(English, French, how many phrases): lists of 1 … LONGEST phrases of those given."""
+def strung(kinds, number: int, seed: int, *, mostly_short: bool) -> list[tuple[str, str, int]]:
+    """(English, French, how many phrases): lists of 1 … LONGEST phrases, every kind as frequent.
+
+    mostly_short: single ones are the most frequent (what goes with what is learnt from short
+    texts, and then serves in long ones); else all counts are as frequent.
+    """
     generator, texts = random.Random(seed), []
-    for _ in range(number):
-        count = generator.randint(1, LONGEST)
-        chosen = [generator.choice(pairs) for _ in range(count)]
+    counts = range(1, LONGEST + 1)
+    often = [LONGEST + 1 - count if mostly_short else 1 for count in counts]
+    for count in generator.choices(counts, often, k=number):
+        chosen = [generator.choice(generator.choice(kinds)) for _ in range(count)]
         sides = zip(*chosen, strict=True)
         written = [format_list(side, locale=at) for side, at in zip(sides, LOCALES, strict=True)]
         texts.append((*written, count))

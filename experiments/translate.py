@@ -44,10 +44,10 @@ def phrase_task(seed: int) -> Task:
     from phrases import phrases, strung
 
     train, held_out = phrases(40_000, seed)
-    test = strung(held_out, 1200, seed + 2)
+    test = strung(held_out, 1200, seed + 2, mostly_short=False)
     groups = [count for *_, count in test]
-    train = [pair[:2] for pair in strung(train, 40_000, seed + 1)]
-    return Task("phrases", train, [pair[:2] for pair in test], 512, 4096, groups)
+    train = [pair[:2] for pair in strung(train, 40_000, seed + 1, mostly_short=True)]
+    return Task("phrases", train, [pair[:2] for pair in test], 512, 1024, groups)
 
 
 def text_task(arguments) -> Task:
@@ -60,33 +60,31 @@ def text_task(arguments) -> Task:
     if arguments.lowercase:
         pairs, test = ([tuple(map(str.lower, pair)) for pair in side] for side in (pairs, test))
     name = f"{arguments.source.name} to {arguments.target.name}"
-    return Task(name, pairs, test, arguments.vocab_size, 4096)
+    return Task(name, pairs, test, arguments.vocab_size, 2048)
 
 
 def config_of(name: str, vocab_size: int, max_length: int, text: bool):
-    """Two to three million parameters for text, about one for phrases."""
-    common = {"vocab_size": vocab_size, "max_length": max_length, "dropout": 0.2 if text else 0.0}
+    """Two to three million parameters for text, half a million for phrases."""
+    common = {"vocab_size": vocab_size, "max_length": max_length, "dropout": 0.15 if text else 0.0}
     if name == "transformer":
         return jf.EncoderDecoderConfig(
             **common,
-            num_layers=3 if text else 2,
-            embed_dim=192 if text else 128,
+            num_layers=4 if text else 2,
+            embed_dim=128 if text else 96,
             num_heads=4,
-            mlp_dim=512,
+            mlp_dim=256,
             activation="relu",
-            positions="sinusoidal",
-            scale_embeddings=True,
+            positions="rotary",
         )
     return jf.RecurrentEncoderDecoderConfig(
         **common,
         attends=name == "attention-lstm",
         num_layers=2 if text else 1,
-        embed_dim=192 if text else 256,
-        hidden_dim=192 if text else 256,
+        embed_dim=192 if text else 128,
     )
 
 
-PEAKS = {"transformer": 3e-3, "attention-lstm": 4e-3, "lstm": 4e-3}
+PEAK = {"text": 3e-3, "phrases": 5e-3}  # learning rates
 
 
 def prepare(task: Task, folder: Path):
@@ -113,13 +111,14 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
     model = jf.build(config, jf.Execution(layers="unrolled"))
     folder = arguments.out / name
     settings = {"task": task.name, "config": asdict(config), "minutes": arguments.minutes}
-    same_run(folder, settings | {"seed": arguments.seed, "peak": PEAKS[name]})
+    peak = PEAK["text" if text else "phrases"]
+    same_run(folder, settings | {"seed": arguments.seed, "peak": peak})
     trainer = Trainer(
         model,
         pairs,
         folder,
         seconds=60 * arguments.minutes,
-        peak=PEAKS[name],
+        peak=peak,
         tokens=task.tokens,
         end_of_text=tokenizer.end_of_text,
         seed=arguments.seed,
@@ -205,8 +204,8 @@ def main():
     for name in ("--source", "--target", "--test-source", "--test-target"):
         parser.add_argument(name, type=Path, help="a text, plain or .gz, a sentence a line")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--minutes", type=float, default=4.0, help="of training, for each model")
-    parser.add_argument("--vocab-size", type=int, default=6000)
+    parser.add_argument("--minutes", type=float, default=4.2, help="of training, for each model")
+    parser.add_argument("--vocab-size", type=int, default=5000)
     parser.add_argument("--lowercase", action="store_true", help="all text, on both sides")
     parser.add_argument("--beam-width", type=int, default=5, help="for text; phrases are greedy")
     parser.add_argument("--out", type=Path, default=Path("runs/translate"))

@@ -114,19 +114,18 @@ def _at(state: TrainState, learning_rate: float) -> TrainState:
     return state._replace(optimizer=optimizer._replace(hyperparams=rates))
 
 
-def translate(model, params, tokenizer, texts, *, beam_width=1, batch_size=64, margin=10):
+def translate(model, params, tokenizer, texts, *, beam_width=1, batch_size=64):
     """The translations of `texts`, in their order, by a beam of that width (1: greedy)."""
     ready = jf.prepare(model, {"params": params})
     ids = tokenizer.encode_many(texts)
     order = np.argsort([len(row) for row in ids], kind="stable")
     found = [""] * len(texts)
     end, greedy = tokenizer.end_of_text, jf.Sampler(temperature=0.0)
+    room = min(2 * max(map(len, ids)), model.config.max_length - 1)
     for begin in range(0, len(order), batch_size):
         rows = order[begin : begin + batch_size]
         source = [ids[row] for row in rows]
         source += [source[0]] * (batch_size - len(rows))  # one shape for all batches
-        longest = max(map(len, source))
-        room = min(-(-(longest + longest // 2 + margin) // 32) * 32, model.config.max_length - 1)
         how = {"max_new_tokens": room, "stop_tokens": (end,), "source": source}
         if beam_width == 1:
             out = jf.generate(model, ready, [[end]] * batch_size, sampler=greedy, **how)

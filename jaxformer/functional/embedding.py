@@ -7,10 +7,16 @@ from jaxformer.functional.linear import all_by_rows, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
 
 
-def init_embedding(key, vocab_size: int, dim: int, *, learned_positions: int = 0):
-    """N(0, 0.02²) (GPT-2): a vector for each token and, if asked for, for each position."""
+def init_embedding(
+    key, vocab_size: int, dim: int, *, stddev: float = 0.02, learned_positions: int = 0
+):
+    """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position.
+
+    0.02 (GPT-2) is for what is normalised before it is used. Without a norm 1/√dim keeps logits,
+    and what a cell reads, of a size to learn from: at 0.02 an LSTM hardly begins to.
+    """
     tokens, positions = jax.random.split(key)
-    weights = {"tokens": 0.02 * jax.random.normal(tokens, (vocab_size, dim))}
+    weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim))}
     if learned_positions:
         weights["positions"] = 0.02 * jax.random.normal(positions, (learned_positions, dim))
     return weights

@@ -120,8 +120,9 @@ def recurrent_layer(
 
 def initializers(config) -> dict:
     """The weights by name, each as a pure initialiser of one key."""
+    dim, vocab_size = config.embed_dim, config.vocab_size
     parts = {
-        "embedding": lambda key: init_embedding(key, config.vocab_size, config.embed_dim),
+        "embedding": lambda key: init_embedding(key, vocab_size, dim, stddev=dim**-0.5),
         "layers": lambda key: init_layers(key, config),
     }
     own = head_initializer(

@@ -54,7 +54,8 @@ def init_encoder(key, config):
     table_key, layers_key = jax.random.split(key)
     weights = {"layers": init_layers(layers_key, config)}
     if not config.share_embeddings:
-        weights["embedding"] = init_embedding(table_key, config.source_vocab_size, config.embed_dim)
+        dim, size = config.embed_dim, config.source_vocab_size
+        weights["embedding"] = init_embedding(table_key, size, dim, stddev=dim**-0.5)
     return weights
 
 
@@ -169,8 +170,7 @@ def start(weights, source, config, execution, batch_size: int, capacity: int, so
         looked_up = tuple(
             jnp.where(seen[..., None], x[:, 0], 0) for x in memory(weights["attention"], encoded)
         )
-    # A copy: a cache is donated, and no two of its arrays may be the same one.
-    own = begin_reading(jax.tree.map(jnp.copy, initial))
+    own = begin_reading(empty_states(config, batch_size))
     return RecurrentSourceCache(own, initial, looked_up, seen[:, None])
 
 

@@ -44,13 +44,16 @@ POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 def stack_initializers(config, init_block=init_block) -> dict:
     """The stack's weights by name, each as a pure initialiser of one key."""
     dim, vocab_size = config.embed_dim, config.vocab_size
-    learned = config.max_length if config.positions == "learned" else 0
+    tables = {
+        "learned_positions": config.max_length if config.positions == "learned" else 0,
+        "stddev": dim**-0.5 if config.scale_embeddings else 0.02,
+    }
 
     def norm(key):
         return init_norm(config.norm, dim, use_bias=config.use_bias)
 
     parts = {
-        "embedding": lambda key: init_embedding(key, vocab_size, dim, learned_positions=learned),
+        "embedding": lambda key: init_embedding(key, vocab_size, dim, **tables),
         "blocks": lambda key: init_blocks(key, config, init_block),
     }
     if config.embedding_norm:

@@ -63,7 +63,7 @@ def padded_source(source, config, name: str):
     if not rows:
         raise ValueError("source is empty; it must hold a row of ids for each prompt")
     longest = max(row.size for row in rows)
-    width = min(config.max_source_length, max(8, 1 << (longest - 1).bit_length()))
+    width = min(config.max_source_length, max(32, 1 << (longest - 1).bit_length()))
     ids, segments = np.zeros((2, len(rows), width), np.int32)
     for i, row in enumerate(rows):
         ids[i, : row.size], segments[i, : row.size] = row, 1

@@ -104,7 +104,9 @@ _COUNTS += ("checkpoint_every",)
 RESUMABLE = ("steps", "evaluate_every", "evaluation_windows", "checkpoint_every", "keep")
 RESUMABLE += ("sample_tokens", *Execution.__dataclass_fields__)
 
-Preset = Literal["stdlib", "tiny", "shakespeare", "shakespeare-gpu", *PRESETS]
+# The verb trains decoders.
+_DECODERS = {name: model for name, model in PRESETS.items() if isinstance(model, DecoderConfig)}
+Preset = Literal["stdlib", "tiny", "shakespeare", "shakespeare-gpu", *_DECODERS]
 
 _RUNS = {
     # Two cores, about five minutes, on the Python standard library.
@@ -174,9 +176,9 @@ def training_preset(name: str) -> TrainingConfig:
     """A whole run by name; a model's preset gives that model with plain settings."""
     if name in _RUNS:
         return _RUNS[name]
-    if name in PRESETS:
-        return replace(TrainingConfig(), model=PRESETS[name])
-    raise ValueError(f"preset is {name!r}; it must be one of {', '.join([*_RUNS, *PRESETS])}")
+    if name in _DECODERS:
+        return replace(TrainingConfig(), model=_DECODERS[name])
+    raise ValueError(f"preset is {name!r}; it must be one of {', '.join([*_RUNS, *_DECODERS])}")
 
 
 def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:

@@ -47,6 +47,34 @@ def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
 
 
 @given(seed=tiny.seeds)
+def test_a_prefix_torn_apart_is_refused(seed):
+    """A chunk that ends inside a prefix: a ValueError with the row; inside jit, NaN for that row;
+    no prompt is shorter. A document shorter than the prefix may be followed by another."""
+    model = tiny.build(prefix=3)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 4)
+    cache = jf.start(model, variables, BATCH, CAPACITY)
+    torn = np.array([[1, 1, 2, 2], [1, 1, 1, 2]])
+    whole = np.array([[1, 1, 1, 1], [1, 2, 2, 2]])
+    with pytest.raises(ValueError, match=r"row 0 ends after 2 tokens .*first 3"):
+        jf.advance(model, variables, tokens, cache, segments=torn)
+    logits, _ = step_in_jit(model)(variables, tokens, cache, torn)
+    assert np.isnan(logits).all()
+    logits, _ = jf.advance(model, variables, tokens, cache, segments=whole)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, whole))
+    with pytest.raises(ValueError, match="prompt 1 has 2 tokens; the first 3"):
+        jf.generate(model, variables, [[1, 2, 3], [1, 2]], max_new_tokens=1, key=jax.random.key(0))
+
+
+@cache
+def step_in_jit(model):
+    return jax.jit(
+        lambda variables, tokens, cache, segments: jf.advance(
+            model, variables, tokens, cache, segments=segments
+        )
+    )
+
+
+@given(seed=tiny.seeds)
 def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
     """The cache holds the compute dtype; what is lost is rounding and no more."""
     model = tiny.build(**WINDOW, dtype="bfloat16")

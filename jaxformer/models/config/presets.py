@@ -1,6 +1,8 @@
 """Published configurations."""
 
 from jaxformer.models.config.decoder import DecoderConfig
+from jaxformer.models.config.encoder_decoder import EncoderDecoderConfig
+from jaxformer.models.config.transformer import TransformerConfig
 
 
 def _gpt2(num_layers, embed_dim, num_heads):
@@ -28,10 +30,24 @@ PRESETS = {
         use_bias=False,
         tie_embeddings=False,
     ),
+    # Vaswani et al. 2017, table 3, "base"; 37,000 tokens shared by both languages (§5.1).
+    "transformer-base": EncoderDecoderConfig(
+        vocab_size=37_000,
+        max_length=512,
+        num_layers=6,
+        embed_dim=512,
+        num_heads=8,
+        mlp_dim=2048,
+        activation="relu",
+        norm_position="post",
+        positions="sinusoidal",
+        scale_embeddings=True,
+        dropout=0.1,
+    ),
 }
 
 
-def preset(name: str) -> DecoderConfig:
+def preset(name: str) -> TransformerConfig:
     """The published configuration of that name; `dataclasses.replace` changes it."""
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")

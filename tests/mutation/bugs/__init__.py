@@ -1,6 +1,15 @@
 """The catalogue, room by room."""
 
-from tests.mutation.bugs import attention, cache, generation, masks, model, recurrent, training
+from tests.mutation.bugs import (
+    attention,
+    cache,
+    generation,
+    masks,
+    model,
+    recurrent,
+    source,
+    training,
+)
 
 BUGS = (
     *masks.BUGS,
@@ -9,5 +18,6 @@ BUGS = (
     *generation.BUGS,
     *model.BUGS,
     *recurrent.BUGS,
+    *source.BUGS,
     *training.BUGS,
 )

@@ -1,0 +1,181 @@
+"""Greedy decoding of an encoder–decoder against Hugging Face's torch Marian of the same size.
+
+    python experiments/bench_translate.py                 # batch 32, two sizes, float32
+    python experiments/bench_translate.py --sources       # time per token against source length
+
+Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
+"""
+
+import argparse
+import statistics
+import time
+from functools import partial
+
+from record import add_record, conclude
+from side_by_side import compare, ratio
+
+SOURCE, NEW = 24, 32
+SIZES = {  # what experiments/translate.py trains on Multi30k; and the base model of 2017
+    "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
+    "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},
+}
+
+
+def jaxformer_model(size: str):
+    """(model, prepared weights)."""
+    import jax
+
+    import jaxformer as jf
+    from jaxformer.models.build import init
+
+    config = jf.EncoderDecoderConfig(
+        **{name: value for name, value in SIZES[size].items() if name != "vocab"},
+        vocab_size=SIZES[size]["vocab"],
+        max_length=1024,
+        activation="silu",
+        norm_position="post",
+        positions="sinusoidal",
+        scale_embeddings=True,
+        head_bias=True,
+    )
+    model = jf.EncoderDecoder(config)
+    return model, jf.prepare(model, jax.jit(partial(init, model))(jax.random.key(0)))
+
+
+def jaxformer_decoding(size: str, batch_size: int):
+    """A function that reads batch_size sources and generates NEW tokens for each."""
+    import numpy as np
+
+    import jaxformer as jf
+
+    model, variables = jaxformer_model(size)
+    source = np.random.default_rng(0).integers(1, SIZES[size]["vocab"], (batch_size, SOURCE))
+    greedy, prompts = jf.Sampler(temperature=0.0), [[0]] * batch_size
+    how = {"max_new_tokens": NEW, "sampler": greedy, "source": source}
+    return lambda: jf.generate(model, variables, prompts, **how)
+
+
+def torch_decoding(size: str, batch_size: int):
+    """The same with Hugging Face's Marian and its generate."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    given = SIZES[size]
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (
+            ("layers", given["num_layers"]),
+            ("attention_heads", given["num_heads"]),
+            ("ffn_dim", given["mlp_dim"]),
+        )
+    }
+    config = MarianConfig(
+        **sides,
+        d_model=given["embed_dim"],
+        vocab_size=given["vocab"],
+        max_position_embeddings=1024,
+        activation_function="silu",
+        scale_embedding=True,
+        pad_token_id=given["vocab"] - 1,
+        eos_token_id=0,
+        decoder_start_token_id=given["vocab"] - 1,
+        forced_eos_token_id=None,
+        num_beams=1,
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = MarianMTModel(config).to(device).eval()
+    source = torch.randint(1, given["vocab"] - 1, (batch_size, SOURCE), device=device)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1}
+
+    def run():
+        with torch.inference_mode():
+            model.generate(source, attention_mask=torch.ones_like(source), **options)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -> dict:
+    """(milliseconds to read the source, milliseconds a token afterwards) by length of source."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxformer as jf
+    from jaxformer.decoding.generate import STEPS, decode_block, prefill
+
+    model, variables = jaxformer_model(size)
+    weights, numbers = variables["prepared"], jf.Sampler(temperature=0.0).numbers()
+    begin_text, stops = jnp.zeros((batch_size, 1), jnp.int32), jnp.zeros(0, jnp.int32)
+    found = {length: ([], []) for length in lengths}
+    for _ in range(rounds + 1):
+        for length, (reading, decoding) in found.items():
+            source = np.ones((batch_size, length), np.int32)
+            begin = time.perf_counter()
+            cache = jf.start(model, variables, batch_size, 2 * STEPS, source)
+            jax.block_until_ready(cache)
+            reading.append(time.perf_counter() - begin)
+            state = prefill(model, weights, begin_text, begin_text + 1, cache)
+            jax.block_until_ready(state)
+            begin = time.perf_counter()
+            out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, 2 * STEPS)
+            jax.block_until_ready(out)
+            decoding.append((time.perf_counter() - begin) / STEPS)
+    return {
+        length: tuple(1e3 * statistics.median(times[1:]) for times in both)
+        for length, both in found.items()
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sources", action="store_true", help="time per token by source only")
+    add_record(parser)
+    arguments = parser.parse_args()
+    if arguments.sources:
+        conclude(report_sources(arguments), arguments.record)
+        return
+    lines = []
+    for size in arguments.sizes:
+        given = (size, arguments.batch_size)
+        subjects = compare(
+            {
+                "jaxformer": partial(jaxformer_decoding, *given),
+                "torch Marian": partial(torch_decoding, *given),
+            },
+            arguments.rounds,
+        )
+        lines.append(report(size, arguments.batch_size, subjects))
+    conclude(lines, arguments.record)
+
+
+def report(size, batch_size, subjects) -> dict:
+    """Print a table; returns its tokens a second and the ratios."""
+    print(f"\n{size}, batch {batch_size}: sources of {SOURCE} tokens, {NEW} new")
+    ours, line = subjects["jaxformer"], {"size": size, "batch_size": batch_size}
+    for subject in subjects.values():
+        tokens = batch_size * NEW / subject.median
+        print(f"  {subject.name:14} {tokens:9.1f} tokens/s, {ratio(ours, subject):5.2f}×")
+        line[subject.name] = {"tokens_per_second": tokens, "ratio": ratio(ours, subject)}
+    return line
+
+
+def report_sources(arguments) -> dict:
+    """Print a table; returns milliseconds by length of source."""
+    lines = {}
+    for size in arguments.sizes:
+        given = (size, (16, 64, 256), arguments.batch_size, arguments.rounds)
+        print(f"\n{size}, batch {arguments.batch_size}")
+        for length, (reading, token) in time_per_token_by_source(*given).items():
+            print(f"  source {length:4}: read in {reading:8.1f} ms, {token:7.2f} ms a token")
+            lines[f"{size} {length}"] = {"milliseconds_to_read": reading, "a_token": token}
+    return lines
+
+
+if __name__ == "__main__":
+    main()

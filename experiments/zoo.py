@@ -1,0 +1,174 @@
+"""The race: RNN, LSTM, causal CNN and Transformer of one size, on the same text.
+
+    python experiments/zoo.py                  # the standard library's source, a few minutes each
+    python experiments/zoo.py TEXT… --steps 800
+
+Draws loss against steps and against time, and how many tokens a second each trains on, and writes,
+at early and at late positions (what is in the past costs a Transformer more and more, a recurrent
+state and a convolution's reach nothing).
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from record import add_record, conclude
+
+import jaxformer as jf
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.decoding.generate import STEPS, decode_block, prefill
+from jaxformer.functional import cross_entropy
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.corpus import read_documents, split, standard_library
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import Batch, init_state, make_step
+
+VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 64
+COMMON = {"vocab_size": VOCAB, "max_length": 4096}
+MODELS = {  # about 1.3 M parameters each
+    "RNN": jf.RecurrentConfig(**COMMON, cell="rnn", embed_dim=416, num_layers=2),
+    "LSTM": jf.RecurrentConfig(**COMMON, cell="lstm", embed_dim=240, num_layers=2),
+    "causal CNN": jf.ConvolutionalConfig(
+        **COMMON, embed_dim=192, num_layers=7, kernel_size=4, dilation_growth=2
+    ),
+    "Transformer": jf.DecoderConfig(
+        **COMMON, embed_dim=160, num_layers=4, num_heads=4, positions="rotary", norm="rms"
+    ),
+}
+PEAKS = {"RNN": 2e-3, "LSTM": 8e-3, "causal CNN": 4e-3, "Transformer": 4e-3}
+
+
+def read(paths):
+    """(training ids, held-out windows [HELD_OUT, LENGTH + 1], bytes a token)."""
+    documents = read_documents(paths)[0] if paths else standard_library()
+    train, held_out = split(documents, 0.05)
+    tokenizer = Tokenizer.train((document.text for document in train[::4]), VOCAB)
+
+    def stream(documents):
+        rows = tokenizer.encode_many(document.text for document in documents)
+        return np.concatenate([[tokenizer.end_of_text, *row] for row in rows]).astype(np.int32)
+
+    ids, other = stream(train), stream(held_out)
+    starts = np.linspace(0, len(other) - LENGTH - 1, HELD_OUT).astype(int)
+    size = sum(document.num_bytes for document in held_out) / len(other)
+    return ids, other[starts[:, None] + np.arange(LENGTH + 1)], size
+
+
+def train(name, ids, held_out, steps: int, seed: int) -> dict:
+    """Losses on held-out text by step and by second of training, and the trained weights."""
+    model = jf.build(MODELS[name], jf.Execution(layers="unrolled"))
+    optimizer = make_optimizer(
+        OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0), steps
+    )
+    state = jax.jit(lambda: init_state(model, optimizer, seed))()
+    update, random = make_step(model, optimizer), np.random.default_rng(seed)
+    loss_of = jax.jit(partial(_loss, model))
+    curve, seconds = [], 0.0
+    for step in range(steps + 1):
+        if step % max(1, steps // 20) == 0:
+            loss = float(loss_of(state.params, held_out))
+            curve.append((step, seconds, loss))
+            print(f"{name:12} step {step:5}: {loss:.3f} nats, {seconds:.0f} s", flush=True)
+        at = random.integers(0, len(ids) - LENGTH, (1, BATCH, 1)) + np.arange(LENGTH + 1)
+        batch = Batch(ids[at][..., :-1], ids[at][..., 1:])
+        if step == 0:  # compiled apart: what it costs is not training
+            update = update.lower(state, batch).compile()
+        begin = time.perf_counter()
+        state, last = update(state, batch)
+        last.block_until_ready()
+        seconds += time.perf_counter() - begin
+    return {
+        "curve": curve,
+        "training_tokens_per_second": (steps + 1) * BATCH * LENGTH / seconds,
+        "decoding_tokens_per_second": decode_speed(model, state.params),
+    }
+
+
+def _loss(model, params, windows):
+    return cross_entropy(model.apply({"params": params}, windows[:, :-1]), windows[:, 1:])
+
+
+POSITIONS = (32, 128, 512, 1024, 2048, 3968)
+
+
+def decode_speed(model, params, rounds: int = 5) -> dict:
+    """Tokens a second of the decoding loop, one row, after so many tokens have been read."""
+    weights = jf.prepare(model, {"params": params})["prepared"]
+    numbers, stops = jf.Sampler(temperature=0.0).numbers(), jnp.zeros(0, jnp.int32)
+    speeds = {}
+    for position in POSITIONS:
+        tokens = jnp.ones((1, position), jnp.int32)
+        live = position + STEPS
+        times = []
+        for _ in range(rounds + 1):
+            cache = model.start(weights, 1, live)
+            slots = None if cache.capacity is None else live
+            state = prefill(model, weights, tokens, tokens, cache)
+            jax.block_until_ready(state)
+            begin = time.perf_counter()
+            out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, slots)
+            jax.block_until_ready(out)
+            times.append(time.perf_counter() - begin)
+        speeds[position] = STEPS / float(np.median(times[1:]))
+    return speeds
+
+
+def draw(results: dict, path: Path) -> None:
+    """Four pictures, one message each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    (by_step, by_time), (training, decoding) = figure.subplots(2, 2)
+    for name, result in results.items():
+        steps, seconds, losses = zip(*result["curve"], strict=True)
+        by_step.plot(steps, losses, label=name)
+        by_time.plot(seconds, losses, label=name)
+        speeds = result["decoding_tokens_per_second"]
+        decoding.plot(list(speeds), list(speeds.values()), "o-", label=name)
+    speeds = [result["training_tokens_per_second"] for result in results.values()]
+    training.bar(list(results), speeds, color=[f"C{i}" for i in range(len(results))])
+    by_step.set(xlabel="steps", ylabel="held-out loss (nats per token)", title="loss by step")
+    by_time.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
+    by_time.set_title("loss by time")
+    training.set(ylabel="tokens per second", title="training, whole rows at once")
+    decoding.set(xlabel="position", ylabel="tokens per second", xscale="log")
+    decoding.set_title("decoding, one token at a time")
+    decoding.set_ylim(bottom=0)
+    losses = [loss for result in results.values() for *_, loss in result["curve"][1:]]
+    for axes in (by_step, by_time):
+        axes.set_ylim(min(losses) - 0.1, max(losses) + 0.1)
+    for axes in (by_step, by_time, training, decoding):
+        axes.grid(alpha=0.2)
+    by_step.legend()
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", nargs="*", type=Path)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, default=Path("zoo.png"))
+    add_record(parser)
+    arguments = parser.parse_args()
+    if arguments.steps < 20:
+        parser.error(f"--steps is {arguments.steps}; at least 20 make a curve")
+    keep_freed_memory()
+    ids, held_out, bytes_a_token = read(arguments.text)
+    results = {}
+    for name in arguments.models:
+        results[name] = train(name, ids, held_out, arguments.steps, arguments.seed)
+        results[name]["parameters"] = jf.parameter_count(MODELS[name])
+    draw(results, arguments.picture)
+    print(f"{arguments.picture}; {bytes_a_token:.2f} bytes a token")
+    conclude(results, arguments.record)
+
+
+if __name__ == "__main__":
+    main()

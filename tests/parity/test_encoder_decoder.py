@@ -1,0 +1,314 @@
+"""Torch's Transformer layers, and transformers' BERT, Marian and BART: the same outputs."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+
+import jaxformer as jf  # noqa: E402
+from jaxformer.functional import Causal, Packed, Padding, Places, dot_product_attention  # noqa: E402
+from jaxformer.functional.blocks import block, cross_block, source_heads  # noqa: E402
+from tests.parity import peers  # noqa: E402
+
+BATCH, LENGTH, SOURCE, DIM, HEADS, MLP, VOCAB = 3, 17, 23, 48, 4, 80, 61
+SIZES = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP, "num_layers": 2}
+PARTS = ("query", "key", "value", "output")
+
+
+def padded(length, *lengths):
+    """int [batch, length], 1 for tokens, 0 for padding behind them."""
+    return (np.arange(length) < np.array(lengths)[:, None]).astype(np.int32)
+
+
+SOURCE_REAL, REAL = padded(SOURCE, 23, 11, 1), padded(LENGTH, 9, 17, 2)
+
+
+def same(ours, theirs, where):
+    ours, theirs = np.asarray(ours)[where != 0], theirs.detach().numpy()[where != 0]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert abs(theirs).max() > 0.1  # there is something to compare
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def tokens(seed, *shape):
+    return np.random.default_rng(seed).integers(3, VOCAB, shape)
+
+
+# ---- torch's layers
+
+
+def torch_attention(take, name):
+    """in_proj holds query, key and value above one another."""
+    kernels = np.split(take(f"{name}.in_proj_weight"), 3)
+    biases = np.split(take(f"{name}.in_proj_bias"), 3)
+    parts = [{"kernel": k.T, "bias": b} for k, b in zip(kernels, biases, strict=True)]
+    return dict(zip(PARTS, [*parts, linear(take, f"{name}.out_proj")], strict=True))
+
+
+def linear(take, name):
+    return {"kernel": take(f"{name}.weight").T, "bias": take(f"{name}.bias")}
+
+
+def norm(take, name):
+    return {"scale": take(f"{name}.weight"), "bias": take(f"{name}.bias")}
+
+
+def attend(query, key, value, mask, segments):
+    places = Places(segments.shape[1], None, jnp.asarray(segments))
+    return dot_product_attention(
+        query, key, value, mask, query_places=places, key_places=places
+    ), None
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_block_is_torchs_encoder_layer(norm_position):
+    """torch.nn.TransformerEncoderLayer, norm_first both ways, with padding."""
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    peer = peers.randomised(torch.nn.TransformerEncoderLayer(DIM, HEADS, MLP, **options))
+    x, take = normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
+    theirs = peer(torch.as_tensor(x), src_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0))
+    config = jf.EncoderConfig(**SIZES, activation="relu", norm_position=norm_position)
+    ours, _ = block(
+        jax.tree.map(
+            jnp.asarray,
+            {
+                "attention_norm": norm(take, "norm1"),
+                "attention": torch_attention(take, "self_attn"),
+                "feedforward_norm": norm(take, "norm2"),
+                "feedforward": {"up": linear(take, "linear1"), "down": linear(take, "linear2")},
+            },
+        ),
+        jnp.asarray(x),
+        config.complete,
+        attend=partial(attend, mask=Packed(), segments=SOURCE_REAL),
+        positions=jnp.arange(SOURCE),
+    )
+    same(ours, theirs, SOURCE_REAL)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_cross_block_is_torchs_decoder_layer(norm_position):
+    """torch.nn.TransformerDecoderLayer, norm_first both ways, with padding on both sides."""
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    peer = peers.randomised(torch.nn.TransformerDecoderLayer(DIM, HEADS, MLP, **options))
+    x, encoded = normal(0, BATCH, LENGTH, DIM), normal(1, BATCH, SOURCE, DIM)
+    take = peers.weights(peer)
+    theirs = peer(
+        torch.as_tensor(x),
+        torch.as_tensor(encoded),
+        tgt_mask=torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1),
+        tgt_key_padding_mask=torch.as_tensor(REAL == 0),
+        memory_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0),
+    )
+    config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
+
+    def look_up(weights, query, tap):
+        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.complete)
+        places = Places(SOURCE, None, jnp.asarray(SOURCE_REAL))
+        return dot_product_attention(query, key, value, Padding(), key_places=places)
+
+    ours, _ = cross_block(
+        jax.tree.map(
+            jnp.asarray,
+            {
+                "attention_norm": norm(take, "norm1"),
+                "attention": torch_attention(take, "self_attn"),
+                "cross_attention_norm": norm(take, "norm2"),
+                "cross_attention": torch_attention(take, "multihead_attn"),
+                "feedforward_norm": norm(take, "norm3"),
+                "feedforward": {"up": linear(take, "linear1"), "down": linear(take, "linear2")},
+            },
+        ),
+        jnp.asarray(x),
+        config.complete,
+        look_up=look_up,
+        attend=partial(attend, mask=Causal() & Packed(), segments=REAL),
+        positions=jnp.arange(LENGTH),
+    )
+    same(ours, theirs, REAL)
+
+
+# ---- transformers' models
+
+
+def bert_params(take):
+    """Token types are not told apart here: the first one's vector goes with the positions."""
+
+    def layer(number):
+        at = f"bert.encoder.layer.{number}"
+        heads = {part: linear(take, f"{at}.attention.self.{part}") for part in PARTS[:3]}
+        return {
+            "attention": {**heads, "output": linear(take, f"{at}.attention.output.dense")},
+            "attention_norm": norm(take, f"{at}.attention.output.LayerNorm"),
+            "feedforward": {
+                "up": linear(take, f"{at}.intermediate.dense"),
+                "down": linear(take, f"{at}.output.dense"),
+            },
+            "feedforward_norm": norm(take, f"{at}.output.LayerNorm"),
+        }
+
+    at = "bert.embeddings"
+    types = take(f"{at}.token_type_embeddings.weight")[0]
+    return {
+        "embedding": {
+            "tokens": take(f"{at}.word_embeddings.weight"),
+            "positions": take(f"{at}.position_embeddings.weight") + types,
+        },
+        "embedding_norm": norm(take, f"{at}.LayerNorm"),
+        "blocks": peers.stacked([layer(number) for number in range(2)]),
+        "transform": linear(take, "cls.predictions.transform.dense"),
+        "transform_norm": norm(take, "cls.predictions.transform.LayerNorm"),
+        "head": {"bias": take("cls.predictions.bias")},
+    }
+
+
+@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+def test_bert_gives_the_same_vectors_and_logits(attention):
+    """Post-norm, embedding norm, erf GELU, pooler, and the masked-token head; with padding."""
+    config = transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        intermediate_size=MLP,
+        max_position_embeddings=32,
+    )
+    masked = peers.randomised(transformers.BertForMaskedLM(config))
+    pooling = peers.randomised(transformers.BertModel(config))
+    pooling.load_state_dict(masked.bert.state_dict(), strict=False)
+    params = bert_params(peers.weights(masked))
+    params["pooler"] = linear(peers.weights(pooling), "pooler.dense")
+    model = jf.Encoder(
+        jf.EncoderConfig(
+            **SIZES,
+            vocab_size=VOCAB,
+            max_length=32,
+            activation="gelu",
+            norm_position="post",
+            norm_epsilon=1e-12,
+            embedding_norm=True,
+            head_bias=True,
+        ),
+        jf.Execution(attention=attention),
+    )
+    ids = tokens(0, BATCH, SOURCE)
+    given = (torch.as_tensor(ids), torch.as_tensor(SOURCE_REAL))
+    variables, segments = {"params": jax.tree.map(jnp.asarray, params)}, jnp.asarray(SOURCE_REAL)
+
+    def ours(method):
+        return jax.jit(lambda ids: model.apply(variables, ids, segments, method=method))(ids)
+
+    same(ours(None), masked(*given).logits, SOURCE_REAL)
+    theirs = pooling(*given)
+    same(ours("encode"), theirs.last_hidden_state, SOURCE_REAL)
+    same(ours("pooled"), theirs.pooler_output, np.ones(BATCH))
+
+
+def bart_params(take, offset, embedding_norm):
+    """Marian's and BART's names are the same; BART's positions begin at row 2."""
+
+    def attention(at):
+        parts = [linear(take, f"{at}.{part}_proj") for part in ("q", "k", "v", "out")]
+        return dict(zip(PARTS, parts, strict=True))
+
+    def layer(at, crosses):
+        weights = {
+            "attention": attention(f"{at}.self_attn"),
+            "attention_norm": norm(take, f"{at}.self_attn_layer_norm"),
+            "feedforward": {"up": linear(take, f"{at}.fc1"), "down": linear(take, f"{at}.fc2")},
+            "feedforward_norm": norm(take, f"{at}.final_layer_norm"),
+        }
+        if crosses:
+            weights["cross_attention"] = attention(f"{at}.encoder_attn")
+            weights["cross_attention_norm"] = norm(take, f"{at}.encoder_attn_layer_norm")
+        return weights
+
+    def stack(side, number, crosses):
+        at = f"model.{side}"
+        layers = [layer(f"{at}.layers.{i}", crosses) for i in range(number)]
+        weights = {
+            "embedding": {"positions": take(f"{at}.embed_positions.weight")[offset:]},
+            "blocks": peers.stacked(layers),
+        }
+        if embedding_norm:
+            weights["embedding_norm"] = norm(take, f"{at}.layernorm_embedding")
+        return weights
+
+    decoder = stack("decoder", 2, True)
+    decoder["embedding"]["tokens"] = take("model.shared.weight")
+    bias = {"bias": take("final_logits_bias")[0]}
+    return {**decoder, "encoder": stack("encoder", 3, False), "head": bias}
+
+
+PEERS = {
+    "marian": (transformers.MarianConfig, transformers.MarianMTModel, 0, False),
+    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration, 2, True),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+def test_an_encoder_decoder_gives_the_same_logits(name, attention):
+    """Three layers and two, post-norm, shared embeddings; Marian scales them and BART norms them.
+    With padding on both sides, from one pass and from the cache."""
+    config_of, model_of, offset, embedding_norm = PEERS[name]
+    config = config_of(
+        vocab_size=VOCAB,
+        d_model=DIM,
+        encoder_layers=3,
+        decoder_layers=2,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=MLP,
+        decoder_ffn_dim=MLP,
+        activation_function="silu" if name == "marian" else "gelu",
+        scale_embedding=name == "marian",
+        max_position_embeddings=32,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+    )
+    peer = peers.randomised(model_of(config))
+    peer.final_logits_bias.copy_(torch.as_tensor(normal(3, 1, VOCAB)))
+    source, target = tokens(0, BATCH, SOURCE), tokens(1, BATCH, LENGTH)
+    theirs = peer(
+        input_ids=torch.as_tensor(source),
+        attention_mask=torch.as_tensor(SOURCE_REAL),
+        decoder_input_ids=torch.as_tensor(target),
+        decoder_attention_mask=torch.as_tensor(REAL),
+    ).logits
+    model = jf.EncoderDecoder(
+        jf.EncoderDecoderConfig(
+            **SIZES,
+            vocab_size=VOCAB,
+            max_length=32,
+            num_encoder_layers=3,
+            activation="silu" if name == "marian" else "gelu",
+            norm_position="post",
+            embedding_norm=embedding_norm,
+            scale_embeddings=name == "marian",
+            head_bias=True,
+        ),
+        jf.Execution(attention=attention),
+    )
+    variables = {"params": bart_params(peers.weights(peer), offset, embedding_norm)}
+    read = {"source": source, "source_segments": SOURCE_REAL}
+    ours = jax.jit(model.apply)(variables, target, segments=REAL, **read)
+    same(ours, theirs, REAL)
+
+    rows = [row[real != 0] for row, real in zip(source, SOURCE_REAL, strict=True)]
+    cache, pieces = jf.start(model, variables, BATCH, LENGTH, rows), []
+    for begin, end in ((0, 8), (8, LENGTH)):
+        segments = jnp.asarray(REAL[:, begin:end])
+        logits, cache = jf.advance(model, variables, target[:, begin:end], cache, segments)
+        pieces.append(logits)
+    same(np.concatenate(pieces, axis=1), theirs, REAL)

@@ -176,7 +176,8 @@ def draw(task: Task, results: dict, path: Path) -> None:
             right.plot(counts, shares, "o-", label=LABELS[name])
     if task.groups is not None:
         right.set(xlabel="phrases in the text", ylabel="translated exactly (%)", ylim=(-3, 103))
-        right.set_title("one state must carry it all; attention looks it up")
+        right.set_title("held-out text by length")
+        right.set_xticks(counts)
     else:
         names = list(results)
         right.bar([LABELS[name] for name in names], [results[name]["bleu"] for name in names])

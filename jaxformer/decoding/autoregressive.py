@@ -109,7 +109,7 @@ _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
 def _check_first_chunk(least: int, reading: Reading, segments, shape):
     """Refuse a chunk that ends where a document's first tokens must go on to be read at once."""
     segments = same_document(segments, reading, shape)
-    read = np.asarray(read_segments(segments, reading)[2].position)
+    read = np.asarray(read_segments(jnp.asarray(segments), reading)[2].position)
     short = (read > 0) & (read < least)
     if short.any():
         row = int(short.argmax())

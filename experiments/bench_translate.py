@@ -14,7 +14,7 @@ from functools import partial
 from record import add_record, conclude
 from side_by_side import compare, ratio
 
-SOURCE, NEW = 24, 32
+SOURCE, NEW, BATCHES = 24, 32, 4  # tokens, tokens, one after the other
 SIZES = {  # what experiments/translate.py trains on Multi30k; and the base model of 2017
     "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
     "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},
@@ -43,7 +43,7 @@ def jaxformer_model(size: str):
 
 
 def jaxformer_decoding(size: str, batch_size: int):
-    """A function that reads batch_size sources and generates NEW tokens for each."""
+    """A function that reads batch_size sources and generates NEW tokens for each, BATCHES times."""
     import numpy as np
 
     import jaxformer as jf
@@ -52,7 +52,7 @@ def jaxformer_decoding(size: str, batch_size: int):
     source = np.random.default_rng(0).integers(1, SIZES[size]["vocab"], (batch_size, SOURCE))
     greedy, prompts = jf.Sampler(temperature=0.0), [[0]] * batch_size
     how = {"max_new_tokens": NEW, "sampler": greedy, "source": source}
-    return lambda: jf.generate(model, variables, prompts, **how)
+    return lambda: [jf.generate(model, variables, prompts, **how) for _ in range(BATCHES)]
 
 
 def torch_decoding(size: str, batch_size: int):
@@ -90,7 +90,8 @@ def torch_decoding(size: str, batch_size: int):
 
     def run():
         with torch.inference_mode():
-            model.generate(source, attention_mask=torch.ones_like(source), **options)
+            for _ in range(BATCHES):
+                model.generate(source, attention_mask=torch.ones_like(source), **options)
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -159,7 +160,7 @@ def report(size, batch_size, subjects) -> dict:
     print(f"\n{size}, batch {batch_size}: sources of {SOURCE} tokens, {NEW} new")
     ours, line = subjects["jaxformer"], {"size": size, "batch_size": batch_size}
     for subject in subjects.values():
-        tokens = batch_size * NEW / subject.median
+        tokens = BATCHES * batch_size * NEW / subject.median
         print(f"  {subject.name:14} {tokens:9.1f} tokens/s, {ratio(ours, subject):5.2f}×")
         line[subject.name] = {"tokens_per_second": tokens, "ratio": ratio(ours, subject)}
     return line

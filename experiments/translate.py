@@ -65,7 +65,7 @@ def text_task(arguments) -> Task:
 
 def config_of(name: str, vocab_size: int, max_length: int, text: bool):
     """Two to three million parameters for text, half a million for phrases."""
-    common = {"vocab_size": vocab_size, "max_length": max_length, "dropout": 0.15 if text else 0.0}
+    common = {"vocab_size": vocab_size, "max_length": max_length, "dropout": 0.2 if text else 0.0}
     if name == "transformer":
         return jf.EncoderDecoderConfig(
             **common,
@@ -123,6 +123,7 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
         end_of_text=tokenizer.end_of_text,
         seed=arguments.seed,
         smoothing=0.1 if text else 0.0,
+        num_buckets=6 if text else 4,
     )
     trainer.run(LABELS[name])
     sources, targets = zip(*task.test, strict=True)

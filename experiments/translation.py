@@ -29,10 +29,21 @@ class Trainer:
     """
 
     def __init__(
-        self, model, pairs, folder: Path, *, seconds, peak, tokens, end_of_text, seed, smoothing
+        self,
+        model,
+        pairs,
+        folder: Path,
+        *,
+        seconds,
+        peak,
+        tokens,
+        end_of_text,
+        seed,
+        smoothing,
+        num_buckets,
     ):
         self.model, self.seconds, self.peak, self.folder = model, seconds, peak, folder
-        self.batches = PairBatches(pairs, tokens, end_of_text, seed)
+        self.batches = PairBatches(pairs, tokens, end_of_text, seed, num_buckets)
         optimizer = optax.inject_hyperparams(_optimizer)(learning_rate=0.0)
         self.update = make_step(model, optimizer, smoothing)
         self.state = jax.jit(lambda: init_state(model, optimizer, seed))()

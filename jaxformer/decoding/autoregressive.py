@@ -120,9 +120,15 @@ def _check_first_chunk(least: int, reading: Reading, segments, shape):
 
 
 def live_slots(cache, needed: int) -> int | None:
-    """The static number of slots to attend to: `needed` rounded up to a power of two. None for a
-    cache that has no slots, but a state of one size."""
-    return None if cache.capacity is None else min(cache.capacity, bucket(needed))
+    """The static number of slots to attend to, `slots(needed)` of what there are. None for a cache
+    that has no slots, but a state of one size."""
+    return None if cache.capacity is None else min(cache.capacity, slots(needed))
+
+
+def slots(length: int) -> int:
+    """The least 3 · 2ⁿ that is at least `length` (and 48): half as much again as a prompt's bucket,
+    so that the steps after a prompt do not at once need the next."""
+    return 3 * bucket(-(-length // 3), smallest=16)
 
 
 def prompt_bucket(length: int) -> int:

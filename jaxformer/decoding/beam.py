@@ -6,8 +6,8 @@ live one. A row is done when it has as many finished hypotheses as the beam is w
 width 1 is greedy decoding, and one as wide as there are texts is an exhaustive search.
 
 Hypotheses are ranked by log P / length^length_penalty, the stop token counted: at 0 by their
-probability, which favours short ones; at 1 by the mean over their tokens (Wu et al. 2016, §7, whose
-(5 + length)/6 is near a length here).
+probability, which favours short ones; at 1 by the mean over their tokens (Wu et al. 2016, §7,
+divide by (5 + length)/6 in place of the length).
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.decoding.autoregressive import (
-    bucket,
     live_slots,
     prepare,
     prompt_bucket,
     require_autoregressive,
+    slots,
     start,
     weights_of,
 )
@@ -107,7 +107,7 @@ def beam_search(
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     variables = variables if "prepared" in variables else prepare(model, variables)
     weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
-    cache = start(model, variables, len(prompts), bucket(width + max_new_tokens), source)
+    cache = start(model, variables, len(prompts), slots(width + max_new_tokens), source)
     state = prefill(model, weights, *left_padded(prompts, width), cache)
     beam = _search(
         model,

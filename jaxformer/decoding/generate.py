@@ -1,8 +1,8 @@
 """The incremental loop: prefill, then compiled blocks of steps with a test for the end between.
 
 Inside a block the trip count is fixed (a `lax.scan`), so an accelerator never waits for the host;
-the host looks once a block whether every row has stopped. Shapes come in buckets (prompts and live
-slots in powers of two), so a length seen before never compiles again.
+the host looks once a block whether every row has stopped. Shapes come in buckets (prompts of 2ⁿ
+tokens, 3 · 2ⁿ live slots), so a length seen before never compiles again.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.decoding.autoregressive import (
-    bucket,
     live_slots,
     prepare,
     prompt_bucket,
     require_autoregressive,
+    slots,
     start,
     weights_of,
 )
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
+from jaxformer.functional.losses import token_losses
 
 STEPS = 16  # tokens a block
 
@@ -74,14 +75,14 @@ def generate(
             "(jax.random.key(seed)); only temperature 0 does without"
         )
     prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    key = jax.random.key(0) if key is None else key
+    key = None if sampler.greedy else key
     batch_size, longest = len(prompts), max(map(len, prompts))
     width = prompt_bucket(longest)
     blocks = -(-max_new_tokens // STEPS)
     variables = variables if "prepared" in variables else prepare(model, variables)
     weights = weights_of(variables)
-    cache = start(model, variables, batch_size, bucket(width + blocks * STEPS), source)
-    numbers, stops = sampler.numbers(), jnp.asarray(list(stop_tokens), jnp.int32)
+    cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
+    numbers, stops = sampler.numbers(), np.array(stop_tokens, np.int32)
 
     state = prefill(model, weights, *left_padded(prompts, width), cache)
     tokens, log_probs, read = [], [], width
@@ -94,7 +95,7 @@ def generate(
         log_probs.append(np.asarray(new[1]))
         if on_tokens:
             on_tokens(_without_padding(tokens, max_new_tokens))
-        if np.all(state.stopped):
+        if np.asarray(state.stopped).all():
             break
     return _collect(tokens, log_probs, max_new_tokens)
 
@@ -108,20 +109,16 @@ def prefill(model, weights, tokens, segments, cache) -> State:
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
-def decode_block(model, weights, state: State, numbers: Numbers, key, stops, live: int):
+def decode_block(model, weights, state: State, numbers: Numbers | None, key, stops, live: int):
     """STEPS tokens; returns (state, (tokens, log_probs)), both [batch, STEPS], −1 after the end.
 
     The steps attend to the first `live` slots alone, whatever the capacity of the cache.
     """
     wide = state.cache
-    row_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(state.stopped)))
 
     def step(state, _):
-        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, state.step)
-        token = choose(numbers, keys, state.logits).astype(jnp.int32)
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(state.logits), token[:, None], axis=-1)[
-            :, 0
-        ]
+        token = choose(numbers, key, state.step, state.logits)
+        log_prob = -token_losses(state.logits, token)
         logits, cache = model.advance(weights, token[:, None], state.cache)
         stopped = state.stopped | (token[:, None] == stops).any(axis=-1)
         output = (

@@ -42,8 +42,10 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def numbers(self) -> "Numbers":
-        """The fields as arrays, so that other values need no other compilation."""
+    def numbers(self) -> "Numbers | None":
+        """The fields as arrays, so that other values need no other compilation; None if greedy."""
+        if self.greedy:
+            return None
         return Numbers(
             jnp.float32(self.temperature),
             jnp.int32(self.top_k),
@@ -61,14 +63,30 @@ class Numbers(NamedTuple):
     min_p: Array
 
 
-def choose(numbers: Numbers, keys, logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """One token a row, row i drawn with keys[i] alone."""
+def choose(
+    numbers: Numbers | None, key, step: Int[Array, ""], logits: Float[Array, "batch vocab"]
+) -> Int[Array, " batch"]:
+    """One token a row: row i's is drawn with fold_in(fold_in(key, i), step), whatever other rows
+    there are; without numbers it is the most probable, and no key is needed."""
+    if numbers is None:
+        return most_probable(logits)
 
-    def draw():
-        kept = truncate(numbers, logits / numbers.temperature)
-        return jax.vmap(jax.random.categorical)(keys, kept)
+    def draw(row, logits):
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.fold_in(key, row), step), logits
+        )
 
-    return jax.lax.cond(numbers.temperature == 0.0, lambda: logits.argmax(axis=-1), draw)
+    kept = truncate(numbers, logits / numbers.temperature)
+    return jax.vmap(draw)(jnp.arange(len(logits)), kept).astype(jnp.int32)
+
+
+def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+    """argmax over the vocabulary, in two passes that XLA:CPU vectorises; its own argmax, over pairs
+    of value and index, takes twice as long."""
+    last = logits.shape[-1] - 1
+    index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_largest = logits == logits.max(axis=-1, keepdims=True)
+    return jnp.where(is_largest, index, last).min(axis=-1)
 
 
 def truncate(numbers: Numbers, logits: Float[Array, "batch vocab"]) -> Float[Array, "batch vocab"]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.feedforward import feed_forward, init_feed_forward
 from jaxformer.functional.heads import merge_heads, split_heads
-from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.linear import all_by_rows, init_linear, join, linear
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.taps import Patch, Tap, no_tap
@@ -50,14 +50,22 @@ def multi_head_attention(weights, x, config, *, attend, positions, tap=no_tap):
 
     x: [*batch, length, dim]. Rotary positions, where the config has them, turn query and key.
     """
-    query = split_heads(linear(weights["query"], x), config.num_heads)
-    key = split_heads(linear(weights["key"], x), config.num_kv_heads)
-    value = split_heads(linear(weights["value"], x), config.num_kv_heads)
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ends = [config.head_dim * sum(heads[:side]) for side in (1, 2)]
+    sides = jnp.split(linear(joined(weights), x), ends, axis=-1)
+    query, key, value = map(split_heads, sides, heads)
     if config.positions == "rotary":
         query, key = (rotary(side, positions, config.rotary_base) for side in (query, key))
     query, key = tap("attention.query", query), tap("attention.key", key)
     output, state = attend(query, key, tap("attention.value", value))
     return linear(weights["output"], merge_heads(tap("attention.heads", output))), state
+
+
+def joined(weights):
+    """The maps to query, key and value as one, which reads x once: see `prepare_block`."""
+    if "joined" in weights:
+        return weights["joined"]
+    return join(*(weights[name] for name in ("query", "key", "value")))
 
 
 def init_multi_head_attention(key, config, output_stddev: float):
@@ -203,6 +211,13 @@ def init_cross_block(key, config):
     output_stddev = 0.02 / (2 * config.num_layers) ** 0.5
     attention = init_multi_head_attention(cross, config, output_stddev)
     return init_block(own, config) | {"cross_attention_norm": norm, "cross_attention": attention}
+
+
+def prepare_block(weights, dtype):
+    """The same weights as many small steps want them: matrices by rows in the compute dtype, those
+    of query, key and value in one; scales and biases stay float32: statistics and logits are."""
+    attention = {"joined": joined(weights["attention"]), "output": weights["attention"]["output"]}
+    return all_by_rows({**weights, "attention": attention}, dtype)
 
 
 def init_blocks(key, config, init=init_block):

@@ -5,7 +5,8 @@ remembers the position and the document of its token (document 0: empty, or padd
 different lengths, several new tokens at once and packed documents are one case.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,59 @@ class Endless:
 
     def take(self, rows):
         return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SourceCache:
+    """A decoder's own cache and, beside it, what it has of its sources.
+
+    memory: a tree of what it looks up there, [sources · heads, source length, dim]; visible: which
+    of that is no padding, bool [sources, 1, source length]; initial: the states, a row each, from
+    which documents begin (None: they have none). Each source serves as many rows in turn as come to
+    its share.
+    """
+
+    own: Any
+    memory: Any
+    visible: Array
+    initial: Any = None
+
+    @property
+    def reading(self) -> Reading:
+        return self.own.reading
+
+    @property
+    def length(self) -> Array:
+        return self.own.length
+
+    @property
+    def capacity(self) -> int | None:
+        return self.own.capacity
+
+    def narrow(self, slots: int | None) -> "SourceCache":
+        return replace(self, own=self.own.narrow(slots))
+
+    def widen(self, narrow: "SourceCache") -> "SourceCache":
+        return replace(self, own=self.own.widen(narrow.own))
+
+    def take(self, rows: Array) -> "SourceCache":
+        """Row i goes on from what row rows[i] has read; both have the same source."""
+        initial = jax.tree.map(lambda x: x[rows], self.initial)
+        return replace(self, own=self.own.take(rows), initial=initial)
+
+
+def visible_source(source, segments):
+    """bool [sources, 1, source length]: where a token stands. segments 0: padding; None: none."""
+    if segments is None:
+        segments = jnp.ones(source.shape[:2], jnp.int32)
+    return (segments != 0)[:, None]
+
+
+def fold_source(heads, visible):
+    """Each of the arrays [sources, heads, source length, dim] with its first two axes in one, what
+    stands in padding wiped out: 0 × NaN is NaN."""
+    return tuple(jnp.where(visible[..., None], x, 0).reshape(-1, *x.shape[2:]) for x in heads)
 
 
 def _overwrite(x, start_of_x):

@@ -7,17 +7,15 @@ Output i predicts token i + 1 and depends on tokens ≤ i and on the whole sourc
 source is encoded once, and its keys and values are kept beside the decoder's own.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from jaxformer.functional import encoder
 from jaxformer.functional.attention import dot_product_attention, folded_attention
 from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
-from jaxformer.functional.cache import Cache
+from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import head, head_initializer, logits
 from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Packed, Padding, Places
@@ -130,58 +128,15 @@ def inspect(
 # ---- token by token
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SourceCache:
-    """The decoder's own cache and, beside it, what it looks up: per layer the keys and values of
-    the sources [sources · kv_heads, source length, head_dim]; visible: which of them are no
-    padding, bool [sources, 1, source length]. Each source serves as many rows in turn as come to
-    its share.
-    """
-
-    own: Cache
-    memory: tuple[tuple[Array, Array], ...]
-    visible: Bool[Array, "sources 1 source_length"]
-
-    @property
-    def reading(self):
-        return self.own.reading
-
-    @property
-    def length(self):
-        return self.own.length
-
-    @property
-    def capacity(self) -> int:
-        return self.own.capacity
-
-    def narrow(self, slots: int) -> "SourceCache":
-        return replace(self, own=self.own.narrow(slots))
-
-    def widen(self, narrow: "SourceCache") -> "SourceCache":
-        return replace(self, own=self.own.widen(narrow.own))
-
-    def take(self, rows) -> "SourceCache":
-        """Row i goes on from what row rows[i] has read; both have the same source."""
-        return replace(self, own=self.own.take(rows))
-
-
 def start(weights, source, config, execution, batch_size: int, capacity: int, source_segments=None):
     """Read the sources; the cache of batch_size rows that have read nothing else yet."""
     encoded = encode(weights, source, config, execution, segments=source_segments)
-    if source_segments is None:
-        source_segments = jnp.ones(source.shape[:2], jnp.int32)
-    seen = source_segments != 0
-
-    def folded(x):
-        """One axis for source and head; what is in padding is wiped out: 0 × NaN is NaN."""
-        return jnp.where(seen[:, None, :, None], x, 0).reshape(-1, *x.shape[2:])
-
+    visible = visible_source(source, source_segments)
     memory = tuple(
-        tuple(map(folded, source_heads(block["cross_attention"], encoded, config)))
+        fold_source(source_heads(block["cross_attention"], encoded, config), visible)
         for block in unstack(weights["blocks"], config.num_layers)
     )
-    return SourceCache(empty_cache(config, batch_size, capacity), memory, seen[:, None])
+    return SourceCache(empty_cache(config, batch_size, capacity), memory, visible)
 
 
 def prepare(weights, config):

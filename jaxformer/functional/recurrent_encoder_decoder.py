@@ -7,14 +7,13 @@ with h_t the decoder's own state (Bahdanau et al. 2015; in this form, Luong et a
 attention hidden_t is h_t, and those last states, of one size, must carry all of the source.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from jaxformer.functional.attention import dot_product_attention, folded_attention
-from jaxformer.functional.cache import Endless
+from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import (
     embed_tokens,
     head,
@@ -26,7 +25,6 @@ from jaxformer.functional.embedding import prepare as prepare_layers
 from jaxformer.functional.linear import all_by_rows, init_linear, linear
 from jaxformer.functional.masks import Padding, Places
 from jaxformer.functional.recurrent import (
-    RecurrentCache,
     begin_reading,
     empty_states,
     init_layers,
@@ -131,47 +129,15 @@ def hidden_states(
 # ---- token by token
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class RecurrentSourceCache(Endless):
-    """The decoder's own cache; initial: the states from which its documents begin; memory: K e and
-    V e [sources, source length, hidden], None without attention; visible: which of them are no
-    padding, bool [sources, 1, source length]. Each source serves as many rows as come to its share.
-    """
-
-    own: RecurrentCache
-    initial: tuple
-    memory: tuple[Array, Array] | None
-    visible: Bool[Array, "sources 1 source_length"]
-
-    @property
-    def reading(self):
-        return self.own.reading
-
-    @property
-    def length(self):
-        return self.own.length
-
-    def take(self, rows) -> "RecurrentSourceCache":
-        """Row i goes on from what row rows[i] has read; both have the same source."""
-        initial = jax.tree.map(lambda x: x[rows], self.initial)
-        return replace(self, own=self.own.take(rows), initial=initial)
-
-
 def start(weights, source, config, execution, batch_size: int, capacity: int, source_segments=None):
     """Read the sources; the cache of batch_size rows that have read nothing else yet."""
     encoded, states = encode(weights, source, config, segments=source_segments)
-    if source_segments is None:
-        source_segments = jnp.ones(source.shape[:2], jnp.int32)
-    seen = source_segments != 0
-    initial = jax.tree.map(lambda x: jnp.repeat(x, batch_size // len(x), axis=0), states)
-    looked_up = None
+    visible, looked_up = visible_source(source, source_segments), None
     if config.attends:
-        looked_up = tuple(
-            jnp.where(seen[..., None], x[:, 0], 0) for x in memory(weights["attention"], encoded)
-        )
+        looked_up = fold_source(memory(weights["attention"], encoded), visible)
+    initial = jax.tree.map(lambda x: jnp.repeat(x, batch_size // len(x), axis=0), states)
     own = begin_reading(empty_states(config, batch_size))
-    return RecurrentSourceCache(own, initial, looked_up, seen[:, None])
+    return SourceCache(own, looked_up, visible, initial)
 
 
 def prepare(weights, config):
@@ -182,7 +148,7 @@ def prepare(weights, config):
     return weights
 
 
-def advance(weights, tokens, cache: RecurrentSourceCache, config, *, segments=None):
+def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
     """The hidden states of the next tokens [batch, new], and the cache after them."""
     hidden, own = read_on(weights, tokens, cache.own, cache.initial, config, segments=segments)
     if config.attends:

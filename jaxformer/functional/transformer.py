@@ -20,6 +20,7 @@ from jaxformer.functional.blocks import (
     block,
     init_block,
     init_blocks,
+    prepare_block,
     run_blocks,
     unstack,
 )
@@ -31,7 +32,6 @@ from jaxformer.functional.embedding import (
     init_embedding,
     without_padding,
 )
-from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Mask, Places
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, same_document
@@ -139,7 +139,7 @@ def read_rows(
     return x, {**tap.captured, **captured}
 
 
-def implementation(point, execution, capture=(), patch=()) -> str:
+def implementation(point, execution, capture, patch) -> str:
     """How attention runs: as told, but explicitly where its weights are to be seen or changed."""
     return "explicit" if point in {*capture, *(patch or ())} else execution.attention
 
@@ -167,13 +167,12 @@ def empty_cache(config, batch_size: int, capacity: int) -> Cache:
 
 
 def prepare_stack(weights, config):
-    """The same weights as many small steps want them: block by block, matrices by rows and in the
-    compute dtype (scales and biases stay float32: statistics and logits are)."""
+    """The same weights as many small steps want them: block by block, in the compute dtype."""
     blocks = unstack(weights["blocks"], config.num_layers)
     return {
         **weights,
         "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
-        "blocks": [all_by_rows(block, config.dtype) for block in blocks],
+        "blocks": [prepare_block(block, config.dtype) for block in blocks],
     }
 
 

@@ -47,9 +47,9 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
-    """At most `number` widths, multiples of 8, that hold these lengths with the least padding."""
+    """At most `number` widths, multiples of 4, that hold these lengths with the least padding."""
     cuts = np.quantile(lengths, np.linspace(0, 1, 17), method="higher")
-    candidates = sorted({-(-int(cut) // 8) * 8 for cut in cuts})
+    candidates = sorted({-(-int(cut) // 4) * 4 for cut in cuts})
     widest, number = candidates[-1], min(number, len(candidates))
 
     def places(widths):
@@ -74,7 +74,7 @@ class PairBatches:
         tokens: int,
         end_of_text: int,
         seed: int = 0,
-        num_buckets: int = 3,
+        num_buckets: int = 4,
     ):
         """pairs: ids of (source, target), without the end of text.
 

@@ -86,7 +86,7 @@ def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
 
 
 def test_the_live_slots_grow_with_the_text():
-    """From 32 live slots to 64, of 80: the values stay those of one pass, nothing is lost."""
+    """From 48 live slots to 80, of 80: the values stay those of one pass, nothing is lost."""
     model = tiny.build(max_length=80, num_layers=1)
     variables, tokens = tiny.weights(model, 1), tiny.tokens(1, BATCH, 60)
     cache = jf.start(model, variables, BATCH, 80)

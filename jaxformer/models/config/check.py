@@ -1,6 +1,9 @@
 """What the configs refuse, each by the field's name, its value and what is accepted."""
 
+from functools import cache
 from typing import Literal, get_type_hints
+
+type_hints = cache(get_type_hints)
 
 
 def at_least(least: int, config, *names: str) -> None:
@@ -15,7 +18,7 @@ def at_least(least: int, config, *names: str) -> None:
 
 def one_of(config) -> None:
     """Every field of a Literal type has one of its values."""
-    for name, kind in get_type_hints(type(config)).items():
+    for name, kind in type_hints(type(config)).items():
         accepted = getattr(kind, "__args__", ())
         is_choice = getattr(kind, "__origin__", None) is Literal
         if is_choice and getattr(config, name) not in accepted:

@@ -66,8 +66,8 @@ BUGS = (
     Bug(
         "live slots do not grow",
         "decoding/autoregressive.py",
-        "    return None if cache.capacity is None else min(cache.capacity, bucket(needed))",
-        "    return None if cache.capacity is None else min(cache.capacity, bucket(1))",
+        "min(cache.capacity, slots(needed))",
+        "min(cache.capacity, slots(1))",
         f"{CHUNKING}::test_the_live_slots_grow_with_the_text",
     ),
     Bug(

@@ -10,17 +10,16 @@ BUGS = (
     # ---- sampling
     Bug(
         "a row's draws depend on the batch",
-        "decoding/generate.py",
-        "    row_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(state.stopped)))\n",
-        "    row_keys = jax.random.split(key, 2 * len(state.stopped))[len(state.stopped) :]\n",
+        "decoding/sampling.py",
+        "    return jax.vmap(draw)(jnp.arange(len(logits)), kept)",
+        "    return jax.vmap(draw)(jnp.arange(len(logits)) + len(logits), kept)",
         f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
     ),
     Bug(
         "log-probabilities after temperature",
         "decoding/generate.py",
-        "jnp.take_along_axis(jax.nn.log_softmax(state.logits), token[:, None], axis=-1)",
-        "jnp.take_along_axis(\n            jax.nn.log_softmax(state.logits / jnp.where(numbers.temperature == 0, 2.0,"
-        " numbers.temperature)),\n            token[:, None], axis=-1)",
+        "-token_losses(state.logits, token)\n",
+        "-token_losses(state.logits / (2.0 if numbers is None else numbers.temperature), token)\n",
         f"{GENERATION}::test_log_probs_add_up_to_scores",
     ),
     Bug(
@@ -33,23 +32,23 @@ BUGS = (
     # ---- the loop
     Bug(
         "draws forget the step",
-        "decoding/generate.py",
-        "        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, state.step)\n",
-        "        keys = row_keys\n",
+        "decoding/sampling.py",
+        "jax.random.fold_in(jax.random.fold_in(key, row), step)",
+        "jax.random.fold_in(key, row)",
         f"{GENERATION}::test_row_i_step_t_draws_with_its_own_key_from_what_is_kept",
     ),
     Bug(
         "logits are multiplied by the temperature",
         "decoding/sampling.py",
-        "        kept = truncate(numbers, logits / numbers.temperature)\n",
-        "        kept = truncate(numbers, logits * numbers.temperature)\n",
+        "    kept = truncate(numbers, logits / numbers.temperature)\n",
+        "    kept = truncate(numbers, logits * numbers.temperature)\n",
         f"{GENERATION}::test_draws_have_the_frequencies_of_what_is_left",
     ),
     Bug(
         "the least probable token is the greedy one",
         "decoding/sampling.py",
-        "lambda: logits.argmax(axis=-1), draw",
-        "lambda: logits.argmin(axis=-1), draw",
+        "logits == logits.max(axis=-1, keepdims=True)",
+        "logits == logits.min(axis=-1, keepdims=True)",
         f"{AUTOREGRESSIVE}::test_a_ragged_batch_is_each_row_alone",
     ),
     Bug(

@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from record import add_record, conclude
-from side_by_side import compare, ratio
+from side_by_side import compare, table
 
 PROMPT, NEW = 32, 96
 
@@ -117,15 +117,9 @@ def main():
 
 
 def report(preset, batch_size, subjects) -> dict:
-    """Print a table; returns its tokens a second and the ratios."""
+    """Print a table; returns its figures."""
     print(f"\n{preset}, batch {batch_size}: {PROMPT} tokens of prompt, {NEW} new")
-    ours, line = subjects["jaxformer"], {"preset": preset, "batch_size": batch_size}
-    for subject in subjects.values():
-        times = f"{ratio(ours, subject):5.2f}×" if subject is not ours else "      "
-        tokens = batch_size * NEW / subject.median
-        print(f"  {subject.name:14} {tokens:9.1f} tokens/s   jaxformer is {times} as fast")
-        line[subject.name] = {"tokens_per_second": tokens, "ratio": ratio(ours, subject)}
-    return line
+    return {"preset": preset, "batch_size": batch_size} | table(subjects, batch_size * NEW)
 
 
 def report_capacity(arguments) -> dict:

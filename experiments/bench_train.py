@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from record import add_record, conclude
-from side_by_side import compare, ratio
+from side_by_side import compare, table
 
 
 @dataclass(frozen=True)
@@ -138,18 +138,9 @@ def main():
 
 
 def report(name, size, subjects) -> dict:
-    """Print a table; returns its seconds a step and the ratios."""
+    """Print a table; returns its figures."""
     print(f"\n{name}: batch {size.batch_size}, length {size.length}, vocabulary {size.vocab_size}")
-    ours, line = subjects["jaxformer"], {"size": name}
-    for subject in subjects.values():
-        times = f"{ratio(ours, subject):5.2f}×" if subject is not ours else "      "
-        tokens = size.batch_size * size.length / subject.median
-        print(
-            f"  {subject.name:14} {1e3 * subject.median:9.1f} ms  {tokens:10,.0f} tokens/s"
-            f"  jaxformer is {times} as fast   (first run {subject.setup_seconds:.0f} s)"
-        )
-        line[subject.name] = {"seconds": subject.median, "ratio": ratio(ours, subject)}
-    return line
+    return {"size": name} | table(subjects, size.batch_size * size.length)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from record import add_record, conclude
-from side_by_side import compare, ratio
+from side_by_side import compare, table
 
 SOURCE, NEW, BATCHES = 24, 32, 4  # tokens, tokens, one after the other
 SIZES = {  # what experiments/translate.py trains on Multi30k; and the base model of 2017
@@ -156,14 +156,9 @@ def main():
 
 
 def report(size, batch_size, subjects) -> dict:
-    """Print a table; returns its tokens a second and the ratios."""
-    print(f"\n{size}, batch {batch_size}: sources of {SOURCE} tokens, {NEW} new")
-    ours, line = subjects["jaxformer"], {"size": size, "batch_size": batch_size}
-    for subject in subjects.values():
-        tokens = BATCHES * batch_size * NEW / subject.median
-        print(f"  {subject.name:14} {tokens:9.1f} tokens/s, {ratio(ours, subject):5.2f}×")
-        line[subject.name] = {"tokens_per_second": tokens, "ratio": ratio(ours, subject)}
-    return line
+    """Print a table; returns its figures."""
+    print(f"\n{size}, {BATCHES} batches of {batch_size}: sources of {SOURCE} tokens, {NEW} new")
+    return {"size": size, "batch_size": batch_size} | table(subjects, BATCHES * batch_size * NEW)
 
 
 def report_sources(arguments) -> dict:

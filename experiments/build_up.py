@@ -16,11 +16,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from record import add_record, conclude
+from record import add_record, conclude, run
+from windows import at_random, check_length, evenly, loss
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
-from jaxformer.functional import cross_entropy
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.corpus import read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer
@@ -63,8 +63,8 @@ def read(paths):
         np.frombuffer("".join(document.text for document in some).encode(), np.uint8)
         for some in split(documents, 0.05)
     )
-    starts = np.linspace(0, len(held_out) - LENGTH - 1, HELD_OUT).astype(int)
-    return train, held_out[starts[:, None] + np.arange(LENGTH + 1)].astype(np.int32)
+    check_length(train, LENGTH)
+    return train, evenly(held_out, LENGTH, HELD_OUT)
 
 
 def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
@@ -76,15 +76,10 @@ def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
     update = jax.jit(jax.vmap(make_step(model, optimizer)), donate_argnums=0)
     random = np.random.default_rng(0)
     for _ in range(steps):
-        at = random.integers(0, len(text) - LENGTH, (seeds, 1, BATCH, 1)) + np.arange(LENGTH + 1)
-        rows = text[at].astype(np.int32)
+        rows = at_random(random, text, LENGTH, (seeds, 1, BATCH))
         state, _ = update(state, Batch(rows[..., :-1], rows[..., 1:]))
-    losses = jax.vmap(partial(_loss, model), in_axes=(0, None))
+    losses = jax.vmap(partial(loss, model), in_axes=(0, None))
     return np.asarray(jax.jit(losses)(state.params, held_out))
-
-
-def _loss(model, params, windows):
-    return cross_entropy(model.apply({"params": params}, windows[:, :-1]), windows[:, 1:])
 
 
 def draw(parts: dict, path: Path) -> None:
@@ -114,7 +109,9 @@ def main():
     add_record(parser)
     arguments = parser.parse_args()
     if arguments.seeds < 2:
-        parser.error(f"--seeds is {arguments.seeds}; an error bar needs at least 2")
+        raise ValueError(f"--seeds is {arguments.seeds}; an error bar needs at least 2")
+    if arguments.steps < 1:
+        raise ValueError(f"--steps is {arguments.steps}; it must be at least 1")
     keep_freed_memory()
     text, held_out = read(arguments.text)
     known, parts = {}, {}
@@ -132,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,15 @@ def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", metavar="NAME", help="write experiments/results/NAME.json")
 
 
+def run(main) -> None:
+    """main(); what it refuses is one line, and exit status 2."""
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def conclude(figures, name: str | None) -> None:
     """Print the figures as a line of JSON; if they have a name, keep them under it."""
     print(json.dumps(figures), flush=True)

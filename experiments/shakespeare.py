@@ -15,11 +15,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from record import add_record, conclude
+from record import add_record, conclude, run
+from windows import at_random, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
 from jaxformer.cli.runtime import keep_freed_memory
-from jaxformer.functional import cross_entropy
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step
@@ -75,8 +75,7 @@ def batches(ids, length: int, batch_size: int, seed: int):
     """Windows at random places, as nanoGPT takes them."""
     random = np.random.default_rng(seed)
     while True:
-        at = random.integers(0, len(ids) - length, (1, batch_size, 1)) + np.arange(length + 1)
-        rows = ids[at]
+        rows = at_random(random, ids, length, (1, batch_size))
         yield Batch(rows[..., :-1], rows[..., 1:])
 
 
@@ -84,21 +83,12 @@ def held_out_loss(model, params, ids, batch_size: int = 64) -> float:
     """Nats per character over all held-out windows, each character a target once."""
     length = model.config.max_length
     count = (len(ids) - 1) // length
-    inputs = ids[: count * length].reshape(count, length)
-    targets = ids[1 : count * length + 1].reshape(count, length)
-    total = 0.0
-    for start in range(0, count, batch_size):
-        rows = slice(start, start + batch_size)
-        size = targets[rows].size
-        total += size * float(_loss(model, params, inputs[rows], targets[rows]))
-    return total / targets.size
+    windows = ids[length * np.arange(count)[:, None] + np.arange(length + 1)]
+    batches = [windows[start : start + batch_size] for start in range(0, count, batch_size)]
+    return sum(len(some) * float(_loss(model, params, some)) for some in batches) / count
 
 
-def _loss(model, params, inputs, targets):
-    return cross_entropy(model.apply({"params": params}, inputs), targets)
-
-
-_loss = jax.jit(_loss, static_argnums=0)
+_loss = jax.jit(loss, static_argnums=0)
 
 
 def main():
@@ -115,6 +105,7 @@ def main():
     setting = SETTINGS[arguments.setting]
     steps = arguments.steps or setting.steps
     train, held_out, characters = read(arguments.text)
+    check_length(held_out, setting.model.max_length)
     config = replace(setting.model, vocab_size=len(characters), dtype=arguments.dtype)
 
     begin = time.perf_counter()
@@ -126,12 +117,12 @@ def main():
     data = batches(train, config.max_length, setting.batch_size, arguments.seed)
     best = float("inf")
     for number in range(1, steps + 1):
-        state, loss = step(state, next(data))
+        state, last = step(state, next(data))
         if number % 500 == 0 or number == steps:
             score = held_out_loss(model, state.params, held_out)
             best = min(best, score)
             seconds = time.perf_counter() - begin
-            print(f"step {number:5}: {float(loss):.4f}, held out {score:.4f}, {seconds:.0f} s")
+            print(f"step {number:5}: {float(last):.4f}, held out {score:.4f}, {seconds:.0f} s")
     figures = {
         "setting": arguments.setting,
         "held_out_loss": score,
@@ -143,4 +134,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -74,3 +74,18 @@ def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
 def ratio(ours: Subject, theirs: Subject) -> float:
     """How many times as fast as `theirs` `ours` is: the median over the rounds of their ratios."""
     return statistics.median(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
+
+
+def table(subjects: dict[str, Subject], tokens: int) -> dict:
+    """Print a line for each subject, which works through `tokens` in a run; returns the figures.
+    The first of them is ours."""
+    ours, figures = next(iter(subjects.values())), {}
+    for name, subject in subjects.items():
+        speed, times = tokens / subject.median, ratio(ours, subject)
+        note = "" if subject is ours else f"   {ours.name} is {times:5.2f}× as fast"
+        print(
+            f"  {name:14} {1e3 * subject.median:9.1f} ms {speed:12,.1f} tokens/s{note}"
+            f"   (first run {subject.setup_seconds:.0f} s)"
+        )
+        figures[name] = {"seconds": subject.median, "tokens_per_second": speed, "ratio": times}
+    return figures

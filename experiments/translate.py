@@ -10,13 +10,12 @@ command is given again. Needs `pip install -e ".[experiments]"`.
 """
 
 import argparse
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from record import add_record, conclude
+from record import add_record, conclude, run
 
 import jaxformer as jf
 from jaxformer.artifacts.tokenizer import Tokenizer
@@ -214,14 +213,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     add_record(parser)
     arguments = parser.parse_args()
-    try:
-        check(arguments)
-        task = text_task(arguments) if arguments.source else phrase_task(arguments.seed)
-        keep_freed_memory()
-        data = prepare(task, arguments.out)
-        results = {name: learn(name, task, *data, arguments) for name in arguments.models}
-    except ValueError as error:
-        sys.exit(_refuse(error))
+    check(arguments)
+    task = text_task(arguments) if arguments.source else phrase_task(arguments.seed)
+    keep_freed_memory()
+    data = prepare(task, arguments.out)
+    results = {name: learn(name, task, *data, arguments) for name in arguments.models}
     draw(task, results, arguments.out / "translate.png")
     figures = {"task": task.name, "pairs": len(task.train), "asked": len(task.test)}
     for name, result in results.items():
@@ -235,10 +231,5 @@ def main():
     conclude(figures, arguments.record)
 
 
-def _refuse(error) -> int:
-    print(f"translate.py: {error}", file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

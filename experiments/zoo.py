@@ -16,13 +16,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from record import add_record, conclude
+from record import add_record, conclude, run
+from windows import at_random, check_length, evenly, loss
 
 import jaxformer as jf
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.decoding.generate import STEPS, decode_block, prefill
-from jaxformer.functional import cross_entropy
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.corpus import read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer
@@ -54,9 +54,9 @@ def read(paths):
         return np.concatenate([[tokenizer.end_of_text, *row] for row in rows]).astype(np.int32)
 
     ids, other = stream(train), stream(held_out)
-    starts = np.linspace(0, len(other) - LENGTH - 1, HELD_OUT).astype(int)
+    check_length(ids, LENGTH)
     size = sum(document.num_bytes for document in held_out) / len(other)
-    return ids, other[starts[:, None] + np.arange(LENGTH + 1)], size
+    return ids, evenly(other, LENGTH, HELD_OUT), size
 
 
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
@@ -67,15 +67,15 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
     )
     state = jax.jit(lambda: init_state(model, optimizer, seed))()
     update, random = make_step(model, optimizer), np.random.default_rng(seed)
-    loss_of = jax.jit(partial(_loss, model))
+    loss_of = jax.jit(partial(loss, model))
     curve, seconds = [], 0.0
     for step in range(steps + 1):
         if step % max(1, steps // 20) == 0:
-            loss = float(loss_of(state.params, held_out))
-            curve.append((step, seconds, loss))
-            print(f"{name:12} step {step:5}: {loss:.3f} nats, {seconds:.0f} s", flush=True)
-        at = random.integers(0, len(ids) - LENGTH, (1, BATCH, 1)) + np.arange(LENGTH + 1)
-        batch = Batch(ids[at][..., :-1], ids[at][..., 1:])
+            score = float(loss_of(state.params, held_out))
+            curve.append((step, seconds, score))
+            print(f"{name:12} step {step:5}: {score:.3f} nats, {seconds:.0f} s", flush=True)
+        rows = at_random(random, ids, LENGTH, (1, BATCH))
+        batch = Batch(rows[..., :-1], rows[..., 1:])
         if step == 0:  # compiled apart: what it costs is not training
             update = update.lower(state, batch).compile()
         begin = time.perf_counter()
@@ -87,10 +87,6 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
         "training_tokens_per_second": (steps + 1) * BATCH * LENGTH / seconds,
         "decoding_tokens_per_second": decode_speed(model, state.params),
     }
-
-
-def _loss(model, params, windows):
-    return cross_entropy(model.apply({"params": params}, windows[:, :-1]), windows[:, 1:])
 
 
 POSITIONS = (32, 128, 512, 1024, 2048, 3968)
@@ -158,7 +154,7 @@ def main():
     add_record(parser)
     arguments = parser.parse_args()
     if arguments.steps < 20:
-        parser.error(f"--steps is {arguments.steps}; at least 20 make a curve")
+        raise ValueError(f"--steps is {arguments.steps}; at least 20 make a curve")
     keep_freed_memory()
     ids, held_out, bytes_a_token = read(arguments.text)
     results = {}
@@ -171,4 +167,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,10 +21,10 @@ from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
     head,
-    head_initializer,
     init_embedding,
     logits,
     prepare,
+    with_head,
     without_padding,
 )
 from jaxformer.functional.feedforward import activate
@@ -91,10 +91,7 @@ def initializers(config) -> dict:
     }
     if config.norm != "none":
         parts["final_norm"] = lambda key: init_norm(config.norm, dim)
-    own = head_initializer(
-        dim, config.vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias
-    )
-    return parts | ({"head": own} if own else {})
+    return with_head(parts, config, dim)
 
 
 def init_layers(key, config):

@@ -9,7 +9,7 @@ values: `hidden_states` takes whole rows, `advance` takes the next tokens and a 
 import jax.numpy as jnp
 
 from jaxformer.functional.cache import Cache
-from jaxformer.functional.embedding import head, head_initializer, logits
+from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Mask, Packed, Prefix, Window
 from jaxformer.functional.transformer import (
@@ -27,13 +27,7 @@ __all__ += ["prepare", "self_attention_mask", "start"]
 
 def initializers(config) -> dict:
     """The decoder's weights by name, each as a pure initialiser of one key."""
-    own = head_initializer(
-        config.embed_dim,
-        config.vocab_size,
-        tied=config.tie_embeddings,
-        use_bias=config.head_bias,
-    )
-    return stack_initializers(config) | ({"head": own} if own else {})
+    return with_head(stack_initializers(config), config, config.embed_dim)
 
 
 def self_attention_mask(config) -> Mask:

@@ -52,11 +52,13 @@ def without_padding(x, segments):
     return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)
 
 
-def head_initializer(dim: int, vocab_size: int, *, tied: bool, use_bias: bool):
-    """The initialiser of the head's own weights; None if it has none of its own."""
-    if not tied:
-        return lambda key: init_linear(key, dim, vocab_size, use_bias=use_bias)
-    return (lambda key: {"bias": jnp.zeros(vocab_size)}) if use_bias else None
+def with_head(parts: dict, config, dim: int) -> dict:
+    """The initialisers of `parts` and that of the head, from `dim` features to logits, if it has
+    weights of its own."""
+    size, use_bias = config.vocab_size, config.head_bias
+    if not config.tie_embeddings:
+        return {**parts, "head": lambda key: init_linear(key, dim, size, use_bias=use_bias)}
+    return {**parts, "head": lambda key: {"bias": jnp.zeros(size)}} if use_bias else parts
 
 
 def head(weights):

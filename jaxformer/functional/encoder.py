@@ -8,7 +8,7 @@ was masked out of a text, from both sides (Devlin et al. 2019, BERT): see `maski
 
 import jax.numpy as jnp
 
-from jaxformer.functional.embedding import head, head_initializer, logits
+from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.feedforward import activate
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.masks import Packed
@@ -27,10 +27,7 @@ def initializers(config) -> dict:
         "transform": lambda key: init_linear(key, dim, dim),
         "transform_norm": lambda key: init_norm(config.norm, dim),
     }
-    own = head_initializer(
-        dim, config.vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias
-    )
-    return parts | ({"head": own} if own else {})
+    return with_head(parts, config, dim)
 
 
 def encode(weights, tokens, config, execution, **options):

@@ -16,7 +16,7 @@ from jaxformer.functional import encoder
 from jaxformer.functional.attention import dot_product_attention, folded_attention
 from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
-from jaxformer.functional.embedding import head, head_initializer, logits
+from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Packed, Padding, Places
 from jaxformer.functional.transformer import (
@@ -38,12 +38,9 @@ _OWN_ROW = Causal() & Packed()
 
 def initializers(config) -> dict:
     """The weights by name, each as a pure initialiser of one key; the decoder's as in `decoder`."""
-    own = head_initializer(
-        config.embed_dim, config.vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias
-    )
     parts = stack_initializers(config, init_cross_block)
     parts["encoder"] = lambda key: init_encoder(key, config)
-    return parts | ({"head": own} if own else {})
+    return with_head(parts, config, config.embed_dim)
 
 
 def init_encoder(key, config):

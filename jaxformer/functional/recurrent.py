@@ -18,10 +18,10 @@ from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
     head,
-    head_initializer,
     init_embedding,
     logits,
     prepare,
+    with_head,
     without_padding,
 )
 from jaxformer.functional.linear import linear
@@ -125,10 +125,7 @@ def initializers(config) -> dict:
         "embedding": lambda key: init_embedding(key, vocab_size, dim, stddev=dim**-0.5),
         "layers": lambda key: init_layers(key, config),
     }
-    own = head_initializer(
-        config.hidden_dim, config.vocab_size, tied=config.tie_embeddings, use_bias=config.head_bias
-    )
-    return parts | ({"head": own} if own else {})
+    return with_head(parts, config, config.hidden_dim)
 
 
 def init_layers(key, config):

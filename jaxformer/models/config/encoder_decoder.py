@@ -9,14 +9,9 @@ from jaxformer.models.config.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
-class EncoderDecoderConfig(TransformerConfig):
-    """An encoder–decoder Transformer; vocab_size, max_length and num_layers are the decoder's.
+class ReadsSource:
+    """What the config of a model has besides when it reads a source."""
 
-    A None is worked out from the other fields (`complete`).
-    """
-
-    num_encoder_layers: int | None = None
-    """blocks of the encoder; None: num_layers"""
     source_vocab_size: int | None = None
     """number of ids in the source; None: vocab_size"""
     max_source_length: int | None = None
@@ -26,13 +21,45 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_source_fields(self)
+        at_least(1, self, "source_vocab_size", "max_source_length")
+        if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
+            raise ValueError(
+                f"source_vocab_size is {self.source_vocab_size}; with share_embeddings it must be "
+                f"vocab_size ({self.vocab_size})"
+            )
 
     @property
     def complete(self):
-        return with_source_sizes(
-            super().complete, num_encoder_layers=self.num_encoder_layers or self.num_layers
+        config = super().complete
+        if None not in (config.source_vocab_size, config.max_source_length):
+            return config
+        return replace(
+            config,
+            source_vocab_size=config.source_vocab_size or config.vocab_size,
+            max_source_length=config.max_source_length or config.max_length,
         )
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig(ReadsSource, TransformerConfig):
+    """An encoder–decoder Transformer; vocab_size, max_length and num_layers are the decoder's.
+
+    A None is worked out from the other fields (`complete`).
+    """
+
+    num_encoder_layers: int | None = None
+    """blocks of the encoder; None: num_layers"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(1, self, "num_encoder_layers")
+
+    @property
+    def complete(self):
+        config = super().complete
+        if config.num_encoder_layers is not None:
+            return config
+        return replace(config, num_encoder_layers=config.num_layers)
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -49,7 +76,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
 
 @dataclass(frozen=True)
-class RecurrentEncoderDecoderConfig(RecurrentConfig):
+class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     """An RNN or LSTM that reads a source, and another that goes on from its last state.
 
     A None is worked out from the other fields (`complete`).
@@ -57,38 +84,3 @@ class RecurrentEncoderDecoderConfig(RecurrentConfig):
 
     attends: bool = True
     """the decoder looks at every state of the encoder; False: its last one carries all"""
-    source_vocab_size: int | None = None
-    """number of ids in the source; None: vocab_size"""
-    max_source_length: int | None = None
-    """most tokens of a source; None: max_length"""
-    share_embeddings: bool = True
-    """source and target have one table of token vectors"""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_source_fields(self)
-
-    @property
-    def complete(self):
-        return with_source_sizes(super().complete)
-
-
-def check_source_fields(config) -> None:
-    """What both refuse."""
-    names = {"num_encoder_layers", "source_vocab_size", "max_source_length"}
-    at_least(1, config, *sorted(names & config.__dataclass_fields__.keys()))
-    if config.share_embeddings and config.source_vocab_size not in (None, config.vocab_size):
-        raise ValueError(
-            f"source_vocab_size is {config.source_vocab_size}; with share_embeddings it must be "
-            f"vocab_size ({config.vocab_size})"
-        )
-
-
-def with_source_sizes(config, **sizes):
-    """The config with the source's sizes worked out."""
-    return replace(
-        config,
-        source_vocab_size=config.source_vocab_size or config.vocab_size,
-        max_source_length=config.max_source_length or config.max_length,
-        **sizes,
-    )

@@ -1,4 +1,4 @@
-"""The translation experiment: what it is asked of, what it refuses, and going on after a kill."""
+"""The experiments: what translation is asked of, what they refuse, and going on after a kill."""
 
 import json
 import subprocess
@@ -15,8 +15,8 @@ def on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-def run(*arguments, cwd):
-    command = [sys.executable, str(FOLDER / "translate.py"), *map(str, arguments)]
+def run(*arguments, cwd, script="translate.py"):
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
@@ -38,19 +38,28 @@ def test_what_is_held_out_was_never_seen():
     assert counts.count(1) > 3 * counts.count(LONGEST) > 0
 
 
-def test_bad_input_is_one_line_and_status_2(tmp_path):
-    for name, text in (("a", "one\ntwo\n"), ("b", "un\n"), ("c", "un\n\n")):
+REFUSED = {
+    "a has 2 lines and b has 1": ("translate.py", "--source", "a", "--target", "b"),
+    "c: line 2 is empty": ("translate.py", "--source", "a", "--target", "c"),
+    "--source and --target belong together": ("translate.py", "--source", "a"),
+    "--beam-width is 0": ("translate.py", "--beam-width", "0"),
+    "--steps is 3": ("zoo.py", "--steps", "3"),
+    "nowhere: no such file": ("build_up.py", "nowhere"),
+    "the text has 1 tokens": ("shakespeare.py", "b"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_one_line_and_status_2(tmp_path, message):
+    """The message, and nothing made."""
+    texts = {"a": "one\ntwo\n", "b": "un\n", "c": "un\n\n"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    wrong = {
-        "a has 2 lines and b has 1": ("--source", "a", "--target", "b"),
-        "c: line 2 is empty": ("--source", "a", "--target", "c"),
-        "--source and --target belong together": ("--source", "a"),
-        "--beam-width is 0": ("--beam-width", "0"),
-    }
-    for message, arguments in wrong.items():
-        done = run(*arguments, cwd=tmp_path)
-        assert done.returncode == 2 and message in done.stderr
-        assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "runs").exists()
+    script, *arguments = REFUSED[message]
+    done = run(*arguments, cwd=tmp_path, script=script)
+    assert done.returncode == 2 and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert {path.name for path in tmp_path.iterdir()} == set(texts)
 
 
 @pytest.mark.slow

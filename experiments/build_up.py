@@ -3,7 +3,7 @@
     python experiments/build_up.py             # the standard library's source, byte by byte
     python experiments/build_up.py TEXT… --steps 300 --seeds 3
 
-From one head without scaling, positions, residual or norm (and the non-linearity after both maps of
+From one head without residual, norm, positions or scaling (and the non-linearity after both maps of
 the feed-forward layer, as the lecture first drew it), pieces are switched on one after another; and
 from the finished decoder each is taken away by itself. Several seeds are trained at once, by one
 `vmap`; error bars are two standard errors of their mean.
@@ -30,12 +30,12 @@ LENGTH, BATCH, HELD_OUT = 64, 8, 128
 FINISHED = jf.DecoderConfig(
     vocab_size=256, max_length=LENGTH, num_layers=4, embed_dim=64, num_heads=4, activation="relu"
 )
-PIECES = {  # what the decoder is like without it
-    "scaling by √d": {"attention_scale": 1.0},
-    "positions": {"positions": "none"},
+PIECES = {  # what the decoder is like without it, in the order in which the lectures add them
     "several heads": {"num_heads": 1},
     "residual": {"residual": False},
     "norm": {"norm": "none"},
+    "positions": {"positions": "none"},
+    "scaling by √d": {"attention_scale": 1.0},
     "one activation": {"output_activation": True},
 }
 

@@ -19,7 +19,7 @@ from record import add_record, conclude, run
 
 import jaxformer as jf
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.cli.runtime import start_jax
 from jaxformer.training.pairs import read_pairs
 
 MODELS = ("transformer", "attention-lstm", "lstm")
@@ -215,7 +215,7 @@ def main():
     arguments = parser.parse_args()
     check(arguments)
     task = text_task(arguments) if arguments.source else phrase_task(arguments.seed)
-    keep_freed_memory()
+    start_jax()  # what is compiled is kept: going on does not compile again
     data = prepare(task, arguments.out)
     results = {name: learn(name, task, *data, arguments) for name in arguments.models}
     draw(task, results, arguments.out / "translate.png")

@@ -1,8 +1,29 @@
 """Windows of a text, to learn from and to be scored on."""
 
+from pathlib import Path
+
 import numpy as np
 
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional import cross_entropy
+from jaxformer.training.corpus import read_documents, split, standard_library
+
+
+def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
+    """(tokenizer, training ids, `number` held-out windows, bytes a token) of texts, or of the
+    standard library's source; the tokenizer has learnt from a quarter of the training text."""
+    documents = read_documents(paths)[0] if paths else standard_library()
+    train, held_out = split(documents, 0.05)
+    tokenizer = Tokenizer.train((document.text for document in train[::4]), vocab_size)
+
+    def stream(documents):
+        rows = tokenizer.encode_many(document.text for document in documents)
+        return np.concatenate([[tokenizer.end_of_text, *row] for row in rows]).astype(np.int32)
+
+    ids, other = stream(train), stream(held_out)
+    check_length(ids, length)
+    size = sum(document.num_bytes for document in held_out) / len(other)
+    return tokenizer, ids, evenly(other, length, number), size
 
 
 def evenly(ids, length: int, number: int):

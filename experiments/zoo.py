@@ -17,14 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from record import add_record, conclude, run
-from windows import at_random, check_length, evenly, loss
+from windows import at_random, loss, read_windows
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.decoding.generate import STEPS, decode_block, prefill
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.corpus import read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step
 
@@ -41,22 +39,6 @@ MODELS = {  # about 1.3 M parameters each
     ),
 }
 PEAKS = {"RNN": 2e-3, "LSTM": 8e-3, "causal CNN": 4e-3, "Transformer": 4e-3}
-
-
-def read(paths):
-    """(training ids, held-out windows [HELD_OUT, LENGTH + 1], bytes a token)."""
-    documents = read_documents(paths)[0] if paths else standard_library()
-    train, held_out = split(documents, 0.05)
-    tokenizer = Tokenizer.train((document.text for document in train[::4]), VOCAB)
-
-    def stream(documents):
-        rows = tokenizer.encode_many(document.text for document in documents)
-        return np.concatenate([[tokenizer.end_of_text, *row] for row in rows]).astype(np.int32)
-
-    ids, other = stream(train), stream(held_out)
-    check_length(ids, LENGTH)
-    size = sum(document.num_bytes for document in held_out) / len(other)
-    return ids, evenly(other, LENGTH, HELD_OUT), size
 
 
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
@@ -156,7 +138,7 @@ def main():
     if arguments.steps < 20:
         raise ValueError(f"--steps is {arguments.steps}; at least 20 make a curve")
     keep_freed_memory()
-    ids, held_out, bytes_a_token = read(arguments.text)
+    _, ids, held_out, bytes_a_token = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     results = {}
     for name in arguments.models:
         results[name] = train(name, ids, held_out, arguments.steps, arguments.seed)

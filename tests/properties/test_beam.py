@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.test_autoregressive import MODELS, each_model
+from tests.properties.test_autoregressive import MODELS
 
+# One for each kind of cache; a beam knows no more of a model than that.
+CACHES = ("decoder", "lstm", "cnn", "encoder-decoder", "lstm encoder-decoder", "attention lstm")
+each_model = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in CACHES else pytest.mark.slow) for name in MODELS],
+)
 VOCAB, NEW = 4, 3
 PROMPTS = [[1], [2, 3, 0]]
 STOPS = st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=1)

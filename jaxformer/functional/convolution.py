@@ -40,29 +40,33 @@ def convolution(
     x: Float[Array, "batch length in_dim"],
     offsets: tuple[int, ...],
     documents: Int[Array, "batch length"] | None = None,
-) -> Float[Array, "batch length out_dim"]:
-    """y_t = Σ_k x_{t + offsets[k]} W_k + b, x being 0 outside the row and in another document.
+    first: int = 0,
+) -> Float[Array, "batch computed out_dim"]:
+    """y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … length − 1, x being 0 outside the row
+    and in another document.
 
     weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias; documents: 0 is padding.
     """
     taps = []
     for offset in offsets:
-        tap = _shifted(x, offset)
+        tap = _shifted(x, offset, first)
         if documents is not None:
-            same = _shifted(documents, offset) == documents
-            tap = jnp.where((same & (documents != 0))[..., None], tap, 0)
+            here = documents[:, first:]
+            same = _shifted(documents, offset, first) == here
+            tap = jnp.where((same & (here != 0))[..., None], tap, 0)
         taps.append(tap)
     return linear(weights, jnp.concatenate(taps, axis=-1))
 
 
-def _shifted(x, offset: int):
-    """x_{t + offset} at t, zeros where there is none."""
+def _shifted(x, offset: int, first: int):
+    """x_{t + offset} for t = first … length − 1, zeros where there is none."""
     length = x.shape[1]
     if abs(offset) >= length:
-        return jnp.zeros_like(x)
+        return jnp.zeros_like(x[:, first:])
     edges = [(0, 0)] * x.ndim
-    edges[1] = (max(-offset, 0), max(offset, 0))
-    return jax.lax.slice_in_dim(jnp.pad(x, edges), edges[1][1], edges[1][1] + length, axis=1)
+    edges[1] = (max(-offset - first, 0), max(offset, 0))
+    begin = first + offset + edges[1][0]
+    return jax.lax.slice_in_dim(jnp.pad(x, edges), begin, begin + length - first, axis=1)
 
 
 def kernel_offsets(kernel_size: int, dilation: int, causal: bool) -> tuple[int, ...]:
@@ -198,7 +202,7 @@ def advance(weights, tokens, cache: ConvolutionCache, config, *, segments=None):
         row = joined(cache.inputs[layer], x)
         known = joined(cache.documents[:, cache.documents.shape[1] - reach :], new)
         inputs.append(newest(row, reach))
-        return convolution(weights, row, offsets[layer], known)[:, reach:]
+        return convolution(weights, row, offsets[layer], known, first=reach)
 
     x = run_layers(weights, x, config, convolve)
     documents = newest(joined(cache.documents, new), cache.documents.shape[1])

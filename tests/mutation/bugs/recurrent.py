@@ -37,8 +37,8 @@ BUGS = (
     Bug(
         "a kernel reaches into the document before",
         CONVOLUTION,
-        "        if documents is not None:\n            same",
-        "        if documents is None:\n            same",
+        "jnp.where((same & (here != 0))[..., None], tap, 0)",
+        "jnp.where((here != 0)[..., None], tap, 0)",
         JACOBIAN,
     ),
     Bug(

@@ -1,6 +1,6 @@
 """Recurrent language models as pure functions of their weights: h_t = f(h_{t−1}, x_t).
 
-    tokens → embedding → recurrent layers → logits                    (seeds: lecture 9; 10 §1)
+    tokens → √dim · embedding → recurrent layers → logits             (seeds: lecture 9; 10 §1)
 
 The state after a token is all that later tokens learn of the past: it is reset where a document
 begins, and padding leaves it as it is. States are float32 whatever the dtype of the activations.
@@ -161,6 +161,11 @@ def run_layers(
     return x, tuple(after)
 
 
+def embed(table, tokens, config, segments=None):
+    """√dim · e, padding silent."""
+    return without_padding(embed_tokens(table, tokens, config.dtype, scaled=True), segments)
+
+
 def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
     """Whole rows to the last layer's states [batch, length, hidden_dim]; segments as elsewhere:
     1, 1, 2, 2, … for documents packed into a row, 0 for padding."""
@@ -175,7 +180,7 @@ def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=No
         _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
         valid = segments != 0
         begins = valid & (positions == 0)
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
+    x = embed(weights["embedding"], tokens, config, segments)
     how = {"initial": initial, "begins": begins, "valid": valid, "dropout_key": dropout_key}
     return run_layers(weights["layers"], x, initial, config, **how)[0]
 
@@ -215,7 +220,7 @@ def read_on(weights, tokens, cache: RecurrentCache, initial, config, *, segments
     segments = same_document(segments, cache.reading, tokens.shape[:2])
     documents, positions, reading = read_segments(segments, cache.reading)
     valid = documents != 0
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
+    x = embed(weights["embedding"], tokens, config, segments)
     how = {"initial": initial, "begins": valid & (positions == 0), "valid": valid}
     x, states = run_layers(weights["layers"], x, cache.states, config, **how)
     return x, RecurrentCache(states, reading, cache.length + tokens.shape[1])

@@ -15,17 +15,16 @@ import jax.numpy as jnp
 from jaxformer.functional.attention import dot_product_attention, folded_attention
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import (
-    embed_tokens,
     head,
     init_embedding,
     logits,
-    without_padding,
 )
 from jaxformer.functional.embedding import prepare as prepare_layers
 from jaxformer.functional.linear import all_by_rows, init_linear, linear
 from jaxformer.functional.masks import Padding, Places
 from jaxformer.functional.recurrent import (
     begin_reading,
+    embed,
     empty_states,
     init_layers,
     read_on,
@@ -70,7 +69,7 @@ def init_attention(key, dim: int):
 def encode(weights, source, config, *, segments=None, dropout_key=None):
     """(e_1 … e_S [batch, source length, hidden], the last states, layer by layer)."""
     tables = weights["encoder"].get("embedding", weights["embedding"])
-    x = without_padding(embed_tokens(tables, source, config.dtype), segments)
+    x = embed(tables, source, config, segments)
     valid = None if segments is None else segments != 0
     states = empty_states(config, len(source))
     return run_layers(

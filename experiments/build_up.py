@@ -9,15 +9,14 @@ from the finished decoder each is taken away by itself. Several seeds are traine
 `vmap`; error bars are two standard errors of their mean.
 """
 
-import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from record import add_record, conclude, run
-from windows import at_random, check_length, evenly, loss
+from record import conclude, run
+from windows import at_random, check_length, check_steps, evenly, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -101,17 +100,12 @@ def draw(parts: dict, path: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", nargs="*", type=Path)
-    parser.add_argument("--steps", type=int, default=500)
+    parser = text_parser(__doc__, 500, "build-up.png")
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--picture", type=Path, default=Path("build-up.png"))
-    add_record(parser)
     arguments = parser.parse_args()
+    check_steps(arguments.steps, 1)
     if arguments.seeds < 2:
         raise ValueError(f"--seeds is {arguments.seeds}; an error bar needs at least 2")
-    if arguments.steps < 1:
-        raise ValueError(f"--steps is {arguments.steps}; it must be at least 1")
     keep_freed_memory()
     text, held_out = read(arguments.text)
     known, parts = {}, {}

@@ -1,21 +1,20 @@
 """Filling in what was hidden: an encoder looks at both sides, a decoder of its size at the left.
 
-    python experiments/fill_in.py              # the standard library's source, two minutes each
+    python experiments/fill_in.py              # the standard library's source
     python experiments/fill_in.py TEXT… --steps 2000
 
 Of held-out text one token in seven is hidden. The encoder has learnt from masked tokens, which are
 one target in seven; the decoder from every token. Both are asked for the same hidden ones.
 """
 
-import argparse
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from record import add_record, conclude, run
-from windows import at_random, read_windows
+from record import conclude, run
+from windows import at_random, check_steps, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -106,15 +105,10 @@ def show(tokenizer, windows, hidden, guesses, lines: int = 3) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", nargs="*", type=Path)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser = text_parser(__doc__, 1000, "fill-in.png")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("fill-in.png"))
-    add_record(parser)
     arguments = parser.parse_args()
-    if arguments.steps < 10:
-        raise ValueError(f"--steps is {arguments.steps}; at least 10 make a curve")
+    check_steps(arguments.steps, 10)
     keep_freed_memory()
     tokenizer, ids, windows, _ = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     hidden = np.random.default_rng(arguments.seed).random((HELD_OUT, LENGTH)) < 0.15

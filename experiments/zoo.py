@@ -1,6 +1,6 @@
 """The race: RNN, LSTM, causal CNN and Transformer of one size, on the same text.
 
-    python experiments/zoo.py                  # the standard library's source, a few minutes each
+    python experiments/zoo.py                  # the standard library's source
     python experiments/zoo.py TEXT… --steps 800
 
 Draws loss against steps and against time, and how many tokens a second each trains on, and writes,
@@ -8,7 +8,6 @@ at early and at late positions (what is in the past costs a Transformer more and
 state and a convolution's reach nothing).
 """
 
-import argparse
 import time
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from record import add_record, conclude, run
-from windows import at_random, loss, read_windows
+from record import conclude, run
+from windows import at_random, check_steps, loss, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -128,16 +127,11 @@ def draw(results: dict, path: Path) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", nargs="*", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
+    parser = text_parser(__doc__, 600, "zoo.png")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("zoo.png"))
-    add_record(parser)
     arguments = parser.parse_args()
-    if arguments.steps < 20:
-        raise ValueError(f"--steps is {arguments.steps}; at least 20 make a curve")
+    check_steps(arguments.steps, 20)
     keep_freed_memory()
     _, ids, held_out, bytes_a_token = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     results = {}

@@ -82,7 +82,7 @@ def generate(
     variables = variables if "prepared" in variables else prepare(model, variables)
     weights = weights_of(variables)
     cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
-    numbers, stops = sampler.numbers(), np.array(stop_tokens, np.int32)
+    numbers, stops = sampler.numbers(), np.array(list(stop_tokens), np.int32)
 
     state = prefill(model, weights, *left_padded(prompts, width), cache)
     tokens, log_probs, read = [], [], width

@@ -51,9 +51,10 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
     cuts = np.quantile(lengths, np.linspace(0, 1, 17), method="higher")
     candidates = sorted({-(-int(cut) // 4) * 4 for cut in cuts})
     widest, number = candidates[-1], min(number, len(candidates))
+    some, counts = np.unique(lengths, return_counts=True)
 
     def places(widths):
-        return np.array(widths)[np.searchsorted(widths, lengths)].sum()
+        return counts @ np.array(widths)[np.searchsorted(widths, some)]
 
     choices = combinations(candidates[:-1], number - 1)
     return min(([*choice, widest] for choice in choices), key=places)

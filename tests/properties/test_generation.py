@@ -143,7 +143,7 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
     free = run(model, variables, prompts, 20, key=key)
     told = []
     out = run(
-        model, variables, prompts, 20, key=key, stop_tokens=tuple(stops), on_tokens=told.append
+        model, variables, prompts, 20, key=key, stop_tokens=stops, on_tokens=told.append
     )
     for row in range(3):
         ends = np.flatnonzero(np.isin(free.tokens[row], list(stops)))

@@ -142,9 +142,7 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
     key = jax.random.key(seed)
     free = run(model, variables, prompts, 20, key=key)
     told = []
-    out = run(
-        model, variables, prompts, 20, key=key, stop_tokens=stops, on_tokens=told.append
-    )
+    out = run(model, variables, prompts, 20, key=key, stop_tokens=stops, on_tokens=told.append)
     for row in range(3):
         ends = np.flatnonzero(np.isin(free.tokens[row], list(stops)))
         length = ends[0] + 1 if len(ends) else 20

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.losses import token_losses
+from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import Reading, read_segments, same_document
-from jaxformer.models.check import check_tokens
+from jaxformer.models.check import as_array, check_tokens
+from jaxformer.models.rows import bucket
 
 
 def require_autoregressive(model):
@@ -38,7 +39,8 @@ def prepare(model, variables):
     calls it often does it once, at the price of a second copy of the weights in memory.
     """
     require_autoregressive(model)
-    return {"prepared": _prepare(model, variables["params"])}
+    name, weights = _known(variables, "prepared", "params")
+    return variables if name == "prepared" else {"prepared": _prepare(model, weights)}
 
 
 _prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
@@ -46,7 +48,18 @@ _prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepar
 
 def weights_of(variables):
     """The weights that a model's own methods take."""
-    return variables["prepared"] if "prepared" in variables else variables["params"]
+    return _known(variables, "prepared", "params")[1]
+
+
+def _known(variables, *accepted: str):
+    """(name, weights) of the first of these that the variables hold."""
+    for name in accepted:
+        if name in variables:
+            return name, variables[name]
+    raise ValueError(
+        f"variables hold {', '.join(variables) or 'nothing'}; they must hold "
+        f"{' or '.join(map(repr, accepted))} (model.init gives 'params', prepare 'prepared')"
+    )
 
 
 def start(model, variables, batch_size: int, capacity: int, source=None):
@@ -81,8 +94,11 @@ def advance(model, variables, tokens, cache, segments=None):
     tokens than there are slots left is a ValueError; inside, it gives NaN.
     """
     require_autoregressive(model)
-    tokens = jnp.asarray(tokens)
+    tokens, segments = as_array(tokens), as_array(segments)
     check_tokens(tokens, model.config, segments)
+    rows = len(cache.reading.position)
+    if len(tokens) != rows:
+        raise ValueError(f"tokens have {len(tokens)} rows; the cache was started for {rows}")
     traced = isinstance(cache.length, jax.core.Tracer)
     used = 0 if traced else int(cache.length)  # inside jit only shapes can be refused
     needed = used + tokens.shape[1]
@@ -91,8 +107,9 @@ def advance(model, variables, tokens, cache, segments=None):
             f"tokens are {tokens.shape[1]} a row, but the cache has {cache.capacity} slots with "
             f"{used} used; start one with a capacity of at least {needed}"
         )
-    if model.first_chunk > 1 and not traced:
-        _check_first_chunk(model.first_chunk, cache.reading, segments, tokens.shape[:2])
+    if not any(isinstance(x, jax.core.Tracer) for x in (tokens, segments, cache.length)):
+        _check_reading(model, cache, needed, segments, tokens.shape[:2])
+    tokens = jnp.asarray(tokens)
     if traced:
         return _advance(model, variables, tokens, cache, segments, cache.capacity)
     return _advance_jitted(model, variables, tokens, cache, segments, live_slots(cache, needed))
@@ -106,16 +123,26 @@ def _advance(model, variables, tokens, cache, segments, live):
 _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
 
 
-def _check_first_chunk(least: int, reading: Reading, segments, shape):
-    """Refuse a chunk that ends where a document's first tokens must go on to be read at once."""
-    segments = same_document(segments, reading, shape)
-    read = np.asarray(read_segments(jnp.asarray(segments), reading)[2].position)
-    short = (read > 0) & (read < least)
+def _check_reading(model, cache, needed: int, segments, shape):
+    """Refuse a chunk that ends within a document's first tokens, if those must be read at once, or
+    after more tokens of a document than there are positions."""
+    least, most = model.first_chunk, model.config.max_length
+    if least == 1 and needed <= most:
+        return  # nothing to find
+    with jax.ensure_compile_time_eval():  # inside somebody's jit too, where nothing is traced
+        segments = same_document(segments, cache.reading, shape)
+        read = np.asarray(read_segments(jnp.asarray(segments), cache.reading)[2].position)
+    short, long = (read > 0) & (read < least), read > most
     if short.any():
         row = int(short.argmax())
         raise ValueError(
             f"row {row} ends after {read[row]} tokens of a document, whose first {least} see one "
             "another both ways; read them in one chunk"
+        )
+    if long.any():
+        row = int(long.argmax())
+        raise ValueError(
+            f"row {row} ends after {read[row]} tokens of a document; max_length is {most} positions"
         )
 
 
@@ -136,26 +163,18 @@ def prompt_bucket(length: int) -> int:
     return 1 if length == 1 else bucket(length)
 
 
-def bucket(length: int, smallest: int = 32) -> int:
-    """The least power of two that is at least `length` (and `smallest`)."""
-    return max(smallest, 1 << (length - 1).bit_length())
-
-
 def score(
     model, variables, tokens: Int[Array, "batch length"], segments=None, source=None
 ) -> Float[Array, " batch"]:
-    """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given.
+    """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given (of a
+    prefix-LM the prefix, which its outputs have seen).
 
     source: a row for each, as for `start`. segments: int [batch, length]; 0 is padding, 1, 1, 2, 2,
     … packed documents, none of which scores the first token of the next.
     """
     require_autoregressive(model)
-    if "params" not in variables:
-        raise ValueError(
-            f'variables hold {", ".join(variables)}; score needs "params", since it takes whole '
-            "rows (what `prepare` gives is for start, advance and generate)"
-        )
-    tokens = jnp.asarray(tokens)
+    _known(variables, "params")  # whole rows are not read by what `prepare` gives
+    tokens, segments = as_array(tokens), as_array(segments)
     check_tokens(tokens, model.config, segments)
     read = model.read_source(source)
     if read is not None and len(read[0]) != len(tokens):
@@ -166,12 +185,15 @@ def score(
 @partial(jax.jit, static_argnums=0)
 def _score(model, variables, tokens, segments, source):
     given = {} if source is None else {"source": source[0], "source_segments": source[1]}
-    logits, targets = model.apply(variables, tokens, segments=segments, **given), tokens[:, 1:]
+    hidden = model.apply(variables, tokens, segments, **given, method="hidden_states")
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     if segments is None:
-        return -token_losses(logits[:, :-1], targets).sum(axis=-1)
-    # A token is predicted where the last real one before it stands, padding between them or not.
-    _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
-    real = jnp.where(segments != 0, jnp.arange(segments.shape[1]), 0)
-    before = jax.lax.cummax(real, axis=1)[:, :-1, None]
-    losses = token_losses(jnp.take_along_axis(logits, before, axis=1), targets)
-    return -jnp.where(positions[:, 1:] > 0, losses, 0.0).sum(axis=-1)
+        hidden = hidden[:, :-1]
+    else:  # a token is predicted where the last real one before it stands, padding between or not
+        real = jnp.where(segments != 0, positions, 0)
+        before = jax.lax.cummax(real, axis=1)[:, :-1, None]
+        hidden = jnp.take_along_axis(hidden, before, axis=1)
+        _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
+    head = model.apply(variables, method="head")
+    losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], bias=head.get("bias"))
+    return -jnp.where(positions[:, 1:] >= model.first_chunk, losses, 0.0).sum(axis=-1)

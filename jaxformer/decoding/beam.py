@@ -10,7 +10,7 @@ probability, which favours short ones; at 1 by the mean over their tokens (Wu et
 divide by (5 + length)/6 in place of the length).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ from jaxformer.decoding.autoregressive import (
     start,
     weights_of,
 )
-from jaxformer.decoding.generate import check_prompts, left_padded, prefill
+from jaxformer.decoding.generate import STEPS, check_prompts, prefill
+from jaxformer.models.rows import padded
 
 
 class Hypotheses(NamedTuple):
@@ -89,7 +90,7 @@ def beam_search(
     beam_width: int = 4,
     num_hypotheses: int = 1,
     length_penalty: float = 1.0,
-    stop_tokens: Sequence[int] = (),
+    stop_tokens: Iterable[int] = (),
     source=None,
 ) -> Hypotheses:
     """The num_hypotheses best continuations of each prompt that a beam of this width finds.
@@ -104,45 +105,47 @@ def beam_search(
         raise ValueError(
             f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
         )
-    prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    variables = variables if "prepared" in variables else prepare(model, variables)
+    prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
+    variables = prepare(model, variables)
     weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
-    cache = start(model, variables, len(prompts), slots(width + max_new_tokens), source)
-    state = prefill(model, weights, *left_padded(prompts, width), cache)
-    beam = _search(
-        model,
-        weights,
-        state,
-        jnp.asarray(sorted(set(stop_tokens)), jnp.int32),
-        jnp.float32(length_penalty),
-        beam_width,
-        max_new_tokens,
-        live_slots(state.cache, width + max_new_tokens),
-    )
+    room = -(-max_new_tokens // STEPS) * STEPS  # a program for a few values, not for each
+    cache = start(model, variables, len(prompts), slots(width + room), source)
+    state = prefill(model, weights, *padded(prompts, width, left=True), cache)
+    search, until, over = _begin(state, beam_width, room), 0, False
+    penalty = np.float32(length_penalty)
+    while until < max_new_tokens and not over:  # until the live slots are full, then with more
+        live = live_slots(search.cache, width + until + 1)
+        until = max_new_tokens if live is None else min(max_new_tokens, live - width)
+        search, over = _go_on(model, weights, search, stops, penalty, until, live)
+    beam = _best(search, penalty)
     lengths, scores = np.asarray(beam.lengths()), np.asarray(beam.scores(length_penalty))
     lengths = np.where(np.isfinite(beam.log_probs), lengths, 0)
-    tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], beam.tokens, 0)
+    tokens = np.asarray(beam.tokens)[..., :max_new_tokens]
+    tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], tokens, 0)
     found = (tokens, lengths, scores, np.asarray(beam.log_probs))
     return Hypotheses(*(x[:, :num_hypotheses] for x in found))
 
 
-@partial(jax.jit, static_argnums=(0, 5, 6, 7))
-def _search(model, weights, state, stops, length_penalty, beam_width, max_new_tokens, live_slots):
-    """The finished and the unfinished hypotheses of each row, beam_width of them, best first."""
+@partial(jax.jit, static_argnums=(1, 2))
+def _begin(state, beam_width: int, room: int) -> Search:
+    """One empty hypothesis for each row, not beam_width of them; room for so many tokens."""
     batch = len(state.logits)
     rows = jnp.repeat(jnp.arange(batch), beam_width)
-    empty = jnp.full((batch, beam_width, max_new_tokens), -1)
+    empty = jnp.full((batch, beam_width, room), -1)
     nothing = jnp.full((batch, beam_width), -jnp.inf)
-    search = Search(
-        state.cache.narrow(live_slots).take(rows),
-        state.logits[rows],
-        Beam(empty, nothing.at[:, 0].set(0.0)),  # one empty hypothesis, not beam_width of them
-        Beam(empty, nothing),
-        jnp.int32(0),
-    )
+    live, finished = Beam(empty, nothing.at[:, 0].set(0.0)), Beam(empty, nothing)
+    return Search(state.cache.take(rows), state.logits[rows], live, finished, jnp.int32(0))
+
+
+@partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
+def _go_on(model, weights, search: Search, stops, length_penalty, until, live: int | None):
+    """Steps, attending to the first `live` slots, until there are `until` tokens or every row is
+    done; returns (search, whether every row is)."""
+    batch, beam_width = search.live.log_probs.shape
+    wide = search.cache
 
     def goes_on(search):
-        return (search.step < max_new_tokens) & ~search.done().all()
+        return (search.step < until) & ~search.done().all()
 
     def step(search):
         search, parents, tokens = _extend(search, stops, length_penalty, beam_width)
@@ -150,10 +153,17 @@ def _search(model, weights, state, stops, length_penalty, beam_width, max_new_to
         logits, cache = model.advance(weights, tokens.reshape(-1, 1), cache)
         return search._replace(cache=cache, logits=logits[:, -1], step=search.step + 1)
 
-    search = jax.lax.while_loop(goes_on, step, search)
+    search = jax.lax.while_loop(goes_on, step, search._replace(cache=wide.narrow(live)))
+    return search._replace(cache=wide.widen(search.cache)), search.done().all()
+
+
+@jax.jit
+def _best(search: Search, length_penalty) -> Beam:
+    """The finished and the unfinished hypotheses of each row, the best first."""
     unfinished = search.live._replace(
         log_probs=jnp.where(search.done()[:, None], -jnp.inf, search.live.log_probs)
     )
+    beam_width = search.live.log_probs.shape[1]
     return search.finished.joined(unfinished).best(beam_width, length_penalty)
 
 

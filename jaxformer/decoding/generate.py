@@ -5,7 +5,7 @@ the host looks once a block whether every row has stopped. Shapes come in bucket
 tokens, 3 · 2ⁿ live slots), so a length seen before never compiles again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from jaxformer.decoding.autoregressive import (
 )
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
 from jaxformer.functional.losses import token_losses
+from jaxformer.models.rows import padded, row_of_ids
 
 STEPS = 16  # tokens a block
 
@@ -55,7 +56,7 @@ def generate(
     max_new_tokens: int,
     sampler: Sampler = Sampler(),  # noqa: B008 (frozen)
     key=None,
-    stop_tokens: Sequence[int] = (),
+    stop_tokens: Iterable[int] = (),
     source=None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
 ) -> Generation:
@@ -65,8 +66,7 @@ def generate(
     key: a jax.random key; needed unless the sampler is greedy. Row i draws its t-th token with
     fold_in(fold_in(key, i), t), so a row does not depend on its neighbours and the same key gives
     the same text. stop_tokens end a row. source: for a model that reads one, a row of ids for each
-    prompt. on_tokens is called after every block of steps with the
-    new tokens of each row.
+    prompt. on_tokens is called after every block of steps with the new tokens of each row.
     """
     require_autoregressive(model)
     if key is None and not sampler.greedy:
@@ -74,18 +74,16 @@ def generate(
             f"key is None, but sampling at temperature {sampler.temperature} needs one "
             "(jax.random.key(seed)); only temperature 0 does without"
         )
-    prompts = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
+    prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     key = None if sampler.greedy else key
     batch_size, longest = len(prompts), max(map(len, prompts))
     width = prompt_bucket(longest)
     blocks = -(-max_new_tokens // STEPS)
-    variables = variables if "prepared" in variables else prepare(model, variables)
+    variables = prepare(model, variables)
     weights = weights_of(variables)
     cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
-    numbers, stops = sampler.numbers(), np.array(list(stop_tokens), np.int32)
-
-    state = prefill(model, weights, *left_padded(prompts, width), cache)
-    tokens, log_probs, read = [], [], width
+    state = prefill(model, weights, *padded(prompts, width, left=True), cache)
+    numbers, tokens, log_probs, read = sampler.numbers(), [], [], width
     for _ in range(blocks):
         read += STEPS
         state, new = decode_block(
@@ -103,9 +101,10 @@ def generate(
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
 def prefill(model, weights, tokens, segments, cache) -> State:
     """Read the prompts, padded on the left, and keep the logits of the last position alone."""
-    logits, cache = model.advance(weights, tokens, cache, segments, last_only=True)
+    narrow = cache.narrow(live_slots(cache, tokens.shape[1]))
+    logits, narrow = model.advance(weights, tokens, narrow, segments, last_only=True)
     stopped = jnp.zeros(len(tokens), bool)
-    return State(cache, logits[:, -1], stopped, jnp.int32(0))
+    return State(cache.widen(narrow), logits[:, -1], stopped, jnp.int32(0))
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
@@ -132,45 +131,33 @@ def decode_block(model, weights, state: State, numbers: Numbers | None, key, sto
     return state._replace(cache=wide.widen(state.cache)), (tokens.T, log_probs.T)
 
 
-def check_prompts(model, prompts, max_new_tokens, stop_tokens, source) -> list[np.ndarray]:
-    """The prompts as arrays, or a ValueError that names what is wrong with them."""
+def check_prompts(model, prompts, max_new_tokens, stop_tokens, source):
+    """(the prompts, the stop tokens) as arrays, or a ValueError that names what is wrong."""
     config = model.config
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    prompts = [np.asarray(prompt) for prompt in prompts]
+    if not isinstance(stop_tokens, Iterable):
+        raise ValueError(f"stop_tokens is {stop_tokens!r}; it must be a collection of token ids")
+    stops = row_of_ids("stop_tokens", list(stop_tokens), config.vocab_size)
+    prompts = [row_of_ids(f"prompt {i}", row, config.vocab_size) for i, row in enumerate(prompts)]
     if not prompts:
         raise ValueError("prompts is empty; it must hold at least one prompt")
-    named = [(f"prompt {i}", prompt) for i, prompt in enumerate(prompts)]
-    for name, ids in [*named, ("stop_tokens", np.asarray(list(stop_tokens), np.int32))]:
-        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise ValueError(f"{name} is {ids.dtype} {ids.shape}; it must be a row of token ids")
-        outside = ids[(ids < 0) | (ids >= config.vocab_size)] if ids.size else ids
-        if outside.size:
-            raise ValueError(f"{name} holds id {outside[0]}; vocab_size is {config.vocab_size}")
-    for name, ids in named:
+    for i, ids in enumerate(prompts):
         if not ids.size:
-            raise ValueError(f"{name} is empty; a model needs at least one token to go on from")
+            raise ValueError(f"prompt {i} is empty; a model needs at least one token to go on from")
         if ids.size < model.first_chunk:
             raise ValueError(
-                f"{name} has {ids.size} tokens; the first {model.first_chunk} must be read at once"
+                f"prompt {i} has {ids.size} tokens; the first {model.first_chunk} must be read at "
+                "once"
             )
         if ids.size + max_new_tokens > config.max_length:
             raise ValueError(
-                f"{name} has {ids.size} tokens and max_new_tokens is {max_new_tokens}; together "
-                f"they must not pass max_length, {config.max_length}"
+                f"prompt {i} has {ids.size} tokens and max_new_tokens is {max_new_tokens}; "
+                f"together they must not pass max_length, {config.max_length}"
             )
     if source is not None and len(source) != len(prompts):
         raise ValueError(f"source has {len(source)} rows; there are {len(prompts)} prompts")
-    return prompts
-
-
-def left_padded(prompts, width):
-    """(tokens, segments) [batch, width], so that every row's last token stands last."""
-    tokens, segments = np.zeros((2, len(prompts), width), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = prompt
-        segments[row, width - len(prompt) :] = 1
-    return tokens, segments
+    return prompts, np.unique(stops).astype(np.int32)
 
 
 def _without_padding(blocks, max_new_tokens) -> list[list[int]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -47,7 +48,7 @@ class Sampler:
         if self.greedy:
             return None
         return Numbers(
-            jnp.float32(self.temperature),
+            jnp.float32(max(self.temperature, np.finfo(np.float32).tiny)),  # less would be 0
             jnp.int32(self.top_k),
             jnp.float32(self.top_p),
             jnp.float32(self.min_p),
@@ -76,6 +77,8 @@ def choose(
             jax.random.fold_in(jax.random.fold_in(key, row), step), logits
         )
 
+    # The largest comes to 0 first: divided by a very small temperature it must not overflow.
+    logits = logits - logits.max(axis=-1, keepdims=True)
     kept = truncate(numbers, logits / numbers.temperature)
     return jax.vmap(draw)(jnp.arange(len(logits)), kept).astype(jnp.int32)
 

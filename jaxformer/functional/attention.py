@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.functional import fused
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import group_heads, over_heads
-from jaxformer.functional.masks import All, Mask, Places, Table
+from jaxformer.functional.masks import All, Mask, Padding, Places, Table
 from jaxformer.functional.taps import no_tap
 
 ATTENTION = ("auto", "explicit", "blockwise", "fused")
@@ -36,20 +36,20 @@ def dot_product_attention(
 
     mask: a rule of `masks`, asked about `query_places` and `key_places` (by default positions
     0, 1, 2, … without padding); or a bool array, true where a query may see a key; None: everyone
-    sees everyone. A query that may see nothing gets zeros, and its gradients are finite.
-    scale: 1/√head_dim unless given.
+    sees everyone. Keys that are padding by `key_places` are seen by no one, whatever the rule. A
+    query that may see nothing gets zeros, and its gradients are finite.
+    scale: 1/√head_dim unless given. Errors: ValueError naming the shapes that do not fit.
     implementation: "explicit" (this formula, whole), "blockwise" (query block by query block,
     never all scores at once), "fused" (cuDNN; raises ValueError with the reason where it cannot),
     or "auto": fused on a GPU where it can, else blockwise.
     Source: Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
-    _check(query, key, value, implementation)
     query_places = query_places or Places(query.shape[-2])
     key_places = key_places or Places(key.shape[-2])
-    if mask is None:
-        mask = All()
-    elif not isinstance(mask, Mask):
-        mask = Table(mask)
+    mask = _as_rule(mask)
+    _check(query, key, value, mask, query_places, key_places, implementation)
+    if key_places.segments is not None:
+        mask = mask & Padding()
     query, key, value = _silence(query, key, value, mask, query_places, key_places)
     return masked_attention(
         query, key, value, mask, query_places, key_places, scale, implementation, tap
@@ -62,7 +62,7 @@ def masked_attention(
     """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if implementation in ("auto", "fused"):
-        refusal = fused.refusal(query, key, mask, query_places, key_places)
+        refusal = fused.refusal(query, key, value, mask, query_places, key_places)
         if implementation == "fused" and refusal:
             raise ValueError(f'attention "fused" cannot run this: {refusal}')
         implementation = "blockwise" if refusal else "fused"
@@ -124,23 +124,44 @@ def _softmax(scores):
 
 def _silence(query, key, value, mask, query_places, key_places):
     """Zero what no one may see and what sees nothing: 0 × NaN is NaN, forward and backward."""
-    if isinstance(mask, Table):
-        speaks, listens = mask.array.any(axis=-2), mask.array.any(axis=-1)
-    else:
-        speaks, listens = (
-            None if places.segments is None else places.segments != 0
-            for places in (key_places, query_places)
-        )
-    if speaks is not None:
-        key, value = (jnp.where(speaks[..., None, :, None], x, 0) for x in (key, value))
-    if listens is not None:
-        query = jnp.where(listens[..., None, :, None], query, 0)
+    tables = [rule.array for rule in mask.rules() if isinstance(rule, Table)]
+    speaks, listens = ([table.any(axis=axis) for table in tables] for axis in (-2, -1))
+    for known, places in ((speaks, key_places), (listens, query_places)):
+        if places.segments is not None:
+            known.append(places.segments != 0)
+    for known in speaks:
+        key, value = (jnp.where(known[..., None, :, None], x, 0) for x in (key, value))
+    for known in listens:
+        query = jnp.where(known[..., None, :, None], query, 0)
     return query, key, value
 
 
-def _check(query, key, value, implementation):
+def _as_rule(mask) -> Mask:
+    if mask is None:
+        return All()
+    return mask if isinstance(mask, Mask) else Table(mask)
+
+
+def _check(query, key, value, mask, query_places, key_places, implementation):
     if implementation not in ATTENTION:
         raise ValueError(f"implementation is {implementation!r}; it must be one of {ATTENTION}")
+    lengths = (query.shape[-2], key.shape[-2])
+    for table in (rule.array for rule in mask.rules() if isinstance(rule, Table)):
+        if table.dtype != bool or table.shape[-2:] != lengths:
+            raise ValueError(
+                f"mask is {table.dtype} {table.shape}; it must be bool [..., queries, keys], here "
+                f"[..., {lengths[0]}, {lengths[1]}], true where a query may see a key"
+            )
+    for name, places, length in zip(
+        ("query_places", "key_places"), (query_places, key_places), lengths, strict=True
+    ):
+        if places.length != length:
+            raise ValueError(f"{name} are of {places.length} tokens; there are {length}")
+    if query.shape[-1] != key.shape[-1] or query.shape[:-3] != key.shape[:-3]:
+        raise ValueError(
+            f"query {query.shape} and key {key.shape} must agree in head_dim, their last axis, and "
+            "in the axes before the heads"
+        )
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads % kv_heads:
         raise ValueError(

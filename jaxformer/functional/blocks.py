@@ -11,6 +11,8 @@ lecture 10. A block that reads a source has cross-attention between the two (lec
 the same whether it attends to rows, to a cache or in any implementation.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -242,14 +244,15 @@ def run_blocks(step, blocks, x, config, execution, *, dropout_key=None, capture=
     and scanned over: a key drawn inside a scan body would be the same in each layer.
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
-    patch = {name: _per_layer(entry, config.num_layers) for name, entry in (patch or {}).items()}
+    patch = {name: _per_layer(name, *of, config.num_layers) for name, of in (patch or {}).items()}
 
     def run(x, layer):
         weights, key, patch = layer
         tap = Tap(capture, patch)
         return step(weights, x, key, tap), tap.captured
 
-    run = _REMAT[execution.remat](run)
+    # In a scan the two passes are loops of their own: nothing need keep them from being merged.
+    run = _REMAT[execution.remat](run, prevent_cse=execution.layers != "scan")
     if execution.layers == "scan":
         return jax.lax.scan(run, x, (blocks, keys, patch))
     captured = []
@@ -259,17 +262,21 @@ def run_blocks(step, blocks, x, config, execution, *, dropout_key=None, capture=
     return x, jax.tree.map(lambda *values: jnp.stack(values), *captured)
 
 
-def _per_layer(patch: Patch, num_layers: int) -> Patch:
-    return Patch(*(jnp.broadcast_to(x, (num_layers, *jnp.shape(x)[1:])) for x in patch))
+def _per_layer(name: str, where, value, num_layers: int) -> Patch:
+    for part, x in (("where", where), ("value", value)):
+        if jnp.shape(x)[:1] not in ((1,), (num_layers,)):
+            raise ValueError(
+                f"patch {name!r}: {part} is {jnp.shape(x)}; inside the blocks its first axis is "
+                f"the layer, of size 1 or {num_layers}"
+            )
+    return Patch(*(jnp.broadcast_to(x, (num_layers, *jnp.shape(x)[1:])) for x in (where, value)))
 
 
 # What the backward pass finds in memory: everything; matrix products only; block inputs only.
 _REMAT = {
-    "none": lambda run: run,
-    "dots": lambda run: jax.checkpoint(
-        run, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    "none": lambda run, **_: run,
+    "dots": partial(
+        jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ),
     "full": jax.checkpoint,
 }
-REMAT = tuple(_REMAT)
-LAYERS = ("scan", "unrolled")

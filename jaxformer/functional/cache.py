@@ -181,17 +181,17 @@ def open_slots(cache: Cache, segments: Array) -> tuple[Cache, Places, Places]:
     """
     documents, positions, reading = read_segments(segments, cache.reading)
     marked = cache._replace(
-        positions=write_slots(cache.positions, positions, cache.length, axis=1),
-        documents=write_slots(cache.documents, documents, cache.length, axis=1),
+        positions=write_slots(cache.positions, positions, cache.length),
+        documents=write_slots(cache.documents, documents, cache.length),
         reading=reading,
     )
     new = Places(segments.shape[1], positions, documents)
     return marked, new, Places(cache.capacity, marked.positions, marked.documents)
 
 
-def write_slots(slots: Array, new: Array, length: Array, *, axis: int) -> Array:
-    """Put `new` at slots length, length + 1, … (in place where the compiler can)."""
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), length, axis)
+def write_slots(slots: Array, new: Array, length: Array) -> Array:
+    """Put `new` [rows, new, …] at slots length, length + 1, … (in place where the compiler can)."""
+    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), length, axis=1)
 
 
 def read_heads(slots: Array, batch_size: int) -> Array:
@@ -201,4 +201,4 @@ def read_heads(slots: Array, batch_size: int) -> Array:
 
 def write_heads(slots: Array, new: Array, length: Array) -> Array:
     """Put `new` [batch, kv_heads, new, head_dim] at slots length, length + 1, …"""
-    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length, axis=1)
+    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length)

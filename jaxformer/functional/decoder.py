@@ -2,20 +2,21 @@
 
     tokens → embedding + position → blocks → norm → logits            (seeds: lecture 11 §6)
 
-Output i predicts token i + 1 and depends on tokens ≤ i. Two ways through it, held to the same
-values: `hidden_states` takes whole rows, `advance` takes the next tokens and a cache.
+Output i predicts token i + 1 and depends on tokens ≤ i, and on all of a prefix if there is one (the
+first tokens of a document, which see one another both ways, are given and not predicted). Two ways
+through it, held to the same values: `hidden_states` takes whole rows, `advance` takes the next
+tokens and a cache.
 """
 
 import jax.numpy as jnp
 
 from jaxformer.functional.cache import Cache
 from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Mask, Packed, Prefix, Window
 from jaxformer.functional.transformer import (
     POINTS,
     empty_cache,
-    prepare_stack,
+    prepare,
     read_on,
     read_rows,
     stack_initializers,
@@ -55,12 +56,6 @@ def inspect(weights, tokens, config, execution, **options):
 def start(config, batch_size: int, capacity: int) -> Cache:
     """An empty cache for this decoder."""
     return empty_cache(config, batch_size, capacity)
-
-
-def prepare(weights, config):
-    """The same weights as many small steps want them."""
-    stack = prepare_stack(weights, config)
-    return {**stack, "head": all_by_rows(head(weights), config.dtype)}
 
 
 def advance(weights, tokens, cache: Cache, config, *, segments=None):

@@ -12,9 +12,9 @@ def init_embedding(
 ):
     """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position.
 
-    0.02 (GPT-2) is for what is normalised before it is used. Without a norm 1/√dim keeps logits of
-    a size to learn from, and what a cell reads is that times √dim: at 0.02 an LSTM hardly begins to
-    learn, and without the factor it takes twice the steps.
+    0.02 (GPT-2) is for what is normalised before it is used. Recurrent models, which have no norm,
+    take 1/√dim, and what a cell reads is that times √dim: at 0.02 an LSTM hardly begins to learn,
+    and without the factor it takes twice the steps.
     """
     tokens, positions = jax.random.split(key)
     weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim))}

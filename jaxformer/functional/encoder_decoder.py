@@ -17,13 +17,12 @@ from jaxformer.functional.attention import dot_product_attention, folded_attenti
 from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Causal, Packed, Padding, Places
 from jaxformer.functional.transformer import (
     POINTS,
     empty_cache,
     implementation,
-    prepare_stack,
+    prepare,
     read_on,
     read_rows,
     stack_initializers,
@@ -134,12 +133,6 @@ def start(weights, source, config, execution, batch_size: int, capacity: int, so
         for block in unstack(weights["blocks"], config.num_layers)
     )
     return SourceCache(empty_cache(config, batch_size, capacity), memory, visible)
-
-
-def prepare(weights, config):
-    """The same weights as many small steps want them; the encoder takes few, large ones."""
-    stack = prepare_stack(weights, config)
-    return {**stack, "head": all_by_rows(head(weights), config.dtype)}
 
 
 def advance(weights, tokens, cache: SourceCache, config, *, segments=None):

@@ -17,8 +17,8 @@ ACTIVATIONS = (*_PLAIN, *_GATES)
 
 
 def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
-    """The non-linearity of that name, one of those that are not gated."""
-    return _PLAIN[activation](x)
+    """The non-linearity of that name, one of ACTIVATIONS; of a gated one, that of its gate."""
+    return (_PLAIN | _GATES)[activation](x)
 
 
 def feed_forward(
@@ -34,22 +34,24 @@ def feed_forward(
     `activation` is one of ACTIVATIONS; "swiglu" and "geglu" are the gated ones (Shazeer 2020).
     `output_activation` puts the non-linearity after the second map too, as lecture 10 §7 wrote it.
     """
-    act = _GATES.get(activation) or _PLAIN[activation]
     hidden = linear(weights["up"], x)
-    hidden = act(linear(weights["gate"], x)) * hidden if activation in _GATES else act(hidden)
+    if activation in _GATES:
+        hidden = activate(linear(weights["gate"], x), activation) * hidden
+    else:
+        hidden = activate(hidden, activation)
     y = linear(weights["down"], tap("feedforward.hidden", hidden))
-    return act(y) if output_activation else y
+    return activate(y, activation) if output_activation else y
 
 
 def init_feed_forward(
-    key, dim: int, mlp_dim: int, activation: str, *, use_bias=True, stddev=0.02, output_stddev=0.02
+    key, dim: int, mlp_dim: int, activation: str, *, use_bias=True, output_stddev=0.02
 ):
     """Weights of `feed_forward`; output_stddev is that of W₂, which writes into the residual."""
     up, gate, down = jax.random.split(key, 3)
     weights = {
-        "up": init_linear(up, dim, mlp_dim, use_bias=use_bias, stddev=stddev),
+        "up": init_linear(up, dim, mlp_dim, use_bias=use_bias),
         "down": init_linear(down, mlp_dim, dim, use_bias=use_bias, stddev=output_stddev),
     }
     if activation in _GATES:
-        weights["gate"] = init_linear(gate, dim, mlp_dim, use_bias=use_bias, stddev=stddev)
+        weights["gate"] = init_linear(gate, dim, mlp_dim, use_bias=use_bias)
     return weights

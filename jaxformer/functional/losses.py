@@ -4,6 +4,7 @@ Everything here is float32 whatever the dtype of the logits. Output i is scored 
 shifting is the business of whoever makes the targets.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -44,13 +45,18 @@ def cross_entropy(
     its tokens give in any other arrangement. A target out of range that counts raises ValueError;
     inside jit it gives NaN.
     """
-    _check_targets(targets, weights, logits.shape[-1])
+    _check_targets(logits.shape, targets, weights)
     losses = token_losses(logits, targets, label_smoothing)
     return _weighted_mean(*_weighted_sum(losses, weights))
 
 
-def _check_targets(targets, weights, vocab_size):
-    """Refuse a target that counts and is no class, where it is known (inside jit it gives NaN)."""
+def _check_targets(shape, targets, weights):
+    """Refuse what does not fit logits of that shape and, where it is known (inside jit it gives
+    NaN), a target that counts and is no class."""
+    *batch, vocab_size = shape
+    for name, given in (("targets", targets), ("weights", weights)):
+        if given is not None and list(given.shape) != batch:
+            raise ValueError(f"{name} are {given.shape}; outputs are {tuple(batch)}")
     if isinstance(targets, jax.core.Tracer) or isinstance(weights, jax.core.Tracer):
         return
     counted = np.asarray(targets)
@@ -65,7 +71,7 @@ def _weighted_sum(losses, weights):
     if weights is None:
         return losses.sum(), jnp.float32(losses.size)
     weights = weights.astype(jnp.float32)
-    return jnp.where(weights != 0, weights * losses, 0.0).sum(), weights.sum()
+    return (weights * jnp.where(weights != 0, losses, 0.0)).sum(), weights.sum()
 
 
 def _weighted_mean(total, count):
@@ -88,60 +94,86 @@ def chunked_cross_entropy(
     sweep, while a chunk's logits are at hand, so each product is computed once; what is kept is
     the gradient for `hidden`, `kernel` and `bias`, never [tokens, vocab] in float32.
     """
-    _check_targets(targets, weights, kernel.shape[-1])
-    tokens = targets.size
+    _check_targets((*hidden.shape[:-1], kernel.shape[-1]), targets, weights)
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; it must be at least 1")
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
-    chunk = min(chunk, tokens)
-    padding = -tokens % chunk
-
-    def in_chunks(x, shape):
-        x = jnp.pad(x.reshape(tokens, *shape), [(0, padding)] + [(0, 0)] * len(shape))
-        return x.reshape(-1, chunk, *shape)
-
-    parts = (
-        in_chunks(hidden, hidden.shape[-1:]),
-        in_chunks(targets, ()),
-        in_chunks(weights.astype(jnp.float32), ()),
-    )
+    weights = weights.astype(jnp.float32)
+    parts = _in_chunks(chunk, hidden, targets, weights)
     total = _summed_losses(kernel, bias, *parts, label_smoothing)
-    return _weighted_mean(total, weights.astype(jnp.float32).sum())
+    return _weighted_mean(total, weights.sum())
+
+
+def chunked_token_losses(
+    hidden: Float[Array, "*batch length dim"],
+    kernel: Float[Array, "dim vocab"],
+    targets: Int[Array, "*batch length"],
+    *,
+    bias: Float[Array, " vocab"] | None = None,
+    chunk: int = 1024,
+) -> Float[Array, "*batch length"]:
+    """token_losses(hidden @ kernel + bias, targets), the logits of `chunk` tokens at a time."""
+    parts = _in_chunks(chunk, hidden, targets)
+    losses = jax.lax.map(lambda part: token_losses(_head(kernel, bias, part[0]), part[1]), parts)
+    return losses.reshape(-1)[: targets.size].reshape(targets.shape)
+
+
+def _in_chunks(chunk, hidden, *by_token):
+    """Each [chunks, chunk, …], filled up with zeros; hidden [*batch, dim], the others [*batch]."""
+    tokens = math.prod(hidden.shape[:-1])
+    chunk = max(1, min(chunk, tokens))
+
+    def cut(x, *rest):
+        padding = [(0, -tokens % chunk)] + [(0, 0)] * len(rest)
+        return jnp.pad(x.reshape(tokens, *rest), padding).reshape(-1, chunk, *rest)
+
+    return cut(hidden, hidden.shape[-1]), *map(cut, by_token)
+
+
+def _head(kernel, bias, hidden):
+    logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias
 
 
 def _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing):
-    logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    logits = logits if bias is None else logits + bias
-    return _weighted_sum(token_losses(logits, targets, label_smoothing), weights)[0]
+    losses = token_losses(_head(kernel, bias, hidden), targets, label_smoothing)
+    return _weighted_sum(losses, weights)[0], losses
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _summed_losses(kernel, bias, hidden, targets, weights, label_smoothing):
     def step(total, part):
         hidden, targets, weights = part
-        return total + _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing), None
+        return total + _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing)[0], None
 
     return jax.lax.scan(step, jnp.float32(0), (hidden, targets, weights))[0]
 
 
 def _summed_losses_forward(kernel, bias, hidden, targets, weights, label_smoothing):
-    gradient = jax.value_and_grad(_chunk_loss, argnums=(0, 1) if bias is None else (0, 1, 2))
+    by = (0, 1) if bias is None else (0, 1, 2)
+    gradient = jax.value_and_grad(_chunk_loss, argnums=by, has_aux=True)
 
     def step(carry, part):
         hidden, targets, weights = part
-        loss, (d_hidden, *d_head) = gradient(
+        (loss, losses), (d_hidden, *d_head) = gradient(
             hidden, kernel, bias, targets, weights, label_smoothing
         )
         total, d_total = carry
-        return (total + loss, jax.tree.map(jnp.add, d_total, tuple(d_head))), d_hidden
+        # What the sum changes by with a weight is that token's loss.
+        d_weights = jnp.where(weights != 0, losses, 0.0)
+        carry = (total + loss, jax.tree.map(jnp.add, d_total, tuple(d_head)))
+        return carry, (d_hidden, d_weights)
 
     head = (kernel,) if bias is None else (kernel, bias)
     start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, head))
-    (total, d_head), d_hidden = jax.lax.scan(step, start, (hidden, targets, weights))
-    return total, (d_hidden, *d_head)
+    (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
+    return total, (*by_token, *d_head)
 
 
 def _summed_losses_backward(label_smoothing, gradients, cotangent):
-    d_hidden, d_kernel, *d_bias = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
-    return d_kernel, d_bias[0] if d_bias else None, d_hidden, None, None
+    gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+    d_hidden, d_weights, d_kernel, *d_bias = gradients
+    return d_kernel, d_bias[0] if d_bias else None, d_hidden, None, d_weights
 
 
 _summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

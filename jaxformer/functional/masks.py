@@ -11,7 +11,8 @@ known while tracing are NumPy arrays and stay static.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 import jax
@@ -151,10 +152,10 @@ class All(Mask):
         return any(rule.absolute for rule in self.parts)
 
     def __call__(self, query, key):
-        visible = np.True_
-        for rule in self.parts:
-            visible = visible & rule(query, key)
-        return visible
+        return reduce(and_, (rule(query, key) for rule in self.parts), np.True_)
+
+    def tile(self, query, key, rows, columns):
+        return reduce(and_, (rule.tile(query, key, rows, columns) for rule in self.parts), np.True_)
 
     def key_range(self, start, stop, length):
         low, high = 0, length

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-NORMS = ("layer", "rms", "none")
-
 
 def layer_norm(
     x: Float[Array, "*batch dim"],

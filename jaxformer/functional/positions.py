@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-POSITIONS = ("learned", "sinusoidal", "rotary", "none")
-
 
 def sinusoidal_positions(
     positions: Int[Array, "*batch length"], dim: int, base: float = 10_000.0

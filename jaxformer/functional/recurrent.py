@@ -1,6 +1,6 @@
 """Recurrent language models as pure functions of their weights: h_t = f(h_{t−1}, x_t).
 
-    tokens → √dim · embedding → recurrent layers → logits             (seeds: lecture 9; 10 §1)
+    tokens → √dim · embedding → recurrent layers → logits             (seeds: lecture 11 §8)
 
 The state after a token is all that later tokens learn of the past: it is reset where a document
 begins, and padding leaves it as it is. States are float32 whatever the dtype of the activations.

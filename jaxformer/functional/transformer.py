@@ -29,9 +29,11 @@ from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     add_positions,
     embed_tokens,
+    head,
     init_embedding,
     without_padding,
 )
+from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Mask, Places
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, same_document
@@ -165,13 +167,15 @@ def empty_cache(config, batch_size: int, capacity: int) -> Cache:
     )
 
 
-def prepare_stack(weights, config):
-    """The same weights as many small steps want them: block by block, in the compute dtype."""
+def prepare(weights, config):
+    """The same weights as many small steps want them: block by block, in the compute dtype, and
+    the head. What an encoder has stays as it is: it takes few, large steps."""
     blocks = unstack(weights["blocks"], config.num_layers)
     return {
         **weights,
         "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
         "blocks": [prepare_block(block, config.dtype) for block in blocks],
+        "head": all_by_rows(head(weights), config.dtype),
     }
 
 

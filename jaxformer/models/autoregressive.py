@@ -8,8 +8,8 @@ from jaxformer.models.language_model import LanguageModel
 
 
 class Autoregressive(LanguageModel):
-    """Output i predicts token i + 1 and depends on tokens ≤ i. Its `functional` can also go token
-    by token: prepare, start and advance.
+    """Output i predicts token i + 1 and depends on tokens ≤ i (and on all of a prefix, which is
+    given). Its `functional` can also go token by token: prepare, start and advance.
     """
 
     # The face that decoding knows: plain functions of weights and cache, no parameters made.
@@ -21,7 +21,8 @@ class Autoregressive(LanguageModel):
 
     @property
     def first_chunk(self) -> int:
-        """The fewest tokens of a document that can be read at once at its start."""
+        """The fewest tokens of a document that can be read at once at its start: they are given,
+        and the first that is predicted comes after them."""
         return 1
 
     @nn.nowrap

@@ -4,6 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.models.rows import bucket, padded, row_of_ids
+
+
+def as_array(x):
+    """Lists as NumPy arrays (inside a jit, jnp would trace even what is known); None stays."""
+    return x if x is None or hasattr(x, "dtype") else np.asarray(x)
+
 
 def check_tokens(tokens, config, segments=None):
     """Refuse what can be seen to be wrong; ids are looked at where they are known (not in jit)."""
@@ -45,29 +52,21 @@ def padded_source(source, config, name: str):
     if getattr(source, "ndim", None) == 2:
         check_source(source, config, None, len(source))
         return source, None
-    rows = [np.asarray(row) for row in source]
+    vocab_size = config.source_vocab_size
+    rows = [
+        row_of_ids(f"source {i}", row, vocab_size, "source_vocab_size")
+        for i, row in enumerate(source)
+    ]
     for i, row in enumerate(rows):
-        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
-            raise ValueError(f"source {i} is {row.dtype} {row.shape}; it must be a row of ids")
         if not row.size:
             raise ValueError(f"source {i} is empty; it must have at least one token")
         if row.size > config.max_source_length:
             raise ValueError(
                 f"source {i} has {row.size} tokens; max_source_length is {config.max_source_length}"
             )
-        if row.min() < 0 or row.max() >= config.source_vocab_size:
-            bad = row.min() if row.min() < 0 else row.max()
-            raise ValueError(
-                f"source {i} holds id {bad}; source_vocab_size is {config.source_vocab_size}"
-            )
     if not rows:
         raise ValueError("source is empty; it must hold a row of ids for each prompt")
-    longest = max(row.size for row in rows)
-    width = min(config.max_source_length, max(32, 1 << (longest - 1).bit_length()))
-    ids, segments = np.zeros((2, len(rows), width), np.int32)
-    for i, row in enumerate(rows):
-        ids[i, : row.size], segments[i, : row.size] = row, 1
-    return ids, segments
+    return padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
 
 
 def check_points(names, points):
@@ -85,7 +84,7 @@ def _check_ids(name, tokens, vocab_size, embed_dim):
             f"[batch, length, {embed_dim}] (embeddings)"
         )
     if is_id and not isinstance(tokens, jax.core.Tracer) and tokens.size:
-        known = np.asarray(tokens)  # NumPy: inside a jit, jnp would trace even what is known
+        known = np.asarray(tokens)
         low, high = int(known.min()), int(known.max())
         if low < 0 or high >= vocab_size:
             bad = low if low < 0 else high

@@ -17,5 +17,5 @@ class Decoder(Inspectable, Autoregressive):
 
     @property
     def first_chunk(self) -> int:
-        """A prefix is seen both ways, so it has to be read at once."""
+        """A prefix is seen both ways, so it is read at once; nothing in it is predicted."""
         return max(1, self.config.prefix)

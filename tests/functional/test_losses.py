@@ -1,6 +1,7 @@
 """Cross-entropy by hand, and in chunks."""
 
-from functools import cache
+from functools import cache, partial
+from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import chunked_cross_entropy, cross_entropy
-from jaxformer.functional.losses import token_losses
+from jaxformer.functional.losses import chunked_token_losses, token_losses
 from tests.properties import tiny
 
 
@@ -96,7 +97,7 @@ def test_bfloat16_logits_are_scored_in_float32():
 
 @cache
 def both(chunk, with_bias, smoothing):
-    """Loss and gradients (for hidden, kernel, bias) of the chunked loss and of the plain one."""
+    """Loss and gradients (for hidden, kernel, bias, weights) of the chunked loss and the plain."""
 
     def chunked(hidden, kernel, bias, targets, weights):
         return 3 * chunked_cross_entropy(
@@ -113,7 +114,7 @@ def both(chunk, with_bias, smoothing):
         logits = hidden @ kernel + (bias if with_bias else 0.0)
         return 3 * cross_entropy(logits, targets, weights, smoothing)
 
-    return [jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))) for loss in (chunked, plain)]
+    return [jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 4))) for loss in (chunked, plain)]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,41 @@ def test_chunked_is_plain(chunk, with_bias, smoothing, seed, weights):
     tiny.all_close(chunked, plain)
     logits = np.asarray(hidden @ kernel + (arguments[2] if with_bias else 0.0))
     tiny.close(chunked[0], 3 * reference(logits, np.maximum(targets, 0), weights, smoothing))
+
+
+@cache
+def in_chunks_of(chunk):
+    return jax.jit(partial(chunked_token_losses, chunk=chunk))
+
+
+@given(seed=tiny.seeds)
+def test_chunked_token_losses_are_those_of_all_logits(seed):
+    """For chunks that do and do not divide the tokens; out of range is NaN as ever."""
+    hidden, kernel = tiny.embeddings(seed, 2, 5, 4), tiny.embeddings(seed + 1, 4, 7)
+    bias, targets = tiny.embeddings(seed + 2, 7), tiny.tokens(seed, 2, 5, vocab_size=8)
+    wanted = token_losses(hidden @ kernel + bias, jnp.asarray(targets))
+    for chunk in (3, 5, 99):
+        found = in_chunks_of(chunk)(hidden, kernel, targets, bias=bias)
+        np.testing.assert_array_equal(np.isnan(found), targets == 7)
+        tiny.close(found, wanted, where=targets < 7)
+
+
+def test_shapes_that_do_not_fit_are_refused_even_in_jit():
+    """A broadcast weight would be summed once for all the tokens that it is spread over."""
+    logits, targets = jnp.zeros((2, 5, 7)), jnp.zeros((2, 5), int)
+
+    def in_chunks(logits, *rest):
+        return unwrap(chunked_cross_entropy)(logits, jnp.eye(7), *rest)
+
+    for loss in (unwrap(cross_entropy), in_chunks):  # without the tests' own check of shapes
+        for call in (loss, jax.jit(loss)):
+            with pytest.raises(ValueError, match=r"weights are \(2, 1\); outputs are \(2, 5\)"):
+                call(logits, targets, jnp.ones((2, 1)))
+            with pytest.raises(ValueError, match=r"targets are \(2, 4\)"):
+                call(logits, targets[:, 1:])
+        assert loss(logits[:0], targets[:0]) == 0.0
+    with pytest.raises(ValueError, match="chunk is 0"):
+        chunked_cross_entropy(logits, jnp.eye(7), targets, chunk=0)
 
 
 def operations(function, *arguments):

@@ -32,7 +32,10 @@ WRONG = {
     "dropout is 1.0": {"dropout": 1.0},
     "dropout is -0.1": {"dropout": -0.1},
     "norm_epsilon is 0.0": {"norm_epsilon": 0.0},
+    "rotary_base is 0.0": {"rotary_base": 0.0},
+    "rotary_base is nan": {"rotary_base": float("nan")},
     "prefix is -1": {"prefix": -1},
+    "prefix is 2.5": {"prefix": 2.5},
     "prefix is 1025": {"prefix": 1025},
 }
 

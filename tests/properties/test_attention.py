@@ -1,6 +1,7 @@
 """Attention: blockwise = explicit = the formula in float64, values and gradients, every rule."""
 
 from functools import cache
+from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from jaxformer.functional import Causal, Packed, Places, Prefix, Window, blockwise
 from jaxformer.functional import dot_product_attention as attend
+from jaxformer.functional.masks import Table
 from tests.properties import oracle, tiny
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 4, 12, 4, 3
@@ -109,6 +111,47 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
     mask, numbers = RULES[rule]
     inputs = random_inputs(0, 2, length=150, batch=1)
     check(mask, "blockwise", inputs, None, [oracle.visible([1] * 150, **numbers)])
+
+
+@given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
+def test_a_table_joins_a_rule(seed, table):
+    """Table & Causal: both hold, in several blocks of queries as well."""
+    inputs, causal = random_inputs(seed, 2), oracle.visible([1] * LENGTH)
+    found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))
+    for row in range(2):
+        wanted = oracle.attention(*(x[row] for x in inputs[:3]), table[row] & causal)
+        tiny.close(found[row], wanted)
+
+
+@cache
+def under_table_and_causal():
+    def run(query, key, value, table):
+        mask = Table(table) & Causal()
+        return attend(query, key, value, mask, implementation="blockwise")
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches())
+def test_padding_is_hidden_whatever_the_rule(implementation, seed, segments):
+    """A rule that says nothing of padding: its keys are seen by no one all the same."""
+    inputs = random_inputs(seed, 2)
+    places = Places(LENGTH, None, jnp.asarray(segments))
+    found = under_causal(implementation)(*map(jnp.asarray, inputs[:3]), places)
+    for row, ids in enumerate(segments):
+        seen = np.tri(LENGTH, dtype=bool) & (ids != 0)
+        wanted = oracle.attention(*(x[row] for x in inputs[:3]), seen)
+        tiny.close(np.asarray(found)[row][:, ids != 0], wanted[:, ids != 0])
+
+
+@cache
+def under_causal(implementation):
+    def run(query, key, value, places):
+        both = {"query_places": places, "key_places": places}
+        return attend(query, key, value, Causal(), implementation=implementation, **both)
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -242,3 +285,14 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
         attend(query, key[:, [0, 0, 1]], value[:, [0, 0, 1]])
     with pytest.raises(ValueError, match="window is 0"):
         Window(0)
+    wrong = {
+        r"mask is float32 \(12, 12\); it must be bool": {"mask": jnp.zeros((LENGTH, LENGTH))},
+        r"mask is bool \(2, 1, 12\); .* \[..., 12, 12\]": {"mask": jnp.ones((2, 1, LENGTH), bool)},
+        "key_places are of 3 tokens; there are 12": {"key_places": Places(3)},
+        "must agree in head_dim": {"key": key[..., :1]},
+        "in the axes before the heads": {"query": query[:1]},
+    }
+    for message, change in wrong.items():
+        given = {"query": query, "key": key, "value": value, **change}
+        with pytest.raises(ValueError, match=message):
+            unwrap(attend)(**given)  # without the tests' own check of shapes

@@ -1,6 +1,7 @@
 """The cache: however a text is cut up on its way in, the logits are those of one pass."""
 
 from functools import cache
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
+from jaxformer.functional import transformer
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 
@@ -44,6 +46,16 @@ def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, _ = chunked(model, variables, tokens, [6, 6])
     tiny.close(logits, tiny.apply(model)(variables, tokens))
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
+def test_long_chunks_are_one_pass(seed, segments, chunks):
+    """More new tokens than are scored all at once, after others: here more than two."""
+    model = tiny.build(**WINDOW, rotary_base=9.0)  # a model that nothing was compiled for before
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    with mock.patch.object(transformer, "FEW", 2):
+        logits, _ = chunked(model, variables, tokens, chunks, segments)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
 
 
 @given(seed=tiny.seeds)
@@ -137,6 +149,33 @@ def test_a_chunk_that_does_not_fit_is_refused():
             jf.start(model, variables, *wrong)
     with pytest.raises(ValueError, match="tokens hold id 13"):
         jf.advance(model, variables, np.full((BATCH, 1), 13), cache)
+    with pytest.raises(ValueError, match="tokens have 1 rows; the cache was started for 2"):
+        jf.advance(model, variables, tokens[:1], cache)
+
+
+def test_more_tokens_of_a_document_than_positions_are_refused():
+    """Chunk by chunk as in one: 16 are read, the 17th is not, unless it begins a new document."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 17)
+    cache = jf.start(model, variables, BATCH, 24)
+    for part in (tokens[:, :8], tokens[:, 8:16]):
+        _, cache = jf.advance(model, variables, part, cache)
+    with pytest.raises(ValueError, match=r"row 0 ends after 17 tokens .*max_length is 16"):
+        jf.advance(model, variables, tokens[:, 16:], cache)
+    logits, _ = jf.advance(model, variables, tokens[:, 16:], cache, segments=[[2], [2]])
+    tiny.close(logits, tiny.apply(model)(variables, tokens[:, 16:]))
+
+
+def test_a_cache_from_outside_may_be_closed_over_in_jit():
+    """The cache is known there and the tokens are not: what can be checked is, the rest is NaN."""
+    model = tiny.build(prefix=3)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 6)
+    cache = jf.start(model, variables, BATCH, CAPACITY)
+    logits = jax.jit(lambda tokens: jf.advance(model, variables, tokens, cache)[0])(tokens)
+    tiny.close(logits, tiny.apply(model)(variables, tokens))
+    segments = np.ones((BATCH, 6), int).tolist()
+    by_lists, _ = jf.advance(model, variables, tokens.tolist(), cache, segments)
+    tiny.close(by_lists, logits)
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))

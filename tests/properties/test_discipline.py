@@ -186,6 +186,16 @@ def test_an_unknown_name_is_an_error_that_lists_the_known():
             model.apply(variables, tokens, method="inspect", **hooks)
 
 
+def test_a_patch_inside_the_blocks_has_a_layer_axis():
+    """ValueError that names the point, what was given and what is accepted."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
+    for where, value in ((jnp.ones((3, 1), bool), 0.0), (True, jnp.zeros((1, 1, 4, 8)))):
+        patch = {"block.output": Patch(where, value)}
+        with pytest.raises(ValueError, match=r"'block\.output': where is .* of size 1 or 2"):
+            model.apply(variables, tokens, method="inspect", patch=patch)
+
+
 def test_positions_256_and_257_differ_in_bfloat16():
     """Past 256 bfloat16 cannot count: the logits of late tokens are still those of float32, and
     not those of a text that stands one position later."""

@@ -14,7 +14,13 @@ from tests.properties.witness import jacobian
 
 MODELS = {
     "bert": {"norm_position": "post", "embedding_norm": True, "activation": "gelu"},
-    "pre-norm": {"positions": "rotary", "norm": "rms", "tie_embeddings": False, "num_layers": 1},
+    "pre-norm": {
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "tie_embeddings": False,
+        "num_layers": 1,
+    },
 }
 each_model = pytest.mark.parametrize("name", MODELS)
 

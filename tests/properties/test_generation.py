@@ -154,6 +154,23 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
         assert streamed == out.tokens[row, :length].tolist()
 
 
+def test_stop_tokens_may_come_once():
+    """Whatever can be gone through: a generator is not used up by looking at it."""
+    model, variables, prompts = setup(3)
+    free = run(model, variables, prompts, key=jax.random.key(0))
+    stop = int(free.tokens[0, 2])
+    out = run(model, variables, prompts, key=jax.random.key(0), stop_tokens=iter([stop]))
+    assert out.lengths[0] == free.tokens[0].tolist().index(stop) + 1
+
+
+def test_the_smallest_temperature_is_greedy():
+    """Divided by it logits overflow: the largest is drawn all the same."""
+    model, variables, prompts = setup(4)
+    cold = run(model, variables, prompts, sampler=jf.Sampler(1e-38), key=jax.random.key(0))
+    greedy = run(model, variables, prompts, sampler=jf.Sampler(0.0))
+    np.testing.assert_array_equal(cold.tokens, greedy.tokens)
+
+
 @cache
 def truncation():
     return jax.jit(truncate)
@@ -197,10 +214,12 @@ def test_draws_have_the_frequencies_of_what_is_left():
     assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / number)).all()
 
 
+@pytest.mark.parametrize("prefix", [0, 3])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2))
-def test_score_is_the_sum_over_documents(seed, segments):
-    """Σ log P(x_i | x_<i) of each document, its first token given, padding anywhere."""
-    model = tiny.build()
+def test_score_is_the_sum_over_documents(prefix, seed, segments):
+    """Σ log P(x_i | x_<i) of each document, its first token (or its prefix) given, padding
+    anywhere."""
+    model = tiny.build(prefix=prefix)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     scores = jf.score(model, variables, tokens, segments=segments)
     for row, ids in enumerate(segments):
@@ -209,7 +228,8 @@ def test_score_is_the_sum_over_documents(seed, segments):
         expected = 0.0
         for document in range(1, documents.max() + 1):
             own = np.flatnonzero(documents == document)
-            expected += sum(log_probs[i, tokens[row, j]] for i, j in pairwise(own))
+            predicted = list(pairwise(own))[max(0, prefix - 1) :]
+            expected += sum(log_probs[i, tokens[row, j]] for i, j in predicted)
         tiny.close(scores[row], expected, 2e-5)
 
 
@@ -237,8 +257,10 @@ def test_score_refuses_a_token_that_is_none():
 def test_score_says_that_it_needs_the_params():
     model = tiny.build()
     ready = jf.prepare(model, tiny.weights(model, 0))
-    with pytest.raises(ValueError, match="hold prepared; score needs"):
+    with pytest.raises(ValueError, match="hold prepared; they must hold 'params'"):
         jf.score(model, ready, tiny.tokens(0, 1, 11))
+    with pytest.raises(ValueError, match=r"hold .*; they must hold 'prepared' or 'params'"):
+        run(model, tiny.weights(model, 0)["params"], [[1]], 1, key=jax.random.key(0))
 
 
 def test_compilations_are_few_and_never_repeated():
@@ -280,6 +302,8 @@ def test_what_cannot_be_generated_is_refused_by_name():
         "prompt 1 holds id 13; vocab_size is 13": {"prompts": [[1], [2, 13]]},
         "prompt 0 holds id -1": {"prompts": [[-1]]},
         "stop_tokens holds id 99": {"stop_tokens": (99,)},
+        "stop_tokens is 5; it must be a collection": {"stop_tokens": 5},
+        "stop_tokens is float64": {"stop_tokens": [1.9]},
         "prompt 0 is float64": {"prompts": [[0.5]]},
         "prompt 0 has 25 tokens and max_new_tokens is 16.*40": {"prompts": [[1] * 25]},
     }

@@ -25,6 +25,13 @@ def one_of(config) -> None:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {accepted}")
 
 
+def positive(config, *names: str) -> None:
+    """These fields are finite and above 0."""
+    for name in names:
+        if not 0.0 < getattr(config, name) < float("inf"):
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0, and finite")
+
+
 def fraction(config, *names: str) -> None:
     """These fields are in [0, 1)."""
     for name in names:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, fraction, one_of
+from jaxformer.models.config.check import at_least, fraction, one_of, positive
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class ConvolutionalConfig:
         at_least(1, self, "dilation_growth")
         one_of(self)
         fraction(self, "dropout")
+        positive(self, "norm_epsilon")
         if not self.causal and self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size is {self.kernel_size}; a centred kernel needs it odd")
 

@@ -18,5 +18,6 @@ class DecoderConfig(TransformerConfig):
     def __post_init__(self):
         super().__post_init__()
         at_least(1, self, "window")
-        if not 0 <= self.prefix <= self.max_length:
+        at_least(0, self, "prefix")
+        if self.prefix > self.max_length:
             raise ValueError(f"prefix is {self.prefix}; it must be in 0 … {self.max_length}")

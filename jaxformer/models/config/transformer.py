@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, fraction, one_of
+from jaxformer.models.config.check import at_least, fraction, one_of, positive
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
 Norm = Literal["layer", "rms", "none"]
@@ -47,7 +47,7 @@ class TransformerConfig:
     positions: Positions = "learned"
     """how the model is told where a token stands"""
     rotary_base: float = 10_000.0
-    """slowest wavelength / 2π of rotary positions"""
+    """pair i of a head's features turns by rotary_base^(−2i / head_dim) a position"""
     attention_scale: float | None = None
     """what scores are multiplied by; None: 1 / √head_dim"""
     use_bias: bool = True
@@ -82,8 +82,7 @@ class TransformerConfig:
             raise ValueError(f"head_dim is {head_dim}; rotary positions need it even")
         if self.positions == "sinusoidal" and self.embed_dim % 2:
             raise ValueError(f"embed_dim is {self.embed_dim}; sinusoidal positions need it even")
-        if not self.norm_epsilon > 0.0:
-            raise ValueError(f"norm_epsilon is {self.norm_epsilon}; it must be above 0")
+        positive(self, "norm_epsilon", "rotary_base")
 
     @property
     def complete(self):

@@ -23,9 +23,16 @@ BUGS = (
     Bug(
         "cache written one slot late",
         CACHE,
-        "    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length, axis=1)",
-        "    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length + 1, axis=1)",
+        "    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length)",
+        "    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length + 1)",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
+    ),
+    Bug(
+        "a long chunk counts its positions from 0",
+        TRANSFORMER,
+        "query, key, value, mask, new, slots, config.attention_scale",
+        "query, key, value, mask, Places(new.length), slots, config.attention_scale",
+        f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
     Bug(
         "overflow overwrites the last slot unnoticed",  # flax nnx attention

@@ -60,7 +60,7 @@ BUGS = (
     ),
     Bug(
         "every length compiles anew",
-        "decoding/autoregressive.py",
+        "models/rows.py",
         "    return max(smallest, 1 << (length - 1).bit_length())",
         "    return max(smallest, length)",
         f"{GENERATION}::test_compilations_are_few_and_never_repeated",
@@ -76,7 +76,7 @@ BUGS = (
     Bug(
         "a document scores the next one's first token",
         "decoding/autoregressive.py",
-        "jnp.where(positions[:, 1:] > 0, losses, 0.0)",
+        "jnp.where(positions[:, 1:] >= model.first_chunk, losses, 0.0)",
         "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
         f"{GENERATION}::test_score_is_the_sum_over_documents",
     ),
@@ -90,15 +90,22 @@ BUGS = (
     Bug(
         "score takes prepared weights for variables",
         "decoding/autoregressive.py",
-        '    if "params" not in variables:\n',
-        "    if not variables:\n",
+        '    _known(variables, "params")',
+        '    _known(variables, "params", "prepared")',
         f"{GENERATION}::test_score_says_that_it_needs_the_params",
+    ),
+    Bug(
+        "a prefix is scored though it was seen",
+        "decoding/autoregressive.py",
+        "positions[:, 1:] >= model.first_chunk",
+        "positions[:, 1:] >= 1",
+        f"{GENERATION}::test_score_is_the_sum_over_documents",
     ),
     Bug(
         "score looks a token up in its own logits",
         "decoding/autoregressive.py",
-        "        return -token_losses(logits[:, :-1], targets).sum(axis=-1)",
-        "        return -token_losses(logits[:, 1:], targets).sum(axis=-1)",
+        "        hidden = hidden[:, :-1]",
+        "        hidden = hidden[:, 1:]",
         f"{AUTOREGRESSIVE}::test_score_is_the_sum_of_stepwise_log_probabilities",
     ),
 )

@@ -128,7 +128,7 @@ BUGS = (
     Bug(
         "hidden values are not zeroed: 0 × NaN",
         ATTENTION_FILE,
-        "        key, value = (jnp.where(speaks[..., None, :, None], x, 0) for x in (key, value))",
+        "        key, value = (jnp.where(known[..., None, :, None], x, 0) for x in (key, value))",
         "        pass",
         f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
     ),

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxformer.artifacts.run import next_free
+
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every save to whoever listens
 
 
@@ -63,7 +65,7 @@ class Checkpoints:
             text = f"No space left for a checkpoint of {needed:,} bytes, {free:,} are free"
             raise OSError(errno.ENOSPC, text, str(self._folder))
         with self._manager() as manager:
-            manager.save(
+            saved = manager.save(
                 step,
                 args=ocp.args.Composite(
                     params=ocp.args.StandardSave(params),
@@ -71,6 +73,18 @@ class Checkpoints:
                     progress=ocp.args.JsonSave(progress),
                 ),
             )
+        if not saved:  # Orbax thinks it has a newer one
+            raise OSError(f"the checkpoint of step {step} in {self._folder} was not written")
+
+    def set_aside_after(self, step: int) -> list[Path]:
+        """Rename the checkpoints after `step`, which cannot be read, so that a run which goes on
+        from `step` can save its own; returns what they are called now."""
+        numbered = [path for path in self._folder.iterdir() if path.name.isdecimal()]
+        return [
+            path.rename(next_free(self._folder, f"{path.name}.unreadable"))
+            for path in sorted(numbered)
+            if int(path.name) > step
+        ]
 
     def restore(self, like_params, like_rest=None) -> tuple[int, dict, object, dict]:
         """(step, params, rest, progress) of the newest checkpoint that can be read.

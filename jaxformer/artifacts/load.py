@@ -29,7 +29,7 @@ def load(source: str | Path) -> Checkpoint:
     if not Path(source).is_dir():
         raise ValueError(f"{source} is not a folder; it must be a run that `jaxformer train` made")
     folder = RunFolder(source)
-    model = build(parse_model(folder.read_config()["model"], folder.config))
+    model = build(parse_model(folder.read_config("model")["model"], folder.config))
     return Checkpoint(model, load_variables(folder, model), Tokenizer.load(folder.tokenizer))
 
 

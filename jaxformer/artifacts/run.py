@@ -3,12 +3,14 @@ loss.png and samples.txt."""
 
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 from jaxformer.models.config import DecoderConfig
 
 FORMAT = 1
+SAMPLE = "---- step "  # what a sample in samples.txt begins with, before its step
 
 
 class RunFolder:
@@ -40,8 +42,9 @@ class RunFolder:
         }
         write_whole(self.config, json.dumps({"format": FORMAT, **plain}, indent=2) + "\n")
 
-    def read_config(self) -> dict:
-        """The sections as plain data; ValueError names the file and what is wrong with it."""
+    def read_config(self, *needed: str) -> dict:
+        """The sections as plain data; ValueError names the file and what is wrong with it, or what
+        is needed and not there."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run (there is no {self.config.name} in it)")
         try:
@@ -51,10 +54,18 @@ class RunFolder:
         if not isinstance(sections, dict) or sections.get("format") != FORMAT:
             found = sections.get("format") if isinstance(sections, dict) else None
             raise ValueError(f"{self.config} has format {found!r}; this version reads {FORMAT}")
+        for name in needed:
+            if name not in sections:
+                raise ValueError(f"{self.config} has no section {name!r}")
         return sections
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl after `step`, and one that a kill left half written."""
+    def cut_after(self, step: int) -> None:
+        """Drop what was written down after `step`, and what a kill left half written."""
+        if self.samples.exists():
+            parts = re.split(rf"(?m)^{SAMPLE}(\d+)$", self.samples.read_text(encoding="utf-8"))
+            pairs = zip(parts[1::2], parts[2::2], strict=True)
+            kept = [f"{SAMPLE}{number}{text}" for number, text in pairs if int(number) <= step]
+            write_whole(self.samples, "".join(kept))
         if not self.metrics.exists():
             return
         kept = []
@@ -97,6 +108,8 @@ def newest(folder: Path, name: str) -> Path:
 
 def parse_config(kind, fields: dict, where) -> object:
     """`kind(**fields)` for a frozen dataclass, refusing what it does not know or accept."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where} has {fields!r} where the fields of {kind.__name__} should be")
     unknown = set(fields) - set(kind.__dataclass_fields__)
     if unknown:
         raise ValueError(f"{where} has fields that {kind.__name__} does not: {sorted(unknown)}")
@@ -114,5 +127,5 @@ def parse_model(fields: dict, where) -> DecoderConfig:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, finds the old one or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
     os.replace(temporary, path)

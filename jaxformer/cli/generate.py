@@ -17,8 +17,8 @@ class GenerateArguments:
     """a run folder"""
     prompt: str = ""
     """the text to go on from; empty: the beginning of a document"""
-    max_new_tokens: int = 200
-    """tokens to generate at most"""
+    max_new_tokens: int | None = None
+    """tokens to generate at most; None: 200, or as many as the model has room for"""
     temperature: float = 0.8
     """0 takes the most probable token each time"""
     top_k: int = 0
@@ -53,13 +53,13 @@ def main(argv: list[str]) -> int:
     def show(rows):
         print(stream.push(rows[0]), end="", flush=True)
 
-    check_room(len(prompt), arguments.max_new_tokens, model.config.max_length)
+    max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, model.config.max_length)
     print(arguments.prompt, end="", flush=True)
     generate(
         model,
         variables,
         [prompt],
-        max_new_tokens=arguments.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         sampler=sampler,
         key=jax.random.key(arguments.seed),
         stop_tokens=(tokenizer.end_of_text,),
@@ -70,10 +70,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def check_room(prompt_tokens: int, max_new_tokens: int, max_length: int) -> None:
-    """Refuse what cannot fit, in the command line's words, before anything is printed."""
-    if max_new_tokens < 1 or prompt_tokens + max_new_tokens > max_length:
+def fitting(prompt_tokens: int, max_new_tokens: int | None, max_length: int) -> int:
+    """How many tokens to ask for; what cannot fit is refused in the command line's words."""
+    room = max_length - prompt_tokens
+    if room < 1:
+        raise ValueError(
+            f"the prompt has {prompt_tokens} tokens, which leaves no room: this model's max_length "
+            f"is {max_length}"
+        )
+    if max_new_tokens is None:
+        return min(200, room)
+    if not 1 <= max_new_tokens <= room:
         raise ValueError(
             f"--max-new-tokens is {max_new_tokens} and the prompt has {prompt_tokens} tokens; this "
-            f"model has room for 1 to {max_length - prompt_tokens} more (max_length {max_length})"
+            f"model has room for 1 to {room} more (max_length {max_length})"
         )
+    return max_new_tokens

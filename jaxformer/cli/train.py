@@ -1,13 +1,14 @@
 """`jaxformer train [TEXT…] [--preset P] [--out RUN] [--resume] [any field of the configs]`."""
 
 import errno
+import shutil
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from jaxformer.artifacts.run import RunFolder, newest, next_free, parse_config
+from jaxformer.artifacts.run import SAMPLE, RunFolder, newest, next_free, parse_config
 from jaxformer.cli.arguments import UsageError, parse
 from jaxformer.models.config import DecoderConfig, Execution
 from jaxformer.training.config import (
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
             )
         if folder.path.exists() and not folder.path.is_dir():
             raise ValueError(f"{folder.path} is a file; --out must be a folder or not exist yet")
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
     return _train(folder, paths, arguments.training, first.resume)
 
 
@@ -83,11 +86,10 @@ def _peek(argv):
 
 def read_run(folder: RunFolder) -> tuple[list[Path], TrainingConfig]:
     """What a run was started with: its texts and its config."""
-    sections = folder.read_config()
-    plain = dict(sections["training"])
+    sections = folder.read_config("model", "training", "text")
+    plain = {**sections["training"], "model": sections["model"]}
     for name, kind in _NESTED.items():
-        given = sections["model"] if name == "model" else plain[name]
-        plain[name] = parse_config(kind, given, folder.config)
+        plain[name] = parse_config(kind, plain.get(name), folder.config)
     return [Path(p) for p in sections["text"]], parse_config(TrainingConfig, plain, folder.config)
 
 
@@ -114,6 +116,14 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
             f"--{name.replace('_', '-')} is {after}, but the run in {folder.path} began with "
             f"{before}; when resuming only {accepted} may change"
         )
+    if "steps" in changed:
+        from jaxformer.artifacts.checkpoint import Checkpoints
+
+        *_, last = (0, *Checkpoints(folder.checkpoints).steps())
+        if arguments.training.steps < last:
+            raise ValueError(
+                f"--steps is {arguments.training.steps}, but the run in {folder.path} is at {last}"
+            )
 
 
 def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> int:
@@ -161,10 +171,16 @@ def _prepare(folder: RunFolder, paths, config: TrainingConfig, say):
 
     if not prepare.is_prepared(folder):
         documents, skipped = prepare.gather(paths, config)
+        is_new = not folder.holds_run
         folder.path.mkdir(parents=True, exist_ok=True)
         write_run(folder, paths, config)
         say(f"reading {len(documents)} documents ({len(skipped)} skipped) …")
-        prepare.write_data(folder, config, documents, skipped)
+        try:
+            prepare.write_data(folder, config, documents, skipped)
+        except ValueError:
+            if is_new:  # refused after all: there is no run
+                shutil.rmtree(folder.path)
+            raise
     data = prepare.read_data(folder)
     say(f"run folder: {folder.path}   documents: {folder.documents}")
     for name, stream in (("training", data.train), ("held out", data.held_out)):
@@ -190,6 +206,7 @@ def _report(folder, data, console):
         + " · ".join(f"{name} {value:.3f}" for name, value in scores.items())
     )
     if folder.samples.exists():
-        console.print("a sample:\n", folder.samples.read_text().rpartition("---- step ")[2])
+        samples = folder.samples.read_text(encoding="utf-8")
+        console.print("a sample:\n", samples.rpartition(SAMPLE)[2])
     console.print(f"picture: {folder.picture}   samples: {folder.samples}")
     console.print(f'next: jaxformer generate {folder.path} --prompt "def "', markup=False)

@@ -33,10 +33,12 @@ class OptimizerConfig:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be at least 0")
-        for name in ("final_fraction", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1]")
-        if self.weight_decay < 0:
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction is {self.final_fraction}; it must be in [0, 1]")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
@@ -65,7 +67,7 @@ class TrainingConfig:
     """of initialisation, order and dropout"""
     evaluate_every: int = 250
     """steps between evaluations on held-out text"""
-    evaluation_windows: int = 64
+    evaluation_windows: int = 128
     """held-out windows of those; the last evaluation takes every byte"""
     checkpoint_every: int = 250
     """steps between checkpoints"""
@@ -78,6 +80,15 @@ class TrainingConfig:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.sample_tokens < 0:
+            raise ValueError(f"sample_tokens is {self.sample_tokens}; it must be at least 0")
+        if self.model.max_length < 2:
+            raise ValueError(f"max_length is {self.model.max_length}; training needs at least 2")
+        if self.model.prefix:
+            raise ValueError(
+                f"prefix is {self.model.prefix}; it must be 0, since here every token of the text "
+                "is predicted, and those of a prefix are given"
+            )
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
         if self.seed < 0:

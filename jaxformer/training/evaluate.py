@@ -46,6 +46,11 @@ def _summed_loss(model):
     return summed_loss
 
 
+def half(window: int) -> int:
+    """From one window to the next, unless told otherwise."""
+    return max(1, window // 2)
+
+
 def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
     """Σ loss in nats over `tokens` tokens that spell `num_bytes` bytes, as figures to compare."""
     mean = loss / tokens
@@ -62,6 +67,6 @@ def evaluate_documents(
     given): past a document's first window, a token is predicted from at least that many.
     """
     length = model.config.max_length
-    stride = max(1, length // 2) if stride is None else stride
+    stride = half(length) if stride is None else stride
     batches = evaluation_batches(documents, length, stride, batch_size)
     return summarise(*evaluate(model, variables, batches), num_bytes)

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import SAMPLE, RunFolder
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.build import build, parameter_count
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.data import Batches, evaluation_batches
-from jaxformer.training.evaluate import evaluate, evaluate_documents, summarise
+from jaxformer.training.evaluate import evaluate, evaluate_documents, half, summarise
 from jaxformer.training.optimizer import make_optimizer, make_schedule
 from jaxformer.training.picture import draw_run
 from jaxformer.training.prepare import Prepared
@@ -61,44 +61,41 @@ class Training:
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one; drop what was logged after it."""
         if self.checkpoints.steps():
-            params, rest = _parts(self.state)
-            step, params, rest, progress = self.checkpoints.restore(params, rest)
-            self.state = TrainState(
-                jnp.int32(step), params, rest["optimizer"], jax.random.wrap_key_data(rest["key"])
-            )
+            self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
+            self.state = TrainState.of_parts(self.step, *parts)
             self.batches.restore(progress["data"])
-            self.step = step
-            self.console.print(f"resuming from the checkpoint of step {step}")
+            for path in self.checkpoints.set_aside_after(self.step):
+                self.console.print(f"a newer checkpoint cannot be read; it is now {path}")
+            self.console.print(f"resuming from the checkpoint of step {self.step}")
         else:
             self.console.print("no checkpoint yet: starting from the beginning")
-        self.folder.cut_metrics(self.step)
+        self.folder.cut_after(self.step)
 
     def save(self) -> None:
         """A checkpoint of this very step: parameters, optimiser, key and position in the data."""
         self.flush()
-        params, rest = _parts(self.state)
-        self.checkpoints.save(self.step, params, rest, {"data": self.batches.state()})
+        with self._clock.paused():
+            self.checkpoints.save(self.step, *self.state.parts(), {"data": self.batches.state()})
 
     # ---- the loop
 
     def run(self) -> None:
         """Train to the last step. Raises Interrupted or Ended when it is not reached."""
         step_function = self._compile()
-        with _interrupt_flag() as interrupted, self._progress() as advance:
+        with interrupt_flag() as interrupted, self._progress() as advance:
             self._clock.start()
             while self.step < self.config.steps:
                 self.state, loss = step_function(self.state, self._next_batch())
                 self.step += 1
                 self._pending.append((self.step, loss))
-                last = self.step == self.config.steps
+                last, stop = self.step == self.config.steps, interrupted()
                 if last or self.step % FLUSH_EVERY == 0:
                     advance(self.flush())
                 if last or self.step % self.config.evaluate_every == 0:
                     self.evaluate(whole=last)
-                if last or self.step % self.config.checkpoint_every == 0 or interrupted():
-                    with self._clock.paused():
-                        self.save()
-                if interrupted() and not last:
+                if last or self.step % self.config.checkpoint_every == 0 or stop:
+                    self.save()
+                if stop and not last:
                     raise Interrupted(
                         f"stopped at step {self.step}, which is saved; go on with: "
                         f"jaxformer train --resume --out {self.folder.path}"
@@ -182,7 +179,7 @@ class Training:
                 self.model, variables, documents, held_out.num_bytes, batch_size=size
             )
         window = self.config.model.max_length
-        windows = list(evaluation_batches(documents, window, window, size))
+        windows = list(evaluation_batches(documents, window, half(window), size))
         wanted = max(1, self.config.evaluation_windows // size)
         spread = np.unique(np.linspace(0, len(windows) - 1, wanted).round().astype(int))
         loss, tokens = evaluate(self.model, variables, [windows[i] for i in spread])
@@ -203,9 +200,8 @@ class Training:
             stop_tokens=(tokenizer.end_of_text,),
         )
         text = tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
-        with self.folder.samples.open("a") as file:
-            file.write(f"---- step {self.step}\n{text}\n")
-        self.last_sample = text
+        with self.folder.samples.open("a", encoding="utf-8") as file:
+            file.write(f"{SAMPLE}{self.step}\n{text}\n")
 
     @contextmanager
     def _progress(self):
@@ -258,7 +254,7 @@ class _Clock:
 
 
 @contextmanager
-def _interrupt_flag():
+def interrupt_flag():
     """While open, the first Ctrl-C only sets the flag that is given, so that no update is torn
     apart while its buffers are donated; a second one interrupts at once."""
     pressed = []
@@ -272,9 +268,3 @@ def _interrupt_flag():
         yield lambda: bool(pressed)
     finally:
         signal(SIGINT, before)
-
-
-def _parts(state: TrainState):
-    """What a checkpoint holds: (params, the other arrays)."""
-    rest = {"optimizer": state.optimizer, "key": jax.random.key_data(state.key)}
-    return state.params, rest

@@ -7,6 +7,7 @@ A target is learnt by teacher forcing: the decoder reads ``[end_of_text] + targe
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -42,7 +43,7 @@ def _read_lines(path: Path) -> list[str]:
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             return [line.rstrip("\n") for line in file]
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path}: not readable as text: {error}") from error
 
 
@@ -84,12 +85,15 @@ class PairBatches:
         """
         if not pairs:
             raise ValueError("pairs: there are none")
-        for number, pair in enumerate(pairs):
+        for number, pair in enumerate(pairs, 1):
             if not all(len(side) for side in pair):
                 raise ValueError(f"pairs: one side of number {number} is empty")
         lengths = np.array([max(len(source), len(target) + 1) for source, target in pairs])
         if tokens < lengths.max():
-            raise ValueError(f"tokens: {tokens} are fewer than the longest pair's {lengths.max()}")
+            raise ValueError(
+                f"pairs: number {lengths.argmax() + 1} has {lengths.max()} tokens on a side; a "
+                f"batch has {tokens} places"
+            )
         self.widths = best_widths(lengths, num_buckets)
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed

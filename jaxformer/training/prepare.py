@@ -55,25 +55,34 @@ def gather(paths: Sequence[Path], config: TrainingConfig) -> tuple[list[Document
 
 
 def write_data(folder: RunFolder, config: TrainingConfig, documents, skipped) -> None:
-    """Hold some of the text out, train the tokenizer on the rest and write the token files."""
+    """Hold some of the text out, train the tokenizer on the rest and write the token files.
+
+    ValueError if the rest comes to fewer tokens than a window has.
+    """
     train, held_out = split(documents, config.held_out)
     folder.tokens.mkdir(parents=True, exist_ok=True)
     _list_documents(folder, train, held_out, skipped)
     tokenizer = Tokenizer.train((d.text for d in train), config.model.vocab_size)
     tokenizer.save(folder.tokenizer)
-    write_tokens(train, tokenizer, folder.train_tokens)
+    num_tokens = len(write_tokens(train, tokenizer, folder.train_tokens).ids)
+    if num_tokens < config.window + 1:
+        raise ValueError(
+            f"the text to train on has {num_tokens} tokens, too few for one window of "
+            f"{config.window}; give more text or a smaller --window-length"
+        )
     write_tokens(held_out, tokenizer, folder.held_out_tokens)
     write_whole(folder.baselines, json.dumps(baselines(held_out)))  # last: says that all is there
 
 
 def read_data(folder: RunFolder) -> Prepared:
-    """What `write_data` wrote."""
-    return Prepared(
-        Tokenizer.load(folder.tokenizer),
-        open_tokens(folder.train_tokens),
-        open_tokens(folder.held_out_tokens),
-        json.loads(folder.baselines.read_text()),
-    )
+    """What `write_data` wrote; ValueError if the tokens are not of the tokenizer beside them."""
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    paths = (folder.train_tokens, folder.held_out_tokens)
+    train, held_out = map(open_tokens, paths)
+    for path, stream in zip(paths, (train, held_out), strict=True):
+        if stream.tokenizer != tokenizer.fingerprint:
+            raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
+    return Prepared(tokenizer, train, held_out, json.loads(folder.baselines.read_text()))
 
 
 def _list_documents(folder, train, held_out, skipped):

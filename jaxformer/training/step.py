@@ -20,11 +20,22 @@ class TrainState(NamedTuple):
     optimizer: optax.OptState
     key: Array
 
+    def parts(self):
+        """What a checkpoint holds: (params, the other arrays)."""
+        return self.params, {"optimizer": self.optimizer, "key": jax.random.key_data(self.key)}
+
+    @classmethod
+    def of_parts(cls, step: int, params, rest) -> "TrainState":
+        """The state of such a checkpoint."""
+        key = jax.random.wrap_key_data(rest["key"])
+        return cls(jnp.int32(step), params, rest["optimizer"], key)
+
 
 class Batch(NamedTuple):
     """int [accumulate, batch, length] inputs and targets; weights: 1 for a target that counts, 0
-    for padding (None: all count); segments: documents packed into a row (None: one); source and
-    source_segments: for a model that reads one, [accumulate, batch, source length]."""
+    for padding and for what the model has seen, a prefix (None: all count); segments: documents
+    packed into a row (None: one); source and source_segments: for a model that reads one,
+    [accumulate, batch, source length]."""
 
     inputs: Array
     targets: Array

@@ -69,6 +69,12 @@ def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     broken = tmp_path / "2" / lost
     shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
     assert checkpoints.restore(PARAMS, REST)[0] == 1
+    # And whoever goes on from there can save: the broken one is moved out of the way, not lost.
+    assert checkpoints.set_aside_after(1) == [tmp_path / "2.unreadable"]
+    for step in (2, 3):
+        checkpoints.save(step, scaled(10 * step), REST, {})
+        assert checkpoints.restore(PARAMS, REST)[0] == step
+    assert checkpoints.restore(PARAMS)[1]["blocks"]["kernel"][0, 0] == 30
 
 
 def test_a_run_folder_says_what_is_wrong_with_its_config(tmp_path):
@@ -81,11 +87,13 @@ def test_a_run_folder_says_what_is_wrong_with_its_config(tmp_path):
             folder.read_config()
 
 
-def test_metrics_are_cut_back_to_the_restored_step(tmp_path):
+def test_metrics_and_samples_are_cut_back_to_the_restored_step(tmp_path):
     """With a line half written, as a kill leaves it."""
     folder = RunFolder(tmp_path)
     lines = [f'{{"step": {step}, "loss": {step}.5}}\n' for step in (1, 2, 3)]
     folder.metrics.write_text("".join(lines) + '{"step": 4, "lo')
-    folder.cut_metrics(2)
+    folder.samples.write_text("---- step 2\nx\n---- step 9 of it\n---- step 3\ny\n")
+    folder.cut_after(2)
+    assert folder.samples.read_text() == "---- step 2\nx\n---- step 9 of it\n"
     assert folder.metrics.read_text() == "".join(lines[:2])
     assert [line["step"] for line in folder.read_metrics()] == [1, 2]

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli import main
 from tests.cli.conftest import SETTINGS
 
@@ -61,6 +62,11 @@ def test_text_that_is_not_there(tmp_path, capsys):
         (["--learning-rate", "-1"], ["learning_rate", "-1", "above 0"]),
         (["--window-length", "4096"], ["window_length", "4096", "max_length"]),
         (["--seed", "-1"], ["seed", "-1"]),
+        (["--prefix", "3"], ["prefix", "3", "must be 0"]),
+        (["--sample-tokens", "-1"], ["sample_tokens", "-1", "at least 0"]),
+        (["--max-length", "1"], ["max_length", "1", "at least 2"]),
+        (["--beta2", "1"], ["beta2", "1", "[0, 1)"]),
+        (["--weight-decay", "nan"], ["weight_decay", "nan"]),
         (["--resume"], ["runs/stdlib", "resume"]),
         (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
     ],
@@ -81,7 +87,22 @@ def test_a_resumed_run_computes_what_it_would_have(trained, capsys):
     resume = ["train", "--resume", "--out", trained]
     refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps", "--remat")
     refused(capsys, [*resume, "other.txt"], "text", trained)
+    refused(capsys, [*resume, "--steps", "5"], "--steps is 5", trained, "at 12")
     assert files_below(trained) == before
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(corpus, tmp_path, capsys):
+    (tmp_path / "documents.txt").write_text("mine")
+    refused(capsys, ["train", corpus, "--out", tmp_path], tmp_path, "not empty")
+    assert files_below(tmp_path) == {tmp_path / "documents.txt": b"mine"}
+
+
+def test_what_is_refused_after_all_leaves_no_run(tmp_path, capsys):
+    """Bytes enough for a window, but not tokens: as many as there are is known only then."""
+    (tmp_path / "text.txt").write_text("the end\n" * 40)
+    words = ["train", "text.txt", "--window-length", "128", "--out", "run"]
+    refused(capsys, words, "tokens, too few for one window of 128", "--window-length")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +144,21 @@ def test_a_config_with_a_field_that_no_model_has(trained, tmp_path, capsys):
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim"', '"mlp_width"'))
     refused(capsys, ["generate", copy], "config.json", "mlp_width")
+
+
+def test_a_config_without_its_sections(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    (copy / "config.json").write_text('{"format": 1}')
+    refused(capsys, ["generate", copy], "config.json", "'model'")
+    (copy / "config.json").write_text('{"format": 1, "model": {}, "training": {}, "text": []}')
+    refused(capsys, ["train", "--resume", "--out", copy], "config.json", "Execution")
+
+
+def test_tokens_of_another_tokenizer(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    Tokenizer.train(["another text altogether"] * 9, 300).save(copy / "tokenizer.json")
+    words = ["train", "--resume", "--out", copy, "--steps", "14"]
+    refused(capsys, words, "train.bin", "another tokenizer")
 
 
 def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(

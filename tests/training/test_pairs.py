@@ -99,11 +99,15 @@ def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "a.en").write_text("")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
     (tmp_path / "not.gz").write_text("plain\n")
+    whole = bytearray(gzip.compress(b"one\n"))
+    whole[10] = 7  # a kind of block that there is not: zlib's own kind of error
+    (tmp_path / "torn.gz").write_bytes(whole)
     for name, message in (
         ("a.en", "there are no lines"),
         ("missing", "missing: not readable"),
         ("bytes", "bytes: not readable"),
         ("not.gz", "not.gz: not readable"),
+        ("torn.gz", "torn.gz: not readable"),
     ):
         with pytest.raises(ValueError, match=message):
             read_pairs(tmp_path / name, tmp_path / "a.en")
@@ -112,8 +116,8 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_pairs_that_make_no_batch_are_refused():
     for given_pairs, tokens, message in (
         ([], 8, "there are none"),
-        ([([1], [2]), ([1], [])], 8, "one side of number 1 is empty"),
-        ([([1] * 9, [2])], 8, "tokens: 8 are fewer than the longest pair's 9"),
+        ([([1], [2]), ([1], [])], 8, "one side of number 2 is empty"),
+        ([([1] * 9, [2])], 8, "number 1 has 9 tokens on a side; a batch has 8"),
     ):
         with pytest.raises(ValueError, match=message):
             PairBatches(given_pairs, tokens, END)

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.models.config import DecoderConfig
+from jaxformer.decoding.autoregressive import score
+from jaxformer.functional import cross_entropy
+from jaxformer.models.build import build
+from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig
 from jaxformer.models.decoder import Decoder
+from jaxformer.models.rows import padded
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import is_matrix, make_optimizer, make_schedule
+from jaxformer.training.pairs import PairBatches
 from jaxformer.training.step import Batch, init_state, make_step
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -48,20 +53,48 @@ def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, len
     """An average of averages would weigh a token by the length of its neighbours."""
     batch = random_batch(seed, lengths)
     whole, loss = STEP(fresh_state(), arranged(batch, 1))
-    for accumulate in (2, 4):
-        parts, loss_of_parts = STEP(fresh_state(), arranged(batch, accumulate))
-        np.testing.assert_allclose(loss_of_parts, loss, rtol=1e-5)
-        # The first moment is (1 − β₁) × the clipped gradient: the gradient itself, unlike the
-        # parameters, whose first update is little more than its sign.
-        moments = (state.optimizer[1][0].mu for state in (parts, whole))
-        for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
+    parts, loss_of_parts = STEP(fresh_state(), arranged(batch, 4))
+    np.testing.assert_allclose(loss_of_parts, loss, rtol=1e-5)
+    # The first moment is (1 − β₁) × the clipped gradient: the gradient itself, unlike the
+    # parameters, whose first update is little more than its sign.
+    moments = (state.optimizer[1][0].mu for state in (parts, whole))
+    for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
 
 
 def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
-    state, loss = STEP(fresh_state(), arranged(random_batch(0, [0, 0]), 1))
+    """The loss is 0 and so is every gradient: the first moments stay what they were."""
+    state, loss = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
     assert loss == 0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.optimizer[1][0].mu))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_loss_is_smoothed():
+    """The first loss is that of the fresh model's logits, with the smoothing asked for."""
+    inputs, targets, weights, segments = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))
+    logits = MODEL.apply({"params": fresh_state().params}, inputs, segments)
+    wanted = cross_entropy(logits, targets, weights, 0.1)
+    batch = arranged((inputs, targets, weights, segments), 1)
+    _, loss = make_step(MODEL, OPTIMIZER, 0.1)(fresh_state(), batch)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+
+
+def test_pairs_are_learnt_from_their_sources():
+    """The loss of a batch of pairs is what `score` says of each pair alone."""
+    end, sizes = 0, {"vocab_size": 29, "max_length": 16, "embed_dim": 16}
+    model = build(EncoderDecoderConfig(**sizes, num_layers=1, num_heads=2))
+    state = init_state(model, OPTIMIZER, 0)
+    params = jax.tree.map(np.array, state.params)  # the state is given away
+    pairs = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), ([15, 16], [17])]
+    batch = next(PairBatches(pairs, 64, end, num_buckets=1))
+    _, loss = make_step(model, OPTIMIZER)(state, batch)
+    texts = [[end, *target, end] for _, target in pairs]
+    rows, segments = padded(texts, 8)
+    sources = [source for source, _ in pairs]
+    scores = score(model, {"params": params}, rows, segments, sources)
+    tokens = sum(len(text) - 1 for text in texts)
+    np.testing.assert_allclose(loss, -scores.sum() / tokens, rtol=1e-5)
 
 
 def test_decay_is_for_matrices_alone():
@@ -71,7 +104,7 @@ def test_decay_is_for_matrices_alone():
     for path, decays in jax.tree_util.tree_leaves_with_path(decayed):
         assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
     gradients = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = OPTIMIZER.update(gradients, OPTIMIZER.init(params), params)
+    updates, _ = jax.jit(OPTIMIZER.update)(gradients, OPTIMIZER.init(params), params)
     moved = jax.tree.map(lambda update: bool(jnp.any(update != 0)), updates)
     still = {path[-1].key for path, m in jax.tree_util.tree_leaves_with_path(moved) if not m}
     assert still == {"bias", "scale"}
@@ -79,7 +112,7 @@ def test_decay_is_for_matrices_alone():
 
 def test_the_state_given_is_donated():
     state = fresh_state()
-    after, _ = STEP(state, arranged(random_batch(0, [8, 8]), 1))
+    after, _ = STEP(state, arranged(random_batch(0, [8] * 4), 1))
     donated = [leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.optimizer))]
     assert all(donated)
     assert int(after.step) == 1
@@ -100,7 +133,7 @@ def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(warmup):
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
     """Equal states but for the step: the same noise in both would be a key used twice."""
     model = Decoder(DecoderConfig(**{**vars(CONFIG), "dropout": 0.5}))
-    step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8, 8]), 1)
+    step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8] * 4), 1)
 
     def loss_at(number):
         return float(step(fresh_state()._replace(step=jnp.int32(number)), batch)[1])

@@ -21,8 +21,8 @@ BUGS = (
     Bug(
         "padding counted in the denominator",
         LOSSES_FILE,
-        "    return jnp.where(weights != 0, weights * losses, 0.0).sum(), weights.sum()",
-        "    return jnp.where(weights != 0, weights * losses, 0.0).sum(), jnp.float32(weights.size)",
+        "jnp.where(weights != 0, losses, 0.0)).sum(), weights.sum()",
+        "jnp.where(weights != 0, losses, 0.0)).sum(), jnp.float32(weights.size)",
         LOSSES,
     ),
     Bug(
@@ -79,15 +79,15 @@ BUGS = (
     Bug(
         "metrics after the restored step are kept",
         "training/loop.py",
-        "        self.folder.cut_metrics(self.step)\n",
+        "        self.folder.cut_after(self.step)\n",
         "",
-        "training/test_resume.py::test_killed_twice_and_resumed_equals_uninterrupted",
+        "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
     ),
     Bug(
         "the data position is not restored",
         "training/loop.py",
         '            self.batches.restore(progress["data"])\n',
         "",
-        "training/test_resume.py::test_killed_twice_and_resumed_equals_uninterrupted",
+        "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
     ),
 )

@@ -6,14 +6,16 @@
 Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
 """
 
-import argparse
 import statistics
 import time
 from functools import partial
 
-from record import add_record, conclude
+from record import Parser, at_least, conclude, run
 from side_by_side import compare, table
 
+from jaxformer.models.config import PRESETS
+
+GPT2 = [name for name in PRESETS if name.startswith("gpt2")]
 PROMPT, NEW = 32, 96
 
 
@@ -90,13 +92,12 @@ def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="gpt2-124m")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = Parser(__doc__)
+    parser.add_argument("--preset", choices=GPT2, default="gpt2-124m")
+    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
-    add_record(parser)
     arguments = parser.parse_args()
     if arguments.capacity:
         conclude(report_capacity(arguments), arguments.record)
@@ -139,4 +140,4 @@ def report_capacity(arguments) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,11 +8,10 @@ A step is forward, backward, clipping by global norm and AdamW, on the same rand
 Needs torch and transformers beside jaxformer.
 """
 
-import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 
-from record import add_record, conclude
+from record import Parser, at_least, conclude, run
 from side_by_side import compare, table
 
 
@@ -109,14 +108,13 @@ def torch_step(size: Size, dtype: str, compiled: bool):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, help="instead of each size's own")
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument("--batch-size", type=at_least(1), help="instead of each size's own")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
-    add_record(parser)
     arguments = parser.parse_args()
     lines = []
     for name in arguments.sizes:
@@ -144,4 +142,4 @@ def report(name, size, subjects) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,12 +6,11 @@
 Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
 """
 
-import argparse
 import statistics
 import time
 from functools import partial
 
-from record import add_record, conclude
+from record import Parser, at_least, conclude, run
 from side_by_side import compare, table
 
 SOURCE, NEW, BATCHES = 24, 32, 4  # tokens, tokens, one after the other
@@ -131,12 +130,11 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch-size", type=at_least(1), default=32)
+    parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--sources", action="store_true", help="time per token by source only")
-    add_record(parser)
     arguments = parser.parse_args()
     if arguments.sources:
         conclude(report_sources(arguments), arguments.record)
@@ -174,4 +172,4 @@ def report_sources(arguments) -> dict:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from record import conclude, run
-from windows import at_random, check_length, check_steps, evenly, loss, text_parser
+from record import at_least, conclude, run
+from windows import at_random, check_length, evenly, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -100,12 +100,9 @@ def draw(parts: dict, path: Path) -> None:
 
 
 def main():
-    parser = text_parser(__doc__, 500, "build-up.png")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser = text_parser(__doc__, 500, 1, "build-up.png")
+    parser.add_argument("--seeds", type=at_least(2), default=4, help="for error bars at least 2")
     arguments = parser.parse_args()
-    check_steps(arguments.steps, 1)
-    if arguments.seeds < 2:
-        raise ValueError(f"--seeds is {arguments.seeds}; an error bar needs at least 2")
     keep_freed_memory()
     text, held_out = read(arguments.text)
     known, parts = {}, {}

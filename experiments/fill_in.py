@@ -13,8 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from record import conclude, run
-from windows import at_random, check_steps, read_windows, text_parser
+from record import at_least, conclude, run
+from windows import at_random, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -105,10 +105,9 @@ def show(tokenizer, windows, hidden, guesses, lines: int = 3) -> None:
 
 
 def main():
-    parser = text_parser(__doc__, 1000, "fill-in.png")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = text_parser(__doc__, 1000, 10, "fill-in.png")
+    parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
-    check_steps(arguments.steps, 10)
     keep_freed_memory()
     tokenizer, ids, windows, _ = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     hidden = np.random.default_rng(arguments.seed).random((HELD_OUT, LENGTH)) < 0.15

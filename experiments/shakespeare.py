@@ -8,14 +8,13 @@ first 90% to train on, the last 10% held out. The held-out loss is that of every
 the training length, one after another: each position weighs the same, as in nanoGPT's random ones.
 """
 
-import argparse
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
-from record import add_record, conclude, run
+from record import Parser, at_least, conclude, run
 from windows import at_random, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
@@ -92,18 +91,17 @@ _loss = jax.jit(loss, static_argnums=0)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("--setting", choices=SETTINGS, default="small")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=at_least(1))
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
-    add_record(parser)
     arguments = parser.parse_args()
     keep_freed_memory()
     setting = SETTINGS[arguments.setting]
-    steps = arguments.steps or setting.steps
+    steps = setting.steps if arguments.steps is None else arguments.steps
     train, held_out, characters = read(arguments.text)
     check_length(held_out, setting.model.max_length)
     config = replace(setting.model, vocab_size=len(characters), dtype=arguments.dtype)

@@ -39,6 +39,7 @@ class Subject:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
         self._process.start()
+        theirs.close()  # or a process that dies would be waited for without end
         self.setup_seconds = self._receive()
 
     def measure(self) -> None:
@@ -50,7 +51,10 @@ class Subject:
         self._process.join()
 
     def _receive(self) -> float:
-        answer = self._connection.recv()
+        try:
+            answer = self._connection.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.name} died (out of memory?)") from None
         if isinstance(answer, str):
             raise RuntimeError(f"{self.name} failed:\n{answer}")
         return answer

@@ -9,16 +9,15 @@ language, exactly right or not, and as long as one likes. A run that was ended g
 command is given again. Needs `pip install -e ".[experiments]"`.
 """
 
-import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from record import add_record, conclude, run
+from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.cli.runtime import start_jax
 from jaxformer.training.pairs import read_pairs
 
@@ -91,7 +90,6 @@ def prepare(task: Task, folder: Path):
     path = folder / "tokenizer.json"
     if not path.exists():
         sides = (side for pair in task.train[:30_000] for side in pair)
-        folder.mkdir(parents=True, exist_ok=True)
         Tokenizer.train(sides, task.vocab_size, split_digits=True).save(path)
     tokenizer = Tokenizer.load(path)
     sides = [tokenizer.encode_many(side) for side in zip(*task.train, strict=True)]
@@ -108,10 +106,9 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
     text = task.groups is None
     config = config_of(name, tokenizer.vocab_size, -(-longest * 2 // 64) * 64, text)
     model = jf.build(config, jf.Execution(layers="unrolled"))
-    folder = arguments.out / name
-    settings = {"task": task.name, "config": asdict(config), "minutes": arguments.minutes}
+    folder, smoothing = arguments.out / name, 0.1 if text else 0.0
     peak = PEAK["text" if text else "phrases"]
-    same_run(folder, settings | {"seed": arguments.seed, "peak": peak})
+    same_run(folder, {"config": asdict(config), "peak": peak, "smoothing": smoothing})
     trainer = Trainer(
         model,
         pairs,
@@ -121,7 +118,7 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
         tokens=task.tokens,
         end_of_text=tokenizer.end_of_text,
         seed=arguments.seed,
-        smoothing=0.1 if text else 0.0,
+        smoothing=smoothing,
         num_buckets=6 if text else 4,
     )
     trainer.run(LABELS[name])
@@ -196,26 +193,28 @@ def check(arguments) -> None:
         raise ValueError("--test-source needs --source")
     if not arguments.minutes > 0:
         raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0")
-    if arguments.beam_width < 1:
-        raise ValueError(f"--beam-width is {arguments.beam_width}; it must be at least 1")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     for name in ("--source", "--target", "--test-source", "--test-target"):
         parser.add_argument(name, type=Path, help="a text, plain or .gz, a sentence a line")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--minutes", type=float, default=4.2, help="of training, for each model")
-    parser.add_argument("--vocab-size", type=int, default=5000)
+    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), default=5000)
     parser.add_argument("--lowercase", action="store_true", help="all text, on both sides")
-    parser.add_argument("--beam-width", type=int, default=5, help="for text; phrases are greedy")
+    parser.add_argument("--beam-width", type=at_least(1), default=5, help="for text")
     parser.add_argument("--out", type=Path, default=Path("runs/translate"))
-    parser.add_argument("--seed", type=int, default=0)
-    add_record(parser)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
     check(arguments)
     task = text_task(arguments) if arguments.source else phrase_task(arguments.seed)
     start_jax()  # what is compiled is kept: going on does not compile again
+    from translation import fingerprint, same_run
+
+    settings = {name: getattr(arguments, name) for name in ("minutes", "seed")}
+    settings |= {"text": fingerprint(task.train, task.test), "vocab_size": task.vocab_size}
+    same_run(arguments.out, {"task": task.name, **settings, "tokens": task.tokens})
     data = prepare(task, arguments.out)
     results = {name: learn(name, task, *data, arguments) for name in arguments.models}
     draw(task, results, arguments.out / "translate.png")
@@ -224,9 +223,8 @@ def main():
         shown = {key: result[key] for key in result if key not in ("found", "history")}
         print(f"{LABELS[name]:16} " + ", ".join(f"{key} {value}" for key, value in shown.items()))
         figures[name] = shown
-    for number in range(5):
-        source, target = task.test[number]
-        found = results[arguments.models[0]]["found"][number]
+    some = results[arguments.models[0]]["found"][:5]
+    for (source, target), found in zip(task.test, some, strict=False):
         print(f"  {source}\n    → {found}\n    = {target}")
     conclude(figures, arguments.record)
 

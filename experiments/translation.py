@@ -1,5 +1,6 @@
 """Training on pairs for so many minutes, going on where a kill ended it, and translating."""
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from rich.progress import Progress
 
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.run import write_whole
+from jaxformer.training.loop import interrupt_flag
 from jaxformer.training.optimizer import is_matrix
 from jaxformer.training.pairs import PairBatches
 from jaxformer.training.step import TrainState, init_state, make_step
@@ -62,7 +65,7 @@ class Trainer:
         """Train until the seconds are over."""
         began = time.perf_counter() - self.elapsed
         saved, losses = self.elapsed, []
-        with Progress(console=console, transient=True) as progress:
+        with interrupt_flag() as interrupted, Progress(console=console, transient=True) as progress:
             task = progress.add_task(name, total=self.seconds, completed=self.elapsed)
             while self.elapsed < self.seconds:
                 batch = next(self.batches)
@@ -80,6 +83,11 @@ class Trainer:
                 if self.elapsed - saved > CHECKPOINT_SECONDS:
                     self.save()
                     self.elapsed = saved = time.perf_counter() - began
+                if interrupted():
+                    self.save()
+                    raise KeyboardInterrupt
+        if losses:
+            self._note(float(np.mean(jax.device_get(losses))))
         self.save()
         console.print(
             f"{name}: {int(self.state.step)} steps, {self.batches.epoch} epochs, "
@@ -90,21 +98,18 @@ class Trainer:
         self.history.append((int(self.state.step), round(self.elapsed, 1), loss))
 
     def save(self) -> None:
-        state = self.state
-        rest = {"optimizer": state.optimizer, "key": jax.random.key_data(state.key)}
         progress = {
             "data": self.batches.state(),
             "elapsed": self.elapsed,
             "tokens_read": self.tokens_read,
             "history": self.history,
         }
-        self.checkpoints.save(int(state.step), state.params, rest, progress)
+        self.checkpoints.save(int(self.state.step), *self.state.parts(), progress)
 
     def _resume(self):
-        rest = {"optimizer": self.state.optimizer, "key": jax.random.key_data(self.state.key)}
-        step, params, rest, progress = self.checkpoints.restore(self.state.params, rest)
-        key = jax.random.wrap_key_data(rest["key"])
-        self.state = TrainState(jnp.int32(step), params, rest["optimizer"], key)
+        step, *parts, progress = self.checkpoints.restore(*self.state.parts())
+        self.state = TrainState.of_parts(step, *parts)
+        self.checkpoints.set_aside_after(step)
         self.batches.restore(progress["data"])
         self.elapsed, self.tokens_read = progress["elapsed"], progress["tokens_read"]
         self.history = [tuple(line) for line in progress["history"]]
@@ -152,8 +157,19 @@ def translate(model, params, tokenizer, texts, *, beam_width=1, batch_size=64):
 def same_run(folder: Path, settings: dict) -> None:
     """Note what a run is in its folder; ValueError if another one is there already."""
     path = folder / "settings.json"
-    text = json.dumps(settings, indent=2, default=str)
-    if path.exists() and path.read_text() != text:
-        raise ValueError(f"{folder} holds a run of other settings; choose another --out")
+    text = json.dumps(settings, indent=2)
+    if path.exists():
+        there = json.loads(path.read_text())
+        for name, value in json.loads(text).items():
+            if there.get(name) != value:
+                raise ValueError(
+                    f"{folder} holds a run whose {name} was {there.get(name)}, not {value}; choose "
+                    "another --out"
+                )
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write_whole(path, text)
+
+
+def fingerprint(*texts) -> str:
+    """Of lists of pairs: other text, another fingerprint."""
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()

@@ -1,29 +1,23 @@
 """Windows of a text, to learn from and to be scored on."""
 
-import argparse
 from pathlib import Path
 
 import numpy as np
-from record import add_record
+from record import Parser, at_least
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional import cross_entropy
 from jaxformer.training.corpus import read_documents, split, standard_library
 
 
-def text_parser(description: str, steps: int, picture: str) -> argparse.ArgumentParser:
-    """The command line of an experiment that trains on a text and draws what came of it."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+def text_parser(description: str, steps: int, least: int, picture: str) -> Parser:
+    """The command line of an experiment that trains on a text, for at least so many steps, and
+    draws what came of it."""
+    parser = Parser(description)
     parser.add_argument("text", nargs="*", type=Path, help="files and folders; none: the library's")
-    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--steps", type=at_least(least), default=steps)
     parser.add_argument("--picture", type=Path, default=Path(picture))
-    add_record(parser)
     return parser
-
-
-def check_steps(steps: int, least: int) -> None:
-    if steps < least:
-        raise ValueError(f"--steps is {steps}; it must be at least {least}")
 
 
 def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):

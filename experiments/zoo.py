@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from record import conclude, run
-from windows import at_random, check_steps, loss, read_windows, text_parser
+from record import at_least, conclude, run
+from windows import at_random, loss, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
@@ -127,11 +127,10 @@ def draw(results: dict, path: Path) -> None:
 
 
 def main():
-    parser = text_parser(__doc__, 600, "zoo.png")
+    parser = text_parser(__doc__, 600, 20, "zoo.png")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
-    check_steps(arguments.steps, 20)
     keep_freed_memory()
     _, ids, held_out, bytes_a_token = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     results = {}

@@ -1,11 +1,17 @@
 """The experiments: what translation is asked of, what they refuse, and going on after a kill."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 
@@ -39,27 +45,142 @@ def test_what_is_held_out_was_never_seen():
 
 
 REFUSED = {
-    "a has 2 lines and b has 1": ("translate.py", "--source", "a", "--target", "b"),
-    "c: line 2 is empty": ("translate.py", "--source", "a", "--target", "c"),
-    "--source and --target belong together": ("translate.py", "--source", "a"),
-    "--beam-width is 0": ("translate.py", "--beam-width", "0"),
-    "--steps is 3": ("zoo.py", "--steps", "3"),
-    "nowhere: no such file": ("build_up.py", "nowhere"),
-    "the text has 1 tokens": ("shakespeare.py", "b"),
+    "a has 2 lines and b has 1": ("translate", "--source", "a", "--target", "b"),
+    "c: line 2 is empty": ("translate", "--source", "a", "--target", "c"),
+    "--source and --target belong together": ("translate", "--source", "a"),
+    "--beam-width: 0 is too small; it must be at least 1": ("translate", "--beam-width", "0"),
+    "--steps: 3 is too small; it must be at least 20": ("zoo", "--steps", "3"),
+    "--rounds: 0 is too small": ("bench_translate", "--rounds", "0"),
+    "--seed: invalid number value: 'x'": ("fill_in", "--seed", "x"),
+    "nowhere: no such file": ("build_up", "nowhere"),
+    "the text has 1 tokens": ("shakespeare", "b"),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_bad_input_is_one_line_and_status_2(tmp_path, message):
-    """The message, and nothing made."""
-    texts = {"a": "one\ntwo\n", "b": "un\n", "c": "un\n\n"}
-    for name, text in texts.items():
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"a": "one\ntwo\n", "b": "un\n", "c": "un\n\n"}.items():
         (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys):
+    """The message, and nothing made."""
+    import record
+
     script, *arguments = REFUSED[message]
-    done = run(*arguments, cwd=tmp_path, script=script)
-    assert done.returncode == 2 and message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert {path.name for path in tmp_path.iterdir()} == set(texts)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        record.run(importlib.import_module(script).main)
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert {path.name for path in texts.iterdir()} == {"a", "b", "c"}
+
+
+def test_a_script_ends_with_that_status(texts):
+    done = run("--source", "a", "--target", "b", cwd=texts)
+    assert done.returncode == 2 and done.stderr == "translate.py: " + TWO_AND_ONE
+
+
+TWO_AND_ONE = "a has 2 lines and b has 1; a parallel text has as many on both sides\n"
+
+
+@pytest.fixture
+def pupil(tmp_path, quick_compilation):
+    """A tiny translator's parts: (make a trainer in a folder, model, tokenizer, texts)."""
+    import translation
+
+    texts = [f"{word} {number}" for word in ("one", "two", "three") for number in range(8)]
+    tokenizer = Tokenizer.train(texts, 300)
+    config = jf.RecurrentEncoderDecoderConfig(
+        vocab_size=tokenizer.vocab_size, max_length=32, embed_dim=8, num_layers=1, dropout=0.1
+    )
+    model, ids = jf.build(config), tokenizer.encode_many(texts)
+
+    def trainer(name):
+        return translation.Trainer(
+            model,
+            list(zip(ids, ids[::-1], strict=True)),
+            tmp_path / name,
+            seconds=12,
+            peak=1e-2,
+            tokens=64,
+            end_of_text=tokenizer.end_of_text,
+            seed=0,
+            smoothing=0.0,
+            num_buckets=1,
+        )
+
+    return trainer, model, tokenizer, texts
+
+
+def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
+    """Parameters, optimiser, dropout, order of the data and the learning rate, which follows the
+    clock: killed between two checkpoints, the run ends where it would have."""
+    import translation
+
+    make, clock = pupil[0], [0.0]
+    monkeypatch.setattr(translation.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(translation, "CHECKPOINT_SECONDS", 4)
+
+    def train(name, steps=None):
+        """Each step takes a second; the process is killed after so many."""
+        trainer = make(name)
+        update = trainer.update
+
+        def timed(*arguments):
+            if steps == len(done):
+                raise RuntimeError("killed")
+            done.append(clock.__setitem__(0, clock[0] + 1))
+            return update(*arguments)
+
+        done, trainer.update = [], timed
+        trainer.run(name)
+        return trainer
+
+    whole = train("whole")
+    with pytest.raises(RuntimeError, match="killed"):
+        train("killed", 8)
+    clock[0] += 1000
+    killed = train("killed")
+    assert int(killed.state.step) == int(whole.state.step) == 12
+    assert (killed.elapsed, killed.tokens_read) == (whole.elapsed, whole.tokens_read)
+    jax.tree.map(np.testing.assert_array_equal, killed.state.params, whole.state.params)
+
+
+@pytest.mark.parametrize("beam_width", [1, 2])
+def test_translations_come_in_the_order_of_the_texts(pupil, beam_width):
+    """Sorted by length, in batches, the last one filled up: as if each had been asked alone."""
+    import translation
+
+    make, model, tokenizer, texts = pupil
+    params = make("untrained").state.params
+    asked = [" ".join(texts[:3]), texts[5], " ".join(texts[9:11]), texts[20], texts[7]]
+
+    def found(texts):
+        how = {"beam_width": beam_width, "batch_size": 2}
+        return translation.translate(model, params, tokenizer, texts, **how)
+
+    together = found(asked)
+    assert len(set(together)) > 1
+    assert together == [found([asked[0], text])[1] for text in asked]  # the longest makes the room
+
+
+def test_another_run_is_not_gone_on_with(tmp_path):
+    """Other text under the same names, other settings: refused by name, and nothing is changed."""
+    import translation
+
+    pairs, cased = [["one", "un"]], [["One", "un"]]
+    settings = {"text": translation.fingerprint(pairs, pairs), "minutes": 5.0}
+    for _ in range(2):
+        translation.same_run(tmp_path, settings)
+    before = (tmp_path / "settings.json").read_text()
+    for name, value in (("minutes", 6.0), ("text", translation.fingerprint(cased, pairs))):
+        with pytest.raises(ValueError, match=f"holds a run whose {name} was"):
+            translation.same_run(tmp_path, {**settings, name: value})
+    assert (tmp_path / "settings.json").read_text() == before
 
 
 @pytest.mark.slow
@@ -79,7 +200,7 @@ def test_a_run_goes_on_where_it_was_ended(tmp_path):
     figures = json.loads(done.stdout.splitlines()[-1])["lstm"]
     assert 42 <= figures["seconds"] < 60 and figures["exact"] < 1
     other = run(*command, "--seed", "1", cwd=tmp_path)
-    assert other.returncode == 2 and "holds a run of other settings" in other.stderr
+    assert other.returncode == 2 and "holds a run whose seed was 0" in other.stderr
 
 
 _IMPATIENT = f"""

@@ -12,9 +12,9 @@ def init_embedding(
 ):
     """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position.
 
-    0.02 (GPT-2) is for what is normalised before it is used. Recurrent models, which have no norm,
-    take 1/√dim, and what a cell reads is that times √dim: at 0.02 an LSTM hardly begins to learn,
-    and without the factor it takes twice the steps.
+    0.02 (GPT-2) is for what is normalised before it is used. Without a norm 1/√dim suits logits,
+    and the first map of a recurrent model makes up for it (`recurrent.init_layers`): at 0.02 an
+    LSTM hardly begins to learn.
     """
     tokens, positions = jax.random.split(key)
     weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim))}
@@ -23,16 +23,14 @@ def init_embedding(
     return weights
 
 
-def embed_tokens(weights, tokens, dtype, *, scaled: bool = False):
+def embed_tokens(weights, tokens, dtype):
     """Rows of the token table [*batch, length, dim] for ids; floats in their place pass through.
 
-    scaled: times √dim (Vaswani et al. 2017, §3.4), so that vectors of 1/√dim, which suit logits,
-    come to features of size 1. An id outside the table gives NaN, never some other row.
+    An id outside the table gives NaN, never some other row.
     """
     if jnp.issubdtype(tokens.dtype, jnp.integer):
         tokens = _look_up(weights["tokens"], tokens)
-    x = tokens.astype(dtype)
-    return x * jnp.asarray(x.shape[-1] ** 0.5, dtype) if scaled else x
+    return tokens.astype(dtype)
 
 
 def add_positions(weights, x, positions, kind: str):

@@ -1,6 +1,6 @@
 """Recurrent language models as pure functions of their weights: h_t = f(h_{t−1}, x_t).
 
-    tokens → √dim · embedding → recurrent layers → logits             (seeds: lecture 11 §8)
+    tokens → embedding → recurrent layers → logits                    (seeds: lecture 11 §8)
 
 The state after a token is all that later tokens learn of the past: it is reset where a document
 begins, and padding leaves it as it is. States are float32 whatever the dtype of the activations.
@@ -58,14 +58,16 @@ class Cell(NamedTuple):
 CELLS = {"rnn": Cell(rnn_cell, 1, 1), "lstm": Cell(lstm_cell, 4, 2, open_gate=1)}
 
 
-def init_recurrent_layer(key, cell: str, in_dim: int, hidden_dim: int):
-    """W ~ N(0, 1/in_dim); U orthogonal, gate by gate (Saxe et al. 2014); b = 0, 1 to forget."""
+def init_recurrent_layer(key, cell: str, in_dim: int, hidden_dim: int, input_stddev=1.0):
+    """W ~ N(0, 1/(in_dim · input_stddev²)), so that W x is of size 1 if x's features are of size
+    input_stddev; U orthogonal, gate by gate (Saxe et al. 2014); b = 0, 1 to forget."""
     input_key, state_key = jax.random.split(key)
     _, gates, _, open_gate = CELLS[cell]
     bias = jnp.zeros((gates, hidden_dim))
     if open_gate is not None:
         bias = bias.at[open_gate].set(1.0)
-    kernel = jax.random.normal(input_key, (in_dim, gates * hidden_dim)) / in_dim**0.5
+    kernel = jax.random.normal(input_key, (in_dim, gates * hidden_dim))
+    kernel = kernel / (in_dim**0.5 * input_stddev)
     orthogonal = jax.nn.initializers.orthogonal()
     square = [orthogonal(k, (hidden_dim, hidden_dim)) for k in jax.random.split(state_key, gates)]
     return {
@@ -119,22 +121,27 @@ def recurrent_layer(
 
 
 def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key."""
+    """The weights by name, each as a pure initialiser of one key.
+
+    Token vectors are of size 1/√dim, and the first layer makes up for it: an LSTM then
+    learns in half the steps (experiments/zoo.py).
+    """
     dim, vocab_size = config.embed_dim, config.vocab_size
     parts = {
         "embedding": lambda key: init_embedding(key, vocab_size, dim, stddev=dim**-0.5),
-        "layers": lambda key: init_layers(key, config),
+        "layers": lambda key: init_layers(key, config, dim**-0.5),
     }
     return with_head(parts, config, config.hidden_dim)
 
 
-def init_layers(key, config):
-    """layer_0, layer_1, …: the first may be of another width than the others."""
-    dims = [config.embed_dim, *[config.hidden_dim] * config.num_layers]
+def init_layers(key, config, input_stddev=1.0):
+    """layer_0, layer_1, …: the first may read features of another size and number."""
+    first, others = (config.embed_dim, input_stddev), (config.hidden_dim, 1.0)
+    inputs = [first, *[others] * (config.num_layers - 1)]
     keys = jax.random.split(key, config.num_layers)
     return {
-        f"layer_{i}": init_recurrent_layer(keys[i], config.cell, dims[i], dims[i + 1])
-        for i in range(config.num_layers)
+        f"layer_{i}": init_recurrent_layer(keys[i], config.cell, in_dim, config.hidden_dim, stddev)
+        for i, (in_dim, stddev) in enumerate(inputs)
     }
 
 
@@ -161,11 +168,6 @@ def run_layers(
     return x, tuple(after)
 
 
-def embed(table, tokens, config, segments=None):
-    """√dim · e, padding silent."""
-    return without_padding(embed_tokens(table, tokens, config.dtype, scaled=True), segments)
-
-
 def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
     """Whole rows to the last layer's states [batch, length, hidden_dim]; segments as elsewhere:
     1, 1, 2, 2, … for documents packed into a row, 0 for padding."""
@@ -180,7 +182,7 @@ def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=No
         _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
         valid = segments != 0
         begins = valid & (positions == 0)
-    x = embed(weights["embedding"], tokens, config, segments)
+    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
     how = {"initial": initial, "begins": begins, "valid": valid, "dropout_key": dropout_key}
     return run_layers(weights["layers"], x, initial, config, **how)[0]
 
@@ -220,7 +222,7 @@ def read_on(weights, tokens, cache: RecurrentCache, initial, config, *, segments
     segments = same_document(segments, cache.reading, tokens.shape[:2])
     documents, positions, reading = read_segments(segments, cache.reading)
     valid = documents != 0
-    x = embed(weights["embedding"], tokens, config, segments)
+    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
     how = {"initial": initial, "begins": valid & (positions == 0), "valid": valid}
     x, states = run_layers(weights["layers"], x, cache.states, config, **how)
     return x, RecurrentCache(states, reading, cache.length + tokens.shape[1])

@@ -15,16 +15,17 @@ import jax.numpy as jnp
 from jaxformer.functional.attention import dot_product_attention, folded_attention
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import (
+    embed_tokens,
     head,
     init_embedding,
     logits,
+    without_padding,
 )
 from jaxformer.functional.embedding import prepare as prepare_layers
 from jaxformer.functional.linear import all_by_rows, init_linear, linear
 from jaxformer.functional.masks import Padding, Places
 from jaxformer.functional.recurrent import (
     begin_reading,
-    embed,
     empty_states,
     init_layers,
     read_on,
@@ -38,8 +39,13 @@ _SCALE = 1.0  # of h · K e, as the lecture writes it
 
 
 def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key; a decoder as in `recurrent`."""
-    parts = decoder_initializers(config)
+    """The weights by name, each as a pure initialiser of one key; a decoder as in `recurrent`.
+
+    Here both first layers hear little of a token at first (W ~ N(0, 1/dim), e of size 1/√dim).
+    Made to hear all of it they learn sooner and less well: 97 to 99% of experiments/translate.py's
+    phrases, at any learning rate, in place of 99.4%.
+    """
+    parts = {**decoder_initializers(config), "layers": lambda key: init_layers(key, config)}
     parts["encoder"] = lambda key: init_encoder(key, config)
     if config.attends:
         parts["attention"] = lambda key: init_attention(key, config.hidden_dim)
@@ -69,7 +75,7 @@ def init_attention(key, dim: int):
 def encode(weights, source, config, *, segments=None, dropout_key=None):
     """(e_1 … e_S [batch, source length, hidden], the last states, layer by layer)."""
     tables = weights["encoder"].get("embedding", weights["embedding"])
-    x = embed(tables, source, config, segments)
+    x = without_padding(embed_tokens(tables, source, config.dtype), segments)
     valid = None if segments is None else segments != 0
     states = empty_states(config, len(source))
     return run_layers(

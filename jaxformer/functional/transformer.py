@@ -70,9 +70,10 @@ def embed(weights, tokens, positions, config, segments=None):
 
     tokens: int ids, or float rows of the embedding table in their place.
     """
-    table, scaled = weights["embedding"], config.scale_embeddings
-    x = embed_tokens(table, tokens, config.dtype, scaled=scaled)
-    x = add_positions(table, x, positions, config.positions)
+    x = embed_tokens(weights["embedding"], tokens, config.dtype)
+    if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
+        x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
+    x = add_positions(weights["embedding"], x, positions, config.positions)
     return _norm_if_there(weights, "embedding_norm", without_padding(x, segments), config)
 
 

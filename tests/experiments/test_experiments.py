@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -105,6 +106,7 @@ def pupil(tmp_path, quick_compilation):
             list(zip(ids, ids[::-1], strict=True)),
             tmp_path / name,
             seconds=12,
+            optimizer="muon",
             peak=1e-2,
             tokens=64,
             end_of_text=tokenizer.end_of_text,
@@ -148,6 +150,23 @@ def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
     assert int(killed.state.step) == int(whole.state.step) == 12
     assert (killed.elapsed, killed.tokens_read) == (whole.elapsed, whole.tokens_read)
     jax.tree.map(np.testing.assert_array_equal, killed.state.params, whole.state.params)
+
+
+def test_muon_steps_are_orthogonal_kernel_by_kernel():
+    """Each layer's own matrix, alone or in a stack: its singular values come out alike, none below
+    half the largest; all of a bias takes a step of one size, as by Adam."""
+    import translation
+
+    shapes = {"kernel": (16, 24), "bias": (2, 24), "stack": {"kernel": (3, 16, 24)}}
+    params = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: type(x) is tuple)
+    gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.ndim), x.shape), params)
+    muon = translation.OPTIMIZERS["muon"](1.0)
+    step, _ = muon.update(gradients, muon.init(params), params)
+    for kernel in (step["kernel"], *step["stack"]["kernel"]):
+        values = jnp.linalg.svd(kernel, compute_uv=False)
+        assert values[-1] > 0.5 * values[0]
+    sizes = jnp.abs(step["bias"])
+    np.testing.assert_allclose(sizes, sizes.max(), rtol=1e-3)
 
 
 @pytest.mark.parametrize("beam_width", [1, 2])

@@ -73,9 +73,9 @@ BUGS = (
     ),
     Bug(
         "embeddings in place of tokens are not scaled",
-        "functional/embedding.py",
-        '        tokens = _look_up(weights["tokens"], tokens)\n    x = tokens.astype(dtype)\n',
-        '        tokens = _look_up(weights["tokens"], tokens)\n    else:\n        scaled = False\n    x = tokens.astype(dtype)\n',
+        TRANSFORMER,
+        "    if config.scale_embeddings:",
+        "    if config.scale_embeddings and jnp.issubdtype(tokens.dtype, jnp.integer):",
         f"{INVARIANCE}::test_embeddings_stand_where_tokens_do "
         f"{CHUNKING}::test_embeddings_are_read_like_tokens",
     ),

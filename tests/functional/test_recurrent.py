@@ -1,0 +1,34 @@
+"""What a recurrent model is made of before it has learnt anything."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional.recurrent import CELLS
+from jaxformer.models.build import init
+
+WIDTHS = st.integers(64, 128)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@given(WIDTHS, WIDTHS, st.integers(1, 3), st.integers(0, 99))
+def test_what_a_cell_first_hears_is_of_size_1(cell, embed_dim, hidden_dim, num_layers, seed):
+    """Var(W x) = 1 in every layer, for token vectors of variance 1/dim and for states of ±1: so
+    that what is heard is neither lost beside the state nor shuts a gate for good."""
+    config = jf.RecurrentConfig(
+        vocab_size=256,
+        embed_dim=embed_dim,
+        hidden_dim=hidden_dim,
+        num_layers=num_layers,
+        cell=cell,
+        tie_embeddings=False,
+    )
+    weights = init(jf.build(config), jax.random.key(seed))["params"]
+    x = weights["embedding"]["tokens"]
+    for layer in range(num_layers):
+        heard = x @ weights["layers"][f"layer_{layer}"]["input"]["kernel"]
+        assert 0.75 < jnp.var(heard) < 1.3
+        x = jax.random.rademacher(jax.random.key(seed), (256, hidden_dim), jnp.float32)

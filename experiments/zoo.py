@@ -79,12 +79,10 @@ def decode_speed(model, params, rounds: int = 25) -> dict:
     """Tokens a second of the decoding loop, one row, after so many tokens have been read."""
     weights = jf.prepare(model, {"params": params})["prepared"]
     numbers, stops = jf.Sampler(temperature=0.0).numbers(), jnp.zeros(0, jnp.int32)
-    speeds = {}
-    for position in POSITIONS:
-        tokens = jnp.ones((1, position), jnp.int32)
-        live = position + STEPS
-        times = []
-        for _ in range(rounds + 1):
+    times = {position: [] for position in POSITIONS}
+    for _ in range(rounds + 1):  # in turn, so that a machine's whims are shared; the first compiles
+        for position in POSITIONS:
+            tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
             cache = model.start(weights, 1, live)
             slots = None if cache.capacity is None else live
             state = prefill(model, weights, tokens, tokens, cache)
@@ -92,9 +90,8 @@ def decode_speed(model, params, rounds: int = 25) -> dict:
             begin = time.perf_counter()
             out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, slots)
             jax.block_until_ready(out)
-            times.append(time.perf_counter() - begin)
-        speeds[position] = STEPS / float(np.median(times[1:]))
-    return speeds
+            times[position].append(time.perf_counter() - begin)
+    return {position: STEPS / float(np.median(some[1:])) for position, some in times.items()}
 
 
 def draw(results: dict, path: Path) -> None:

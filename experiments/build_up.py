@@ -82,7 +82,7 @@ def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
 
 
 def draw(parts: dict, path: Path) -> None:
-    """Bars with error bars: building up on the left, taking away on the right."""
+    """Means with error bars: building up on the left, taking away on the right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -91,11 +91,11 @@ def draw(parts: dict, path: Path) -> None:
     for axes, title, part in zip(figure.subplots(1, 2), titles, parts.values(), strict=True):
         names, losses = list(part), np.array(list(part.values())) / np.log(2)
         error = 2 * losses.std(axis=1, ddof=1) / np.sqrt(losses.shape[1])
-        axes.barh(names, losses.mean(axis=1), xerr=error, color="tab:blue", capsize=3)
+        axes.errorbar(losses.mean(axis=1), names, xerr=error, fmt="o", capsize=4)
         axes.invert_yaxis()
         axes.set(xlabel="held-out loss (bits per byte)", title=title)
-        axes.set_xlim(0.9 * all_losses.min() / np.log(2), 1.02 * all_losses.max() / np.log(2))
-        axes.grid(alpha=0.2, axis="x")
+        axes.set_xlim(0.97 * all_losses.min() / np.log(2), 1.02 * all_losses.max() / np.log(2))
+        axes.grid(alpha=0.2)
     figure.savefig(path, dpi=110)
 
 

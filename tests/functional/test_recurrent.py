@@ -3,18 +3,19 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional.recurrent import CELLS
 from jaxformer.models.build import init
 
-WIDTHS = st.integers(64, 128)
+WIDTHS = st.sampled_from([64, 96])  # each width compiles anew
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@given(WIDTHS, WIDTHS, st.integers(1, 3), st.integers(0, 99))
+@settings(max_examples=6)
+@given(WIDTHS, WIDTHS, st.integers(1, 2), st.integers(0, 99))
 def test_what_a_cell_first_hears_is_of_size_1(cell, embed_dim, hidden_dim, num_layers, seed):
     """Var(W x) = 1 in every layer, for token vectors of variance 1/dim and for states of ±1: so
     that what is heard is neither lost beside the state nor shuts a gate for good."""

@@ -50,7 +50,12 @@ class Trainer:
     ):
         self.model, self.seconds, self.peak, self.folder = model, seconds, peak, folder
         self.batches = PairBatches(pairs, tokens, end_of_text, seed, num_buckets)
-        optimizer = optax.inject_hyperparams(OPTIMIZERS[optimizer])(learning_rate=0.0)
+        make = OPTIMIZERS[optimizer]
+
+        def clipped(learning_rate):
+            return optax.chain(optax.clip_by_global_norm(1.0), make(learning_rate))
+
+        optimizer = optax.inject_hyperparams(clipped)(learning_rate=0.0)
         self.update = make_step(model, optimizer, smoothing)
         self.state = jax.jit(lambda: init_state(model, optimizer, seed))()
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -119,29 +124,21 @@ class Trainer:
         console.print(f"going on from step {step}, {self.elapsed:.0f} s of {self.seconds:.0f}")
 
 
-def _adamw(learning_rate):
-    adamw = optax.adamw(learning_rate, b1=0.9, b2=0.98, weight_decay=0.01, mask=is_matrix)
-    return optax.chain(optax.clip_by_global_norm(1.0), adamw)
-
-
-def _muon(learning_rate):
-    """Steps of the kernels made orthogonal, of the size that Adam's have; Adam for the rest."""
-    muon = optax.contrib.muon(
-        learning_rate,
-        adam_b2=0.98,
-        weight_decay=0.01,
-        consistent_rms=0.2,
-        muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, _axes_of_kernel),
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), muon)
-
-
 def _axes_of_kernel(path, x):
     """A kernel is [in, out], or [layers, in, out]; of anything else, None."""
     return MuonDimensionNumbers(x.ndim - 2, x.ndim - 1) if path[-1].key == "kernel" else None
 
 
-OPTIMIZERS = {"adamw": _adamw, "muon": _muon}
+OPTIMIZERS = {
+    "adamw": partial(optax.adamw, b1=0.9, b2=0.98, weight_decay=0.01, mask=is_matrix),
+    "muon": partial(  # steps of kernels made orthogonal, of the size of Adam's; Adam for the rest
+        optax.contrib.muon,
+        adam_b2=0.98,
+        weight_decay=0.01,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, _axes_of_kernel),
+    ),
+}
 
 
 def _at(state: TrainState, learning_rate: float) -> TrainState:

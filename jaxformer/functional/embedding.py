@@ -13,7 +13,7 @@ def init_embedding(
     """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position.
 
     0.02 (GPT-2) is for what is normalised before it is used. Without a norm 1/√dim suits logits,
-    and the first map of a recurrent model makes up for it (`recurrent.init_layers`): at 0.02 an
+    and the first map of a recurrent model makes up for it (`recurrent.initializers`): at 0.02 an
     LSTM hardly begins to learn.
     """
     tokens, positions = jax.random.split(key)

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.run import RunFolder, parse_model
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.models.build import build
+from jaxformer.models.build import build, init
 
 
 class Checkpoint(NamedTuple):
@@ -35,6 +34,6 @@ def load(source: str | Path) -> Checkpoint:
 
 def load_variables(folder: RunFolder, model) -> dict:
     """The parameters of the newest checkpoint, checked against the model's."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    shapes = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
     _, params, _, _ = Checkpoints(folder.checkpoints).restore(shapes["params"])
     return {"params": params}

@@ -133,7 +133,7 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
 
     console = Console(highlight=False, soft_wrap=True)
     try:
-        data = _prepare(folder, paths, config, console.print)
+        data = _prepare(folder, paths, config, console.print, is_new=not resume)
         config = replace(config, model=fitted(config.model, data.tokenizer))
         write_run(folder, paths, config)
 
@@ -165,14 +165,14 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _prepare(folder: RunFolder, paths, config: TrainingConfig, say):
+def _prepare(folder: RunFolder, paths, config: TrainingConfig, say, is_new: bool):
     """Read the text unless an earlier start has; nothing is created before it is accepted."""
     from jaxformer.training import prepare
 
-    if not prepare.is_prepared(folder):
+    if is_new or not prepare.is_prepared(folder):
         documents, skipped = prepare.gather(paths, config)
-        is_new = not folder.holds_run
-        folder.path.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            claim(folder.path)
         write_run(folder, paths, config)
         say(f"reading {len(documents)} documents ({len(skipped)} skipped) …")
         try:
@@ -189,6 +189,16 @@ def _prepare(folder: RunFolder, paths, config: TrainingConfig, say):
             f"{len(stream.ids) / 1e6:.2f} M tokens"
         )
     return data
+
+
+def claim(path: Path) -> None:
+    """Make the folder, which another start may have done since it was found free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir() or any(path.iterdir()):
+            raise ValueError(f"{path} was taken by another start meanwhile; start again") from None
 
 
 def fitted(model: DecoderConfig, tokenizer) -> DecoderConfig:

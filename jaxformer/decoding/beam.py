@@ -105,6 +105,8 @@ def beam_search(
         raise ValueError(
             f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
         )
+    if not np.isfinite(length_penalty):
+        raise ValueError(f"length_penalty is {length_penalty}; it must be finite")
     prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     variables = prepare(model, variables)
     weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))

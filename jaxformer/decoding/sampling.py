@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.models.config.check import at_least
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -32,8 +34,7 @@ class Sampler:
     def __post_init__(self):
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be a whole number, 0 for all tokens")
+        at_least(0, self, "top_k")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
         if not 0.0 <= self.min_p <= 1.0:

@@ -3,7 +3,7 @@
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.models.check import check_source, padded_source
+from jaxformer.models.check import checked_source, padded_source
 from jaxformer.models.language_model import LanguageModel
 
 
@@ -66,14 +66,9 @@ class Sourced(Autoregressive):
 
     def hidden_states(self, tokens, segments=None, source=None, source_segments=None):
         """What the head is applied to, for losses that work through it in chunks."""
-        check_source(source, self.config, source_segments, len(tokens))
-        return self.run(
-            self.functional.hidden_states,
-            tokens,
-            source,
-            segments=segments,
-            source_segments=as_one_text(source_segments),
-        )
+        source, source_segments = checked_source(source, self.config, source_segments, len(tokens))
+        how = {"segments": segments, "source_segments": source_segments}
+        return self.run(self.functional.hidden_states, tokens, source, **how)
 
     @nn.nowrap
     def read_source(self, source):
@@ -88,8 +83,3 @@ class Sourced(Autoregressive):
         return self.functional.start(
             weights, ids, config, self.execution, batch_size, capacity, source_segments=segments
         )
-
-
-def as_one_text(segments):
-    """A source is one text, whatever its segments are called: 1, and 0 for padding."""
-    return None if segments is None else (segments != 0).astype(int)

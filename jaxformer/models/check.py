@@ -28,6 +28,8 @@ def check_source(source, config, segments, batch_size: int):
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
     _check_ids("source", source, config.source_vocab_size, config.embed_dim)
+    if not len(source):
+        raise ValueError("source has no rows; it must have one for each row of tokens")
     if source.shape[1] > config.max_source_length:
         raise ValueError(
             f"source is {source.shape[1]} long; max_source_length is {config.max_source_length}"
@@ -41,6 +43,20 @@ def check_source(source, config, segments, batch_size: int):
             raise ValueError(f"source {int(empty.argmax())} is nothing but padding")
     elif source.shape[1] == 0:
         raise ValueError("source has no tokens")
+
+
+def checked_tokens(tokens, config, segments):
+    """(tokens, segments) for JAX, lists too, once `check_tokens` has accepted them."""
+    tokens, segments = as_array(tokens), as_array(segments)
+    check_tokens(tokens, config, segments)
+    return jnp.asarray(tokens), None if segments is None else jnp.asarray(segments)
+
+
+def checked_source(source, config, segments, batch_size: int):
+    """The same of a source; it is one text, whatever its segments are called: 1, 0 for padding."""
+    source, segments = as_array(source), as_array(segments)
+    check_source(source, config, segments, batch_size)
+    return jnp.asarray(source), None if segments is None else jnp.asarray(segments != 0, int)
 
 
 def padded_source(source, config, name: str):

@@ -1,8 +1,8 @@
 """The models that read a source, as Flax modules."""
 
 from jaxformer.functional import encoder_decoder, recurrent_encoder_decoder
-from jaxformer.models.autoregressive import Sourced, as_one_text
-from jaxformer.models.check import check_source
+from jaxformer.models.autoregressive import Sourced
+from jaxformer.models.check import checked_source
 from jaxformer.models.language_model import Inspectable
 
 
@@ -20,15 +20,9 @@ class EncoderDecoder(Inspectable, Sourced):
         self, tokens, segments=None, source=None, source_segments=None, *, capture=(), patch=None
     ):
         """Logits, and what passed through points of the decoder: see `Inspectable.inspect`."""
-        check_source(source, self.config, source_segments, len(tokens))
-        return self.run_inspected(
-            tokens,
-            source,
-            segments=segments,
-            source_segments=as_one_text(source_segments),
-            capture=capture,
-            patch=patch,
-        )
+        source, source_segments = checked_source(source, self.config, source_segments, len(tokens))
+        how = {"segments": segments, "source_segments": source_segments}
+        return self.run_inspected(tokens, source, capture=capture, patch=patch, **how)
 
 
 class RecurrentEncoderDecoder(Sourced):

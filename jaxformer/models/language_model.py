@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.models.check import check_points, check_tokens
+from jaxformer.models.check import check_points, checked_tokens
 from jaxformer.models.config import Execution
 
 
@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):
 
     def run(self, function, tokens, *source, segments, **options):
         """A pass: the function of the weights, the tokens and, if it reads one, the source."""
-        check_tokens(tokens, self.config, segments)
+        tokens, segments = checked_tokens(tokens, self.config, segments)
         config, key = self.config.complete, None
         if self.has_rng("dropout"):
             key = self.make_rng("dropout")

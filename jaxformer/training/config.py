@@ -98,6 +98,11 @@ class TrainingConfig:
                 f"window_length is {self.window_length}; it must be in 1 … max_length "
                 f"({self.model.max_length})"
             )
+        if self.window < self.model.max_length and self.model.positions == "learned":
+            raise ValueError(
+                f"window_length is {self.window_length}; with learned positions it must be "
+                f"max_length ({self.model.max_length}), or those after it are never learnt"
+            )
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
         if not 0 < self.held_out <= 0.5:

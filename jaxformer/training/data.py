@@ -35,6 +35,11 @@ class TokenStream(NamedTuple):
     tokenizer: str  # fingerprint of the tokenizer
     documents: str  # fingerprint of the documents, in order
 
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are predicted: all but each document's first, the end of the one before."""
+        return len(self.ids) - self.num_documents
+
 
 class Batch(NamedTuple):
     """Windows for training, int32 [batch, length]: output i of ``inputs`` is to be target i."""

@@ -64,7 +64,7 @@ def evaluate_documents(
     """Every token of every document scored once (each document begins with the end-of-text).
 
     Windows are as long as the model allows and start `stride` tokens apart (half a window unless
-    given): past a document's first window, a token is predicted from at least that many.
+    given): past a document's first window, a token is predicted from more than length − stride.
     """
     length = model.config.max_length
     stride = half(length) if stride is None else stride

@@ -81,6 +81,10 @@ class Training:
 
     def run(self) -> None:
         """Train to the last step. Raises Interrupted or Ended when it is not reached."""
+        if self.step == self.config.steps:
+            if not self._concluded():  # it was to go on, and is to end here
+                self.evaluate(whole=True)
+            return
         step_function = self._compile()
         with interrupt_flag() as interrupted, self._progress() as advance:
             self._clock.start()
@@ -100,6 +104,12 @@ class Training:
                         f"stopped at step {self.step}, which is saved; go on with: "
                         f"jaxformer train --resume --out {self.folder.path}"
                     )
+
+    def _concluded(self) -> bool:
+        """Whether every held-out byte has been scored after this very step."""
+        whole = self.data.held_out.num_targets
+        lines = self.folder.read_metrics()
+        return any(line["step"] == self.step and line.get("scored") == whole for line in lines)
 
     def _next_batch(self) -> Batch:
         batch = next(self.batches)
@@ -160,6 +170,7 @@ class Training:
             variables = {"params": self.state.params}
             score = self._held_out_score(variables, whole)
             figures = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
+            figures["scored"] = score.tokens
             self._write([{"step": self.step, **figures}])
             self.console.print(
                 f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
@@ -183,8 +194,7 @@ class Training:
         wanted = max(1, self.config.evaluation_windows // size)
         spread = np.unique(np.linspace(0, len(windows) - 1, wanted).round().astype(int))
         loss, tokens = evaluate(self.model, variables, [windows[i] for i in spread])
-        all_tokens = len(held_out.ids) - held_out.num_documents
-        return summarise(loss, tokens, tokens * held_out.num_bytes / all_tokens)
+        return summarise(loss, tokens, tokens * held_out.num_bytes / held_out.num_targets)
 
     def _sample(self, variables):
         """Append a sample of the model's own to samples.txt, the same for the same run."""
@@ -228,9 +238,11 @@ class Training:
 class _Clock:
     """Seconds of training and, apart from them, of what interrupts it (evaluation, saving)."""
 
+    def __init__(self):
+        self.start()
+
     def start(self):
         self._begin = self._lap = time.perf_counter()
-        self._pauses = 0.0
         self._steps = 0
 
     def lap(self, steps: int) -> float:
@@ -244,9 +256,7 @@ class _Clock:
     def paused(self):
         begin = time.perf_counter()
         yield
-        pause = time.perf_counter() - begin
-        self._pauses += pause
-        self._lap += pause
+        self._lap += time.perf_counter() - begin
 
     def remaining(self, steps: int) -> float:
         """Seconds that so many more steps will take at the pace so far, pauses counted in."""

@@ -48,9 +48,10 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
-    """At most `number` widths, multiples of 4, that hold these lengths with the least padding."""
-    cuts = np.quantile(lengths, np.linspace(0, 1, 17), method="higher")
-    candidates = sorted({-(-int(cut) // 4) * 4 for cut in cuts})
+    """At most `number` widths that hold these lengths with the least padding, out of the longest
+    and 16 quantiles, rounded up to multiples of 4."""
+    cuts, longest = np.quantile(lengths, np.linspace(0, 1, 17), method="higher"), lengths.max()
+    candidates = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
     widest, number = candidates[-1], min(number, len(candidates))
     some, counts = np.unique(lengths, return_counts=True)
 
@@ -109,7 +110,7 @@ class PairBatches:
             self._plan = self._plan_of(self.epoch)
         bucket, chosen = self._plan[self._place]
         self._place += 1
-        return self._batch(self.widths[bucket], chosen)
+        return self._batch(bucket, chosen)
 
     def state(self) -> dict[str, int]:
         """Where the iterator stands, for JSON."""
@@ -138,10 +139,10 @@ class PairBatches:
                 filling[bucket] = []
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
-    def _batch(self, width: int, chosen: list[int]) -> Batch:
+    def _batch(self, bucket: int, chosen: list[int]) -> Batch:
         """[1, rows, width]; rows beyond those chosen repeat the first, with weight 0."""
-        rows = max(1, self._tokens // width)
-        shape = (1, rows, width)
+        rows = self.rows(bucket)
+        shape = (1, rows, self.widths[bucket])
         ids = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "source")}
         real, source_real = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         weights = np.zeros(shape, np.float32)

@@ -49,7 +49,7 @@ def gather(paths: Sequence[Path], config: TrainingConfig) -> tuple[list[Document
     if size * (1 - config.held_out) < config.window + 1:  # a token is at least a byte
         raise ValueError(
             f"the text has {size} bytes, too few for one window of {config.window} tokens; "
-            "give more text or a smaller --window-length"
+            "give more text, or a smaller --window-length or --max-length"
         )
     return documents, skipped
 
@@ -68,7 +68,7 @@ def write_data(folder: RunFolder, config: TrainingConfig, documents, skipped) ->
     if num_tokens < config.window + 1:
         raise ValueError(
             f"the text to train on has {num_tokens} tokens, too few for one window of "
-            f"{config.window}; give more text or a smaller --window-length"
+            f"{config.window}; give more text, or a smaller --window-length or --max-length"
         )
     write_tokens(held_out, tokenizer, folder.held_out_tokens)
     write_whole(folder.baselines, json.dumps(baselines(held_out)))  # last: says that all is there

@@ -61,6 +61,7 @@ def test_text_that_is_not_there(tmp_path, capsys):
         (["--activation", "tanh"], ["activation", "tanh", "relu"]),
         (["--learning-rate", "-1"], ["learning_rate", "-1", "above 0"]),
         (["--window-length", "4096"], ["window_length", "4096", "max_length"]),
+        (["--preset", "tiny", "--window-length", "32"], ["window_length", "32", "learned", "64"]),
         (["--seed", "-1"], ["seed", "-1"]),
         (["--prefix", "3"], ["prefix", "3", "must be 0"]),
         (["--sample-tokens", "-1"], ["sample_tokens", "-1", "at least 0"]),
@@ -95,6 +96,24 @@ def test_a_folder_with_something_else_in_it_is_left_alone(corpus, tmp_path, caps
     (tmp_path / "documents.txt").write_text("mine")
     refused(capsys, ["train", corpus, "--out", tmp_path], tmp_path, "not empty")
     assert files_below(tmp_path) == {tmp_path / "documents.txt": b"mine"}
+
+
+def test_a_folder_that_another_start_takes_meanwhile_is_left_alone(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    """Free when it was looked at, taken while the text was read: its run stays what it is."""
+    from jaxformer.training import prepare
+
+    gather, taken = prepare.gather, tmp_path / "runs/stdlib/config.json"
+
+    def slowly(*arguments):
+        taken.parent.mkdir(parents=True)
+        taken.write_text("theirs")
+        return gather(*arguments)
+
+    monkeypatch.setattr(prepare, "gather", slowly)
+    refused(capsys, ["train", corpus], "runs/stdlib", "another start")
+    assert files_below(tmp_path) == {taken: b"theirs"}
 
 
 def test_what_is_refused_after_all_leaves_no_run(tmp_path, capsys):

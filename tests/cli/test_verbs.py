@@ -88,6 +88,21 @@ def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
     assert [line["step"] for line in RunFolder(folder).read_metrics()][-1] == 14
 
 
+def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
+    """Ended at a step between two evaluations, and told that this was its last: every held-out byte
+    is scored then, and not again by another start."""
+    import shutil
+
+    folder = RunFolder(shutil.copytree(trained, tmp_path / "copy"))
+    lines = folder.metrics.read_text().splitlines(keepends=True)
+    final = json.loads(lines.pop())
+    folder.metrics.write_text("".join(lines))
+    for _ in range(2):
+        assert main(["train", "--resume", "--out", str(folder.path)]) == 0
+        scores = [line for line in folder.read_metrics() if "bits_per_byte" in line]
+        assert [line["step"] for line in scores] == [6, 12] and scores[-1] == final
+
+
 def test_help_does_not_wait_for_jax():
     import subprocess
     import sys

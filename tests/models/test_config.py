@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ WRONG = {
     "prefix is -1": {"prefix": -1},
     "prefix is 2.5": {"prefix": 2.5},
     "prefix is 1025": {"prefix": 1025},
+    "num_layers is True": {"num_layers": True},
 }
 
 
@@ -45,6 +47,13 @@ def test_a_wrong_field_is_refused_by_name_and_value(message):
     """ValueError when the config is made, not when the model runs."""
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**WRONG[message])
+
+
+def test_a_whole_number_of_numpy_is_one():
+    """A size computed from data; what is kept is Python's, which JSON knows."""
+    config = jf.DecoderConfig(vocab_size=np.array([3, 299]).max() + 1)
+    assert config == jf.DecoderConfig(vocab_size=300) and type(config.vocab_size) is int
+    assert jf.Sampler(top_k=np.int64(5)) == jf.Sampler(top_k=5)
 
 
 @pytest.mark.parametrize("field", ["attention", "layers", "remat"])

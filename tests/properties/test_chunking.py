@@ -176,6 +176,7 @@ def test_a_cache_from_outside_may_be_closed_over_in_jit():
     segments = np.ones((BATCH, 6), int).tolist()
     by_lists, _ = jf.advance(model, variables, tokens.tolist(), cache, segments)
     tiny.close(by_lists, logits)
+    tiny.close(model.apply(variables, tokens.tolist(), segments), logits)
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))

@@ -130,6 +130,7 @@ def test_what_cannot_be_read_is_refused_by_name(name):
         "source is 17 long; max_source_length is 16": lambda: apply(np.ones((BATCH, 17), int)),
         f"source hold id {size}; source_vocab_size is {size}": lambda: apply(whole * size),
         "source has no tokens": lambda: apply(whole[:, :0]),
+        "source has no rows": lambda: jf.start(model, variables, 2, 4, whole[:0]),
         "source 1 is nothing but padding": lambda: apply(whole, np.array([[0, 1, 0], [0, 0, 0]])),
         "source_segments are": lambda: apply(whole, np.ones((BATCH, 4), int)),
         "source has 2 rows; tokens have 1": lambda: apply(whole, tokens=tokens[:1]),

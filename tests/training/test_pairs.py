@@ -40,6 +40,7 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
             batch = next(batches)
             assert batches.epoch == epoch
             assert batch.inputs.shape[2] in batches.widths
+            assert batch.inputs.shape[2] <= max(len(side) + 1 for pair in pairs for side in pair)
             assert (batch.source_segments.sum(axis=2) > 0).all()  # a source is never all padding
             assert not batch.weights[batch.segments == 0].any()
             found.update(rows(batch))

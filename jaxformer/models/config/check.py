@@ -1,19 +1,23 @@
 """What the configs refuse, each by the field's name, its value and what is accepted."""
 
 from functools import cache
+from operator import index
 from typing import Literal, get_type_hints
 
 type_hints = cache(get_type_hints)
 
 
 def at_least(least: int, config, *names: str) -> None:
-    """These fields are whole numbers of at least so much, or None where that is their default."""
+    """These fields are whole numbers of at least so much, or None where that is their default; a
+    NumPy one becomes Python's, which JSON knows."""
     for name in names:
         value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
         if value is None is default:
             continue
-        if not isinstance(value, int) or value < least:
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        if not whole or index(value) < least:
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        object.__setattr__(config, name, index(value))
 
 
 def one_of(config) -> None:

@@ -8,9 +8,10 @@ Random weights: greedy decoding costs the same whatever they are. Needs torch an
 
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 
-from record import Parser, at_least, conclude, run
+from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
 from jaxformer.models.config import PRESETS
@@ -21,8 +22,6 @@ PROMPT, NEW = 32, 96
 
 def jaxformer_decoding(preset: str, batch_size: int, dtype: str):
     """A function that generates NEW tokens a row."""
-    from dataclasses import replace
-
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -65,7 +64,7 @@ def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
     return run
 
 
-def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
+def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, rounds: int):
     """Seconds a token of the decoding loop at one live length, for caches of several capacities."""
     import jax
     import jax.numpy as jnp
@@ -73,8 +72,7 @@ def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
     import jaxformer as jf
     from jaxformer.decoding.generate import STEPS, decode_block, prefill
 
-    config = jf.preset(preset)
-    model = jf.Decoder(config)
+    model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     weights = jf.prepare(model, variables)["prepared"]
     numbers, key = jf.Sampler(temperature=0.0).numbers(), jax.random.key(0)
@@ -94,16 +92,19 @@ def time_per_token_by_capacity(preset: str, live: int, capacities, rounds: int):
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--preset", choices=GPT2, default="gpt2-124m")
-    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", default=[1, 8, 32])
+    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", help="else 1, 8 and 32")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
     arguments = parser.parse_args()
     if arguments.capacity:
+        if arguments.batch_sizes:
+            raise ValueError("--batch-sizes is not for --capacity, which is of batch 1")
         conclude(report_capacity(arguments), arguments.record)
         return
+    require("torch", "transformers")
     lines = []
-    for batch_size in arguments.batch_sizes:
+    for batch_size in arguments.batch_sizes or (1, 8, 32):
         given = (arguments.preset, batch_size, arguments.dtype)
         subjects = compare(
             {
@@ -127,7 +128,7 @@ def report_capacity(arguments) -> dict:
     """Print a table; returns milliseconds a token by capacity."""
     live, line = 256, {"preset": arguments.preset, "live": 256}
     seconds = time_per_token_by_capacity(
-        arguments.preset, live, (live, 4 * live, 16 * live), arguments.rounds
+        arguments.preset, arguments.dtype, live, (live, 4 * live, 16 * live), arguments.rounds
     )
     first = seconds[live]
     print(f"\n{arguments.preset}, batch 1, {live} live slots")

@@ -11,7 +11,7 @@ Needs torch and transformers beside jaxformer.
 from dataclasses import dataclass, replace
 from functools import partial
 
-from record import Parser, at_least, conclude, run
+from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
 
@@ -116,6 +116,7 @@ def main():
     parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
     arguments = parser.parse_args()
+    require("torch", "transformers")
     lines = []
     for name in arguments.sizes:
         size = SIZES[name]

@@ -10,11 +10,12 @@ import statistics
 import time
 from functools import partial
 
-from record import Parser, at_least, conclude, run
+from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
 SOURCE, NEW, BATCHES = 24, 32, 4  # tokens, tokens, one after the other
-SIZES = {  # what experiments/translate.py trains on Multi30k; and the base model of 2017
+SIZES = {  # of the shape of what experiments/translate.py trains on Multi30k, and of the base
+    # model of 2017
     "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
     "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},
 }
@@ -139,6 +140,7 @@ def main():
     if arguments.sources:
         conclude(report_sources(arguments), arguments.record)
         return
+    require("torch", "transformers")
     lines = []
     for size in arguments.sizes:
         given = (size, arguments.batch_size)

@@ -81,6 +81,17 @@ def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
     return np.asarray(jax.jit(losses)(state.params, held_out))
 
 
+def error_of(losses):
+    """Two standard errors of their mean, over the last axis."""
+    return 2 * losses.std(axis=-1, ddof=1) / np.sqrt(losses.shape[-1])
+
+
+def entropy(text) -> float:
+    """Nats in a byte of which one knows how frequent each is, and nothing else."""
+    shares = np.bincount(text, minlength=256) / len(text)
+    return -(shares[shares > 0] * np.log(shares[shares > 0])).sum()
+
+
 def draw(parts: dict, path: Path) -> None:
     """Means with error bars: building up on the left, taking away on the right."""
     from matplotlib.figure import Figure
@@ -90,8 +101,7 @@ def draw(parts: dict, path: Path) -> None:
     all_losses = np.concatenate([x for part in parts.values() for x in part.values()])
     for axes, title, part in zip(figure.subplots(1, 2), titles, parts.values(), strict=True):
         names, losses = list(part), np.array(list(part.values())) / np.log(2)
-        error = 2 * losses.std(axis=1, ddof=1) / np.sqrt(losses.shape[1])
-        axes.errorbar(losses.mean(axis=1), names, xerr=error, fmt="o", capsize=4)
+        axes.errorbar(losses.mean(axis=1), names, xerr=error_of(losses), fmt="o", capsize=4)
         axes.invert_yaxis()
         axes.set(xlabel="held-out loss (bits per byte)", title=title)
         axes.set_xlim(0.97 * all_losses.min() / np.log(2), 1.02 * all_losses.max() / np.log(2))
@@ -113,10 +123,11 @@ def main():
                 known[config] = train(config, text, held_out, arguments.steps, arguments.seeds)
             losses = parts[part][name] = known[config]
             bits = losses / np.log(2)
-            print(f"{name:18} {bits.mean():.3f} ± {bits.std(ddof=1):.3f} bits a byte", flush=True)
-    draw(parts, arguments.picture)
+            print(f"{name:18} {bits.mean():.3f} ± {error_of(bits):.3f} bits a byte", flush=True)
     figures = {part: {name: x.tolist() for name, x in some.items()} for part, some in parts.items()}
+    figures["bits in a byte by itself"] = float(entropy(text) / np.log(2))
     conclude(figures, arguments.record)
+    draw(parts, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -52,10 +52,12 @@ def train(name, ids, windows, hidden, steps: int, seed: int) -> dict:
     ask, mask = jax.jit(partial(answers, name, model)), jax.jit(hide)
     curve = []
     for step in range(steps + 1):
-        if step % max(1, steps // 10) == 0:
+        if step % max(1, steps // 10) == 0 or step == steps:
             loss, right, guesses = ask(state.params, windows, hidden)
             curve.append((step, float(loss), float(right)))
             print(f"{name} step {step:5}: {loss:.3f} nats, {100 * right:.1f}% right", flush=True)
+        if step == steps:
+            break
         rows = at_random(random, ids, LENGTH, (1, BATCH))
         targets = rows[..., 1:]
         if name == "encoder":
@@ -98,7 +100,8 @@ def show(tokenizer, windows, hidden, guesses, lines: int = 3) -> None:
     """What the encoder was shown, a hidden token as ▒, and what it put there, in ‹ ›."""
     for tokens, here, guess in zip(windows[:lines, 1:41], hidden, guesses, strict=False):
         words = [tokenizer.decode([token]) for token in tokens.tolist()]
-        said = [tokenizer.decode([min(token, VOCAB - 1)]) for token in guess.tolist()]
+        last = tokenizer.vocab_size - 1  # an early guess may be no token at all
+        said = [tokenizer.decode([min(token, last)]) for token in guess.tolist()]
         print("  shown: " + "".join("▒" if h else w for w, h in zip(words, here, strict=False)))
         filled = (f"‹{s}›" if h else w for w, s, h in zip(words, said, here, strict=False))
         print("  filled in: " + "".join(filled) + "\n")
@@ -117,8 +120,8 @@ def main():
     often = np.bincount(ids).argmax()
     figures = {name: result["curve"] for name, result in results.items()}
     figures["the most frequent token"] = float((windows[:, 1:] == often)[hidden].mean())
-    draw(results, arguments.picture)
     conclude(figures, arguments.record)
+    draw(results, arguments.picture)
 
 
 if __name__ == "__main__":

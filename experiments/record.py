@@ -4,14 +4,21 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers")
+PICTURES = (".png", ".svg", ".pdf")
+INSTALLED_BY = {
+    **dict.fromkeys(("babel", "sacrebleu"), "pip install -e '.[experiments]'"),
+    **dict.fromkeys(("torch", "transformers"), "pip install torch==2.13.0 'transformers>=5'"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,11 +36,31 @@ def at_least(least: int):
     """The type of an argument that is a whole number."""
 
     def number(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is too small; it must be at least {least}")
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not accepted; it must be a whole number of at least {least}"
+            )
         return int(text)
 
     return number
+
+
+def picture(text: str) -> Path:
+    """The type of an argument that names a picture to be drawn: refused before, not after, what it
+    is to show has been found."""
+    path = Path(text)
+    if path.suffix not in PICTURES or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not accepted; it must end in {', '.join(PICTURES)} and its folder exist"
+        )
+    return path
+
+
+def require(*packages: str) -> None:
+    """ValueError, and how to install it, if one is missing that the experiment will need."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise ValueError(f"{name} is not installed; {INSTALLED_BY[name]}")
 
 
 def run(main) -> None:
@@ -65,7 +92,7 @@ def circumstances() -> dict:
     return {
         "command": " ".join(["python", f"experiments/{Path(script).name}", *names]),
         "date": date.today().isoformat(),
-        "commit": _commit(),
+        "commit": COMMIT,
         "device": jax.devices()[0].device_kind,
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -75,13 +102,22 @@ def circumstances() -> dict:
 
 
 def _commit() -> str | None:
-    """The code that ran; "-dirty" at its end: changed since that commit."""
-    command = ["git", "describe", "--always", "--dirty"]
+    """The code as it is now; "-dirty" at its end: changed since that commit."""
+
+    def git(*words):
+        command = ["git", *words]
+        return subprocess.run(
+            command, cwd=FOLDER, capture_output=True, text=True, check=True
+        ).stdout
+
     try:
-        said = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=True)
+        changed = git("status", "--porcelain", "-uno", "--", ":/jaxformer", ":/experiments/*.py")
+        return git("rev-parse", "--short", "HEAD").strip() + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return said.stdout.strip()
+
+
+COMMIT = _commit()  # of what is about to run, whatever is committed meanwhile
 
 
 def _processor() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from record import Parser, at_least, conclude, run
+from record import Parser, at_least, conclude, require, run
 
 import jaxformer as jf
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
@@ -39,6 +39,7 @@ class Task:
 
 def phrase_task(seed: int) -> Task:
     """Phrases for training and others, never seen singly either, to be asked."""
+    require("babel")
     from phrases import phrases, strung
 
     train, held_out = phrases(40_000, seed)
@@ -51,14 +52,17 @@ def phrase_task(seed: int) -> Task:
 def text_task(arguments) -> Task:
     """The files given; without a test pair, every fiftieth line is held out for it."""
     pairs = read_pairs(arguments.source, arguments.target)
+    if not arguments.test_source and len(pairs) < 2:
+        raise ValueError(f"{arguments.source} has one line; without --test-source it needs two")
     if arguments.test_source:
         test = read_pairs(arguments.test_source, arguments.test_target)
     else:
         test, pairs = pairs[::50], [pair for i, pair in enumerate(pairs) if i % 50]
     if arguments.lowercase:
         pairs, test = ([tuple(map(str.lower, pair)) for pair in side] for side in (pairs, test))
+    require("sacrebleu")
     name = f"{arguments.source.name} to {arguments.target.name}"
-    return Task(name, pairs, test, arguments.vocab_size, 2048)
+    return Task(name, pairs, test, arguments.vocab_size or 5000, 2048)
 
 
 def config_of(name: str, vocab_size: int, max_length: int, text: bool):
@@ -82,8 +86,8 @@ def config_of(name: str, vocab_size: int, max_length: int, text: bool):
     )
 
 
-# (optimizer, its highest learning rate): Muon's step costs half as much again as Adam's of a model
-# this small, and makes up for it where what is learnt is a rule; an LSTM gains nothing by it.
+# (optimizer, its highest learning rate): of a model this small Muon's step costs more than Adam's,
+# and makes up for it where what is learnt is a rule; an LSTM gained nothing by it.
 RECIPES = {
     "text": dict.fromkeys(MODELS, ("adamw", 3e-3)),
     "phrases": dict.fromkeys(MODELS, ("adamw", 5e-3)) | {"transformer": ("muon", 4e-3)},
@@ -128,7 +132,7 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
     )
     trainer.run(LABELS[name])
     sources, targets = zip(*task.test, strict=True)
-    width = arguments.beam_width if text else 1
+    width = (arguments.beam_width or 5) if text else 1
     found = translate(model, trainer.state.params, tokenizer, sources, beam_width=width)
     lines = "\n".join(map("\t".join, zip(sources, targets, found, strict=True)))
     (folder / "translations.tsv").write_text(lines + "\n")
@@ -138,16 +142,19 @@ def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
         "epochs": trainer.batches.epoch,
         "seconds": round(trainer.elapsed, 1),
         "tokens_per_second": round(trainer.tokens_read / trainer.elapsed),
-        **score(targets, found, text),
+        **score(targets, found, task.groups),
         "found": found,
         "history": trainer.history,
     }
 
 
-def score(targets, found, text: bool) -> dict:
-    """BLEU with its signature for text; the share that is exactly right for phrases."""
-    if not text:
-        return {"exact": float(np.mean([a == b for a, b in zip(targets, found, strict=True)]))}
+def score(targets, found, groups: list[int] | None) -> dict:
+    """BLEU with its signature for text; for phrases what share of texts is exactly right, in all
+    and of so many phrases each."""
+    if groups is not None:
+        right = np.array([a == b for a, b in zip(targets, found, strict=True)])
+        shares = {n: float(right[np.array(groups) == n].mean()) for n in sorted(set(groups))}
+        return {"exact": float(right.mean()), "exact_by_phrases": shares}
     from sacrebleu.metrics import BLEU
 
     metric = BLEU(lowercase=True)
@@ -168,15 +175,10 @@ def draw(task: Task, results: dict, path: Path) -> None:
     left.set(xlabel="minutes of training", ylabel="loss (nats per token)", yscale="log")
     left.set_title("learning, for equal time")
     left.legend()
-    targets = [target for _, target in task.test]
-    for name, result in results.items():
-        pairs = zip(targets, result["found"], strict=True)
-        if task.groups is not None:
-            right_or_not = np.array([a == b for a, b in pairs])
-            counts = sorted(set(task.groups))
-            shares = [100 * right_or_not[np.array(task.groups) == n].mean() for n in counts]
-            right.plot(counts, shares, "o-", label=LABELS[name])
     if task.groups is not None:
+        for name, result in results.items():
+            counts, shares = zip(*result["exact_by_phrases"].items(), strict=True)
+            right.plot(counts, 100 * np.array(shares), "o-", label=LABELS[name])
         right.set(xlabel="phrases in the text", ylabel="translated exactly (%)", ylim=(-3, 103))
         right.set_title("held-out text by length")
         right.set_xticks(counts)
@@ -194,10 +196,11 @@ def check(arguments) -> None:
     for one, other in (("source", "target"), ("test_source", "test_target")):
         if bool(getattr(arguments, one)) != bool(getattr(arguments, other)):
             raise ValueError(f"--{one} and --{other} belong together".replace("_", "-"))
-    if arguments.test_source and not arguments.source:
-        raise ValueError("--test-source needs --source")
-    if not arguments.minutes > 0:
-        raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0")
+    if not 0 < arguments.minutes < float("inf"):
+        raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0, and finite")
+    for name in ("test_source", "vocab_size", "lowercase", "beam_width"):
+        if getattr(arguments, name) and not arguments.source:
+            raise ValueError(f"--{name} needs --source".replace("_", "-"))
 
 
 def main():
@@ -206,9 +209,9 @@ def main():
         parser.add_argument(name, type=Path, help="a text, plain or .gz, a sentence a line")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--minutes", type=float, default=4.2, help="of training, for each model")
-    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), default=5000)
+    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), help="for text; else 5000")
     parser.add_argument("--lowercase", action="store_true", help="all text, on both sides")
-    parser.add_argument("--beam-width", type=at_least(1), default=5, help="for text")
+    parser.add_argument("--beam-width", type=at_least(1), help="for text; else 5")
     parser.add_argument("--out", type=Path, default=Path("runs/translate"))
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
@@ -222,7 +225,6 @@ def main():
     same_run(arguments.out, {"task": task.name, **settings, "tokens": task.tokens})
     data = prepare(task, arguments.out)
     results = {name: learn(name, task, *data, arguments) for name in arguments.models}
-    draw(task, results, arguments.out / "translate.png")
     figures = {"task": task.name, "pairs": len(task.train), "asked": len(task.test)}
     for name, result in results.items():
         shown = {key: result[key] for key in result if key not in ("found", "history")}
@@ -232,6 +234,7 @@ def main():
     for (source, target), found in zip(task.test, some, strict=False):
         print(f"  {source}\n    → {found}\n    = {target}")
     conclude(figures, arguments.record)
+    draw(task, results, arguments.out / "translate.png")
 
 
 if __name__ == "__main__":

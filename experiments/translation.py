@@ -59,7 +59,7 @@ class Trainer:
         self.update = make_step(model, optimizer, smoothing)
         self.state = jax.jit(lambda: init_state(model, optimizer, seed))()
         self.checkpoints = Checkpoints(folder / "checkpoints")
-        self.elapsed, self.tokens_read, self.history = 0.0, 0, []
+        self.elapsed, self.tokens_read, self.history, self.losses = 0.0, 0, [], []
         if self.checkpoints.steps():
             self._resume()
 
@@ -72,18 +72,16 @@ class Trainer:
     def run(self, name: str) -> None:
         """Train until the seconds are over."""
         began = time.perf_counter() - self.elapsed
-        saved, losses = self.elapsed, []
+        saved = self.elapsed
         with interrupt_flag() as interrupted, Progress(console=console, transient=True) as progress:
             task = progress.add_task(name, total=self.seconds, completed=self.elapsed)
             while self.elapsed < self.seconds:
                 batch = next(self.batches)
                 self.state, loss = self.update(_at(self.state, self.learning_rate), batch)
-                losses.append(loss)
+                self.losses.append(loss)
                 self.tokens_read += int(batch.weights.sum())
-                if len(losses) == LOOK_EVERY:
-                    mean, losses = float(np.mean(jax.device_get(losses))), []
-                    self._note(mean)
-                    text = f"{name}: epoch {self.batches.epoch}, loss {mean:.3f}"
+                if len(self.losses) == LOOK_EVERY:
+                    text = f"{name}: epoch {self.batches.epoch}, loss {self._note():.3f}"
                     progress.update(task, completed=self.elapsed, description=text)
                 else:
                     loss.block_until_ready()
@@ -95,15 +93,18 @@ class Trainer:
                     self.save()
                     raise KeyboardInterrupt
         if not self.history:  # too short a run for a whole mean
-            self._note(float(np.mean(jax.device_get(losses))))
+            self._note()
         self.save()
         console.print(
             f"{name}: {int(self.state.step)} steps, {self.batches.epoch} epochs, "
             f"{self.tokens_read / self.elapsed:,.0f} target tokens/s, {self.elapsed:.0f} s"
         )
 
-    def _note(self, loss):
-        self.history.append((int(self.state.step), round(self.elapsed, 1), loss))
+    def _note(self) -> float:
+        """The mean of the losses since the last note goes into the history."""
+        mean, self.losses = float(np.mean(jax.device_get(self.losses), dtype=np.float64)), []
+        self.history.append((int(self.state.step), round(self.elapsed, 1), mean))
+        return mean
 
     def save(self) -> None:
         progress = {
@@ -111,6 +112,7 @@ class Trainer:
             "elapsed": self.elapsed,
             "tokens_read": self.tokens_read,
             "history": self.history,
+            "losses": [float(loss) for loss in self.losses],
         }
         self.checkpoints.save(int(self.state.step), *self.state.parts(), progress)
 
@@ -121,6 +123,7 @@ class Trainer:
         self.batches.restore(progress["data"])
         self.elapsed, self.tokens_read = progress["elapsed"], progress["tokens_read"]
         self.history = [tuple(line) for line in progress["history"]]
+        self.losses = progress["losses"]
         console.print(f"going on from step {step}, {self.elapsed:.0f} s of {self.seconds:.0f}")
 
 
@@ -155,7 +158,7 @@ def translate(model, params, tokenizer, texts, *, beam_width=1, batch_size=64):
     order = np.argsort([len(row) for row in ids], kind="stable")
     found = [""] * len(texts)
     end, greedy = tokenizer.end_of_text, jf.Sampler(temperature=0.0)
-    room = min(2 * max(map(len, ids)), model.config.max_length - 1)
+    room = model.config.max_length - 1  # the same for a text in whatever company
     for begin in range(0, len(order), batch_size):
         rows = order[begin : begin + batch_size]
         source = [ids[row] for row in rows]

@@ -3,26 +3,26 @@
 from pathlib import Path
 
 import numpy as np
-from record import Parser, at_least
+from record import Parser, at_least, picture
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional import cross_entropy
 from jaxformer.training.corpus import read_documents, split, standard_library
 
 
-def text_parser(description: str, steps: int, least: int, picture: str) -> Parser:
+def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
     """The command line of an experiment that trains on a text, for at least so many steps, and
-    draws what came of it."""
+    draws what came of it, by default under that name."""
     parser = Parser(description)
     parser.add_argument("text", nargs="*", type=Path, help="files and folders; none: the library's")
     parser.add_argument("--steps", type=at_least(least), default=steps)
-    parser.add_argument("--picture", type=Path, default=Path(picture))
+    parser.add_argument("--picture", type=picture, default=name)
     return parser
 
 
 def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
     """(tokenizer, training ids, `number` held-out windows, bytes a token) of texts, or of the
-    standard library's source; the tokenizer has learnt from a quarter of the training text."""
+    standard library's source; the tokenizer has learnt from every fourth training document."""
     documents = read_documents(paths)[0] if paths else standard_library()
     train, held_out = split(documents, 0.05)
     tokenizer = Tokenizer.train((document.text for document in train[::4]), vocab_size)

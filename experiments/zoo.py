@@ -53,10 +53,12 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
     loss_of = jax.jit(partial(loss, model))
     curve, seconds = [], 0.0
     for step in range(steps + 1):
-        if step % max(1, steps // 20) == 0:
+        if step % max(1, steps // 20) == 0 or step == steps:
             score = float(loss_of(state.params, held_out))
             curve.append((step, seconds, score))
             print(f"{name:12} step {step:5}: {score:.3f} nats, {seconds:.0f} s", flush=True)
+        if step == steps:
+            break
         rows = at_random(random, ids, LENGTH, (1, BATCH))
         batch = Batch(rows[..., :-1], rows[..., 1:])
         if step == 0:  # compiled apart: what it costs is not training
@@ -67,7 +69,7 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
         seconds += time.perf_counter() - begin
     return {
         "curve": curve,
-        "training_tokens_per_second": (steps + 1) * BATCH * LENGTH / seconds,
+        "training_tokens_per_second": steps * BATCH * LENGTH / seconds,
         "decoding_tokens_per_second": decode_speed(model, state.params),
     }
 
@@ -135,9 +137,9 @@ def main():
     for name in arguments.models:
         results[name] = train(name, ids, held_out, arguments.steps, arguments.seed)
         results[name]["parameters"] = jf.parameter_count(MODELS[name])
+    conclude(results, arguments.record)
     draw(results, arguments.picture)
     print(f"{arguments.picture}; {bytes_a_token:.2f} bytes a token")
-    conclude(results, arguments.record)
 
 
 if __name__ == "__main__":

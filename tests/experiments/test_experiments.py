@@ -49,10 +49,18 @@ REFUSED = {
     "a has 2 lines and b has 1": ("translate", "--source", "a", "--target", "b"),
     "c: line 2 is empty": ("translate", "--source", "a", "--target", "c"),
     "--source and --target belong together": ("translate", "--source", "a"),
-    "--beam-width: 0 is too small; it must be at least 1": ("translate", "--beam-width", "0"),
-    "--steps: 3 is too small; it must be at least 20": ("zoo", "--steps", "3"),
-    "--rounds: 0 is too small": ("bench_translate", "--rounds", "0"),
-    "--seed: invalid number value: 'x'": ("fill_in", "--seed", "x"),
+    "--vocab-size needs --source": ("translate", "--vocab-size", "300"),
+    "--minutes is inf; it must be above 0, and finite": ("translate", "--minutes", "inf"),
+    "b has one line": ("translate", "--source", "b", "--target", "b"),
+    "--beam-width: '0' is not accepted; it must be a whole number of at least 1": (
+        ("translate", "--beam-width", "0")
+    ),
+    "--steps: '3' is not accepted": ("zoo", "--steps", "3"),
+    "--rounds: '0' is not accepted": ("bench_translate", "--rounds", "0"),
+    "--batch-sizes is not for --capacity": ("bench_decode", "--capacity", "--batch-sizes", "8"),
+    "--seed: 'x' is not accepted; it must be a whole number": ("fill_in", "--seed", "x"),
+    "--picture: 'none/zoo.png' is not accepted": ("zoo", "--picture", "none/zoo.png"),
+    "--picture: 'a' is not accepted; it must end in .png": ("build_up", "--picture", "a"),
     "nowhere: no such file": ("build_up", "nowhere"),
     "the text has 1 tokens": ("shakespeare", "b"),
 }
@@ -78,6 +86,17 @@ def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys)
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
     assert {path.name for path in texts.iterdir()} == {"a", "b", "c"}
+
+
+def test_what_an_experiment_will_need_is_asked_for_at_once(texts, monkeypatch, capsys):
+    """Not after an hour of training."""
+    import record
+
+    monkeypatch.setattr(record, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["translate", "--source", "a", "--target", "a"])
+    with pytest.raises(SystemExit, match="2"):
+        record.run(importlib.import_module("translate").main)
+    assert "sacrebleu is not installed; pip install" in capsys.readouterr().err
 
 
 def test_a_script_ends_with_that_status(texts):
@@ -119,13 +138,15 @@ def pupil(tmp_path, quick_compilation):
 
 
 def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
-    """Parameters, optimiser, dropout, order of the data and the learning rate, which follows the
-    clock: killed between two checkpoints, the run ends where it would have."""
+    """Parameters, optimiser, dropout, order of the data, what is noted of the losses, and the
+    learning rate, which follows the clock: killed between two checkpoints, the run ends where it
+    would have."""
     import translation
 
     make, clock = pupil[0], [0.0]
     monkeypatch.setattr(translation.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(translation, "CHECKPOINT_SECONDS", 4)
+    monkeypatch.setattr(translation, "LOOK_EVERY", 3)
 
     def train(name, steps=None):
         """Each step takes a second; the process is killed after so many."""
@@ -149,6 +170,7 @@ def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
     killed = train("killed")
     assert int(killed.state.step) == int(whole.state.step) == 12
     assert (killed.elapsed, killed.tokens_read) == (whole.elapsed, whole.tokens_read)
+    assert killed.history == whole.history and len(whole.history) == 4
     jax.tree.map(np.testing.assert_array_equal, killed.state.params, whole.state.params)
 
 
@@ -184,7 +206,7 @@ def test_translations_come_in_the_order_of_the_texts(pupil, beam_width):
 
     together = found(asked)
     assert len(set(together)) > 1
-    assert together == [found([asked[0], text])[1] for text in asked]  # the longest makes the room
+    assert together == [found([text])[0] for text in asked]
 
 
 def test_another_run_is_not_gone_on_with(tmp_path):

@@ -29,9 +29,9 @@ def test_layer_norm_is_its_formula(seed, mean, size, epsilon):
     mean is 10⁶ deviations from 0 (E[x²] − μ² would even be negative)."""
     x, scale, bias = random_inputs(seed, mean, size)
     y = layer_norm(*map(jnp.asarray, (x, scale, bias)), epsilon=epsilon)
-    # The mean itself is only known to a rounding of x: that much of x − μ may be missing.
+    # The mean itself is only known to some roundings of x: that much of x − μ may be missing.
     rounding = abs(mean) * 2.0**-23 / max(size, epsilon**0.5)
-    tiny.close(y, oracle.layer_norm(x, scale, bias, epsilon), 1e-5 + 2 * rounding)
+    tiny.close(y, oracle.layer_norm(x, scale, bias, epsilon), 1e-5 + 4 * rounding)
 
 
 @given(

@@ -12,10 +12,10 @@ install_import_hook("jaxformer.functional", "beartype.beartype")
 
 import jax  # noqa: E402
 
-# The suite is one long compilation, and XLA's older code for fused loops, which jax 0.12 no longer
+# The suite is one long compilation, and XLA's older code for fused loops, which jax 0.11 no longer
 # has, compiles in half the time. Flags that are set are left alone: `XLA_FLAGS= pytest
 # tests/parity` tries what users run.
-if jax.__version_info__ < (0, 12):
+if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 # A test that counts compilations, or times one, must not find them on disk.

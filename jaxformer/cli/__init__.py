@@ -9,6 +9,7 @@ VERBS = {
     "train": "train a Transformer on text (by default on the Python standard library)",
     "generate": "continue a prompt with a trained run",
     "evaluate": "loss, perplexity and bits per byte of a run on files",
+    "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",
 }
 
 _USAGE = "\n".join(

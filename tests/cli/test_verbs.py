@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax
 import pytest
 
 import jaxformer as jf
@@ -101,6 +102,33 @@ def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
         assert main(["train", "--resume", "--out", str(folder.path)]) == 0
         scores = [line for line in folder.read_metrics() if "bits_per_byte" in line]
         assert [line["step"] for line in scores] == [6, 12] and scores[-1] == final
+
+
+def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, monkeypatch):
+    """Status 0 if all properties hold; 1 if one does not, which is named, with its layer."""
+    import shutil
+
+    from jaxformer.functional.masks import Causal
+    from jaxformer.verify import certificate as room
+
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    assert main(["verify", str(folder), "--length", "16", "--json"]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate == json.loads((folder / "certificate.json").read_text())
+    assert certificate["holds"] and len(certificate["properties"]) == 10
+    assert (folder / "certificate.png").read_bytes().startswith(b"\x89PNG")
+
+    def sees_the_next(self, query, key):
+        return key.where()[..., None, :] <= query.where()[..., :, None] + 1
+
+    monkeypatch.setattr(Causal, "__call__", sees_the_next)
+    monkeypatch.setattr(room, "PROPERTIES", {"causal": room.PROPERTIES["causal"]})
+    jax.clear_caches()
+    assert main(["verify", str(folder), "--length", "16"]) == 1
+    said = capsys.readouterr().out
+    assert "FAILS  causal" in said and "layer 0" in said and "0 of 1 properties hold" in said
+    assert not json.loads((folder / "certificate.json").read_text())["holds"]
+    jax.clear_caches()
 
 
 def test_help_does_not_wait_for_jax():

@@ -1,0 +1,72 @@
+"""`jaxformer verify RUN`: a certificate of what a trained model provably does."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxformer.cli.arguments import parse
+
+
+@dataclass(frozen=True)
+class VerifyArguments:
+    """Hold a run to ten properties, on this machine; exit status 0 only if all hold, else 1."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """a run folder; certificate.json and certificate.png are written into it"""
+    length: int | None = None
+    """tokens of the rows on which they are tried; None: the model's max_length, 128 at most"""
+    seed: int = 0
+    """of those rows"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object and nothing else"""
+
+
+def main(argv: list[str]) -> int:
+    """Load, examine, print, draw."""
+    arguments = parse(VerifyArguments, "verify", argv)
+    if arguments.seed < 0:
+        raise ValueError(f"seed is {arguments.seed}; it must be at least 0")
+    from jaxformer.cli.runtime import start_jax
+
+    start_jax()
+    from jaxformer.artifacts.load import load
+    from jaxformer.artifacts.run import write_whole
+    from jaxformer.verify.certificate import PROPERTIES, examine, subject_of
+    from jaxformer.verify.picture import draw_dependency
+
+    model, variables, _ = load(arguments.run)
+    subject = subject_of(model, variables, length=arguments.length, seed=arguments.seed)
+    properties = []
+    for name in PROPERTIES:
+        found = examine(subject, name)
+        properties.append(found)
+        if not arguments.json:
+            print(_line(found), flush=True)
+    holds = all(found.holds for found in properties)
+    certificate = {
+        "run": arguments.run,
+        "holds": holds,
+        "length": subject.length,
+        "seed": subject.seed,
+        "properties": [found._asdict() for found in properties],
+    }
+    folder = Path(arguments.run)
+    write_whole(folder / "certificate.json", json.dumps(certificate, indent=2) + "\n")
+    draw_dependency(
+        subject.dependency, subject.rule, folder / "certificate.png", f"{arguments.run}"
+    )
+    if arguments.json:
+        print(json.dumps(certificate))
+    else:
+        kept = sum(found.holds for found in properties)
+        print(f"{kept} of {len(properties)} properties hold   picture: {folder}/certificate.png")
+    return 0 if holds else 1
+
+
+def _line(found) -> str:
+    where = f"; first at {found.layer}" if found.layer else ""
+    sign = "holds" if found.holds else "FAILS"
+    return f"{sign}  {found.name:22} {found.seconds:6.1f} s  {found.detail}{where}"

@@ -1,0 +1,324 @@
+"""What a model provably does, on the machine that it runs on: a list of properties, each held to.
+
+    for property in certify(model, variables): print(property)
+
+A property that does not hold says by how much and, where the model has named points, at which layer
+it is first to be seen.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decoding.autoregressive import advance, require_autoregressive, score, start
+from jaxformer.models.build import build
+from jaxformer.verify import rules
+from jaxformer.verify.dependency import Dependency, compare, dependency_matrix
+from jaxformer.verify.layers import first_broken, first_difference, trace
+
+TOLERANCE = 1e-5  # of max(1, the largest value), in float32
+
+
+class Property(NamedTuple):
+    """name: what is claimed; holds: whether it is so; detail: what was seen; layer: where it first
+    goes wrong, if that is known; seconds: what it took to find out."""
+
+    name: str
+    holds: bool
+    detail: str
+    layer: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is certified, and the texts on which it is."""
+
+    model: object
+    variables: dict
+    length: int
+    seed: int = 0
+
+    @property
+    def config(self):
+        return self.model.config
+
+    @cached_property
+    def dependency(self) -> Dependency:
+        """What the hidden states depend on, for a row of packed documents and padding."""
+        x, others = self.inputs
+        segments = jnp.asarray(self.segments)
+
+        def hidden(x):
+            return self.model.apply(self.variables, x, segments, method="hidden_states")
+
+        return dependency_matrix(hidden, x, others=others)
+
+    @property
+    def inputs(self):
+        """(embeddings of one row, others to put in their places)."""
+        return tuple(self.embeddings(1, self.length, stream=i) for i in (0, 1))
+
+    @property
+    def rule(self):
+        return rules.of(self.config, self.segments)
+
+    @property
+    def segments(self):
+        """One row: two documents, the second with padding before, inside and after it."""
+        first, segments = self.length // 2, np.full((1, self.length), 2)
+        segments[0, :first] = 1
+        segments[0, [first, first + 3, self.length - 1]] = 0
+        return segments
+
+    def tokens(self, *shape, stream: int = 0):
+        """Ids drawn uniformly."""
+        rng = np.random.default_rng((self.seed, stream))
+        return rng.integers(0, self.config.vocab_size, shape).astype(np.int32)
+
+    def embeddings(self, *shape, stream: int = 0):
+        """Rows that could be of the embedding table, in size."""
+        table = np.asarray(self.variables["params"]["embedding"]["tokens"], np.float32)
+        rng = np.random.default_rng((self.seed, stream))
+        return np.float32(table.std() * rng.normal(size=(*shape, table.shape[1])))
+
+    def passed(self, tokens, segments=None):
+        return trace(self.model, self.variables, tokens, segments)
+
+
+def subject_of(model, variables, *, length: int | None = None, seed: int = 0) -> Subject:
+    """length: tokens of the rows on which the properties are tried; None: the model's, 128 at
+    most. ValueError: a model that cannot be certified, and why."""
+    require_autoregressive(model)
+    if hasattr(model.config, "max_source_length"):
+        raise ValueError(
+            f"{type(model).__name__} reads a source; `certify` is for models of one text. Ask for "
+            "its dependencies with `assert_dependencies` and `rules.of_source`"
+        )
+    longest = model.config.max_length
+    length = min(longest, 128) if length is None else length
+    if not 8 <= length <= longest:
+        raise ValueError(f"length is {length}; it must be in 8 … {longest}, the model's max_length")
+    return Subject(model, {"params": variables["params"]}, length, seed)
+
+
+def certify(model, variables, *, length: int | None = None, seed: int = 0) -> Iterator[Property]:
+    """The properties one by one, as they are found: see PROPERTIES, and `subject_of`."""
+    subject = subject_of(model, variables, length=length, seed=seed)
+    for name in PROPERTIES:
+        yield examine(subject, name)
+
+
+def examine(subject: Subject, name: str) -> Property:
+    """One of the properties."""
+    begin = time.perf_counter()
+    holds, detail, *layer = PROPERTIES[name](subject)
+    seconds = round(time.perf_counter() - begin, 2)
+    return Property(name, bool(holds), detail, *layer or [None], seconds)
+
+
+def _causal(subject):
+    """The dependency matrix is the rule: which edges are missing, and which there should not be.
+
+    Of the whole model and, since several layers may reach as far as a row is long whatever each of
+    them sees, of every block by itself.
+    """
+    found, rule = subject.dependency, subject.rule
+    compared = compare(found, rule)
+    x, others = subject.inputs
+    broken = first_broken(subject.model, subject.variables, x, others, subject.segments)
+    if broken:
+        layer, own = broken
+        return False, f"{compared}; the block by itself: {own}", f"layer {layer}"
+    return compared.holds, f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"
+
+
+def _cached(subject):
+    """Read in random chunks, a row gives what it gives in one pass, and leaves the same cache."""
+    rng, length = np.random.default_rng(subject.seed), min(subject.length, 64)
+    tokens = subject.tokens(2, length)
+    variables = subject.variables
+    whole = np.asarray(jax.jit(subject.model.apply)(variables, tokens))
+    reference, kept = _advanced(subject, tokens, [length])
+    worst, cuts = _distance(reference, whole), [length]
+    for _ in range(3):
+        sizes = _chunks(rng, length)
+        logits, cache = _advanced(subject, tokens, sizes)
+        if (distance := _distance(logits, whole)) > worst:
+            worst, cuts = distance, sizes
+        if distance > TOLERANCE:
+            return False, f"chunks of {_few(sizes)}: off by {distance:.3g}", _parting(cache, kept)
+    detail = f"3 random chunkings of {length} tokens: off by {worst:.2g} at most"
+    return worst <= TOLERANCE, detail if worst <= TOLERANCE else f"{detail} ({_few(cuts)})"
+
+
+def _advanced(subject, tokens, sizes):
+    cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1])
+    logits, begin = [], 0
+    for size in sizes:
+        some, cache = advance(
+            subject.model, subject.variables, tokens[:, begin : begin + size], cache
+        )
+        logits.append(some)
+        begin += size
+    return np.concatenate(logits, axis=1), cache
+
+
+def _chunks(rng, length: int):
+    """Of two sizes, each of which is compiled."""
+    sizes = rng.choice([1, 11], length).tolist()
+    some = list(itertools.takewhile(lambda total: total <= length, itertools.accumulate(sizes)))
+    return sizes[: len(some)] + [1] * (length - some[-1] if some else length)
+
+
+def _few(sizes):
+    return ", ".join(map(str, sizes[:6])) + ", …" * (len(sizes) > 6)
+
+
+def _parting(cache, kept) -> str | None:
+    """The first layer of which two caches hold something else."""
+    (some, _), (others, _) = map(jax.tree_util.tree_flatten_with_path, (cache, kept))
+    parted = []
+    for (path, x), (_, y) in zip(some, others, strict=True):
+        layers = [key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey)]
+        if layers and not np.allclose(x, y, rtol=0, atol=10 * TOLERANCE):
+            parted.append((layers[0], f"cache{jax.tree_util.keystr(path)}"))
+    return "layer {}, {}".format(*min(parted)) if parted else None
+
+
+def _padded(subject):
+    """Padding before, inside and after a text changes nothing at any point of the model."""
+    length, real = subject.length, subject.length - subject.length // 4
+    text, rng = subject.tokens(1, real), np.random.default_rng(subject.seed)
+    places = np.sort(rng.choice(length, real, replace=False))
+    tokens, segments = subject.tokens(1, length, stream=1), np.zeros((1, length), np.int32)
+    tokens[0, places], segments[0, places] = text[0], 1
+    return _the_same(
+        subject.passed(tokens, segments),
+        subject.passed(text),
+        lambda x: x[..., places, :],
+        lambda x: x,
+        f"{real} tokens among {length - real} of padding",
+    )
+
+
+def _separate(subject):
+    """Two texts in one row: each is what it is alone, at every point of the model."""
+    first, length = subject.length // 3, subject.length
+    tokens, segments = subject.tokens(1, length), np.full((1, length), 2)
+    segments[0, :first] = 1
+    packed = subject.passed(tokens, segments)
+    for where in (slice(0, first), slice(first, length)):
+        result = _the_same(
+            packed,
+            subject.passed(tokens[:, where]),
+            lambda x, where=where: x[..., where, :],
+            lambda x: x,
+            f"documents of {first} and {length - first} tokens in one row",
+        )
+        if not result[0]:
+            break
+    return result
+
+
+def _independent(subject):
+    """A row is what it is beside any other rows, or alone."""
+    tokens = subject.tokens(3, subject.length)
+    return _the_same(
+        subject.passed(tokens),
+        subject.passed(tokens[1:2]),
+        lambda x: x[1:2],
+        lambda x: x,
+        "a row among three and alone",
+    )
+
+
+def _the_same(some, other, take_some, take_other, what: str):
+    parted = first_difference(some, other, take_some, take_other, TOLERANCE)
+    if parted is None:
+        off = _distance(take_some(some[-1].value), take_other(other[-1].value))
+        return True, f"{what}: off by {off:.2g}"
+    value, off = parted
+    return False, f"{what}: off by {off:.3g}", str(value)
+
+
+def _jitted(subject):
+    tokens = subject.tokens(2, min(subject.length, 32))
+    compiled = jax.jit(subject.model.apply)(subject.variables, tokens)
+    with jax.disable_jit():
+        plain = subject.model.apply(subject.variables, tokens)
+    off = _distance(compiled, plain)
+    return off <= TOLERANCE, f"off by {off:.2g}"
+
+
+def _deterministic(subject):
+    tokens, apply = subject.tokens(2, subject.length), jax.jit(subject.model.apply)
+    first = np.asarray(apply(subject.variables, tokens))
+    differing = sum(
+        int((np.asarray(apply(subject.variables, tokens)) != first).sum()) for _ in range(2)
+    )
+    return differing == 0, f"{differing} of {2 * first.size} logits differ in three runs"
+
+
+def _probabilities(subject):
+    """Σ_x P(x | text) over all x of the vocabulary, each by the log P of a text that ends in it."""
+    size, least = subject.config.vocab_size, getattr(subject.model, "first_chunk", 1)
+    text = subject.tokens(1, max(2, least))
+    texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
+    each = [
+        score(subject.model, subject.variables, texts[i : i + 1024]) for i in range(0, size, 1024)
+    ]
+    before = score(subject.model, subject.variables, text)
+    total = float(np.exp(np.concatenate(each).astype(np.float64) - float(before[0])).sum())
+    return abs(total - 1) <= 1e-4, f"those of {size} next tokens sum to {total:.6f}"
+
+
+def _finite(subject):
+    """In bfloat16, of a whole row."""
+    half = build(replace(subject.config, dtype="bfloat16"), subject.model.execution)
+    logits = jax.jit(half.apply)(subject.variables, subject.tokens(2, subject.length))
+    bad = int((~jnp.isfinite(logits)).sum())
+    return bad == 0, f"{bad} of {logits.size} logits are not finite"
+
+
+def _floor(subject):
+    """Nobody foretells uniform random tokens: below ln V, a model has seen what it was to say."""
+    rows = 32
+    tokens = subject.tokens(rows, subject.length)
+    logits = jax.jit(subject.model.apply)(subject.variables, tokens)
+    log_probs = jax.nn.log_softmax(logits[:, :-1])
+    losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, 1:, None], axis=-1)
+    losses = losses[..., 0].mean(axis=1)
+    loss, error = losses.mean(), losses.std(ddof=1) / math.sqrt(rows)
+    floor = math.log(subject.config.vocab_size)
+    detail = f"{loss:.3f} ± {error:.3f} nats on random tokens; ln V is {floor:.3f}"
+    return bool(loss > floor - 4 * error), detail
+
+
+def _distance(x, y) -> float:
+    """The largest difference, over max(1, the largest value of y); ∞ where one is not a number."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    off = np.abs(x - y).max() / max(1.0, np.nan_to_num(np.abs(y)).max())
+    return float(np.nan_to_num(off, nan=np.inf))
+
+
+PROPERTIES = {
+    "causal": _causal,
+    "cached = full": _cached,
+    "padded = alone": _padded,
+    "packed = separate": _separate,
+    "batch-independent": _independent,
+    "jitted = eager": _jitted,
+    "deterministic": _deterministic,
+    "probabilities sum to 1": _probabilities,
+    "finite in bfloat16": _finite,
+    "loss floor": _floor,
+}

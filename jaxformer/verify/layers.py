@@ -1,0 +1,111 @@
+"""At which layer two passes part, by what goes through the model's named points.
+
+`model.points` names the values that a Transformer's blocks hand to `tap`; every one of them has the
+position on its last axis but one. A model without points is asked for its logits alone.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.functional.taps import Patch
+from jaxformer.verify import rules
+from jaxformer.verify.dependency import compare, dependency_matrix
+
+# In the order of computation; what comes before attention in a block and what comes after it.
+_BEFORE = ("block.input", "attention.query", "attention.key", "attention.value")
+_AFTER = (
+    "attention.heads",
+    "attention.output",
+    "block.middle",
+    "cross_attention.query",
+    "cross_attention.heads",
+    "cross_attention.output",
+    "block.crossed",
+    "feedforward.hidden",
+    "feedforward.output",
+    "block.output",
+)
+
+
+class Value(NamedTuple):
+    """What went through a point: [batch, …, length, features]; layer None: outside the blocks."""
+
+    point: str
+    layer: int | None
+    value: np.ndarray
+
+    def __str__(self):
+        return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
+
+
+def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
+    """All that went through the points, in order, and the logits at the end.
+
+    "attention.weights" are left out: to be seen, they must be computed in another way.
+    """
+    known = getattr(model, "points", ())
+    points = [point for point in ("embedding", *_BEFORE, *_AFTER, "final_norm") if point in known]
+    if not points:
+        logits = model.apply(variables, tokens, segments, **read)
+        return [Value("logits", None, np.asarray(logits, np.float32))]
+    logits, captured = model.apply(
+        variables, tokens, segments, **read, capture=tuple(points), method="inspect"
+    )
+    inner = [point for point in points if point in (*_BEFORE, *_AFTER)]
+    found = [Value(p, None, captured[p]) for p in points if p == "embedding"]
+    for layer in range(model.config.num_layers):
+        found += [Value(p, layer, captured[p][layer]) for p in inner]
+    found += [Value(p, None, captured[p]) for p in points if p == "final_norm"]
+    found.append(Value("logits", None, logits))
+    return [value._replace(value=np.asarray(value.value, np.float32)) for value in found]
+
+
+def first_difference(some, other, take_some, take_other, tolerance: float):
+    """The first point at which two traces part, and by how much; None if at none.
+
+    take(array [batch, …, length, features]) → the tokens that are to be compared.
+    """
+    for a, b in zip(some, other, strict=True):
+        x, y = take_some(a.value), take_other(b.value)
+        if x.size and not np.allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max())):
+            return a, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
+    return None
+
+
+def own_functions(model, variables, segments) -> Iterator:
+    """Each block by itself: from what comes into it, float [batch, length, dim], to what it gives.
+
+    What comes in is put in place of "block.input" at that layer alone, and "block.output" is read.
+    """
+    tokens = jnp.zeros(np.shape(segments), jnp.int32)
+    num_layers = model.config.num_layers
+    for layer in range(num_layers):
+        where = (jnp.arange(num_layers) == layer)[:, None, None, None]
+
+        def run(x, layer=layer, where=where):
+            patch = {"block.input": Patch(where, x[None])}
+            how = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
+            return model.apply(variables, tokens, segments, **how)[1]["block.output"][layer]
+
+        yield run
+
+
+def first_broken(model, variables, x, others, segments):
+    """(layer, Comparison) of the first block that does not depend on what comes into it as its own
+    rule says; None if all do, or if the model's blocks cannot be asked one by one."""
+    if "block.input" not in getattr(model, "points", ()):
+        return None
+    config, residual = model.config, model.config.residual
+    for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments))):
+        found = dependency_matrix(run, x, witnesses=("change",), others=others)
+        rule = np.zeros(found.matrix.shape, bool)
+        for row, ids in enumerate(segments):
+            own = rules.of_layers(config, ids)[layer]
+            rule[row, :, row] = rules.composed([own], len(ids), residual)
+        compared = compare(found, rule)
+        if not compared.holds:
+            return layer, compared
+    return None

@@ -1,0 +1,74 @@
+"""Marks: which of the inputs may have had a say in each element of an array.
+
+The marks of an array of some shape are bits, one for each input, packed into bytes along a last
+axis: uint8 [*shape, bytes], where an axis of size 1 stands for one along which all elements have
+the same marks. None is an array that no input has marked.
+"""
+
+import numpy as np
+
+
+def unit_marks(positions: tuple[int, ...], chosen: np.ndarray, num_axes: int):
+    """Marks of an input with those position axes: position chosen[b] gets bit b."""
+    size = int(np.prod(positions))
+    bits = np.zeros((size, len(chosen)), bool)
+    bits[chosen, np.arange(len(chosen))] = True
+    features = (1,) * (num_axes - len(positions))
+    return np.packbits(bits, axis=-1).reshape(*positions, *features, -1)
+
+
+def bits_of(marks, shape, number: int):
+    """bool [*shape, number]."""
+    if marks is None:
+        return np.zeros((*shape, number), bool)
+    return np.unpackbits(expand(marks, shape), axis=-1, count=number).astype(bool)
+
+
+def expand(marks, shape):
+    """Marks with every axis at its full size."""
+    return np.broadcast_to(marks, (*shape, marks.shape[-1]))
+
+
+def union(*some):
+    """What any of them is marked by; the arrays have one shape, or none."""
+    known = [marks for marks in some if marks is not None]
+    if not known:
+        return None
+    whole = known[0]
+    for marks in known[1:]:
+        whole = whole | marks
+    return whole
+
+
+def merged(marks, axes):
+    """What any element along these axes is marked by; they keep size 1."""
+    if marks is None or not axes:
+        return marks
+    return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True)
+
+
+def kept(marks, where):
+    """The marks where it is true, none elsewhere; where is bool [*shape], or None: everywhere."""
+    if marks is None or where is None or where.all():
+        return marks
+    if not where.any():
+        return None
+    return np.where(where[..., None], marks, np.uint8(0))
+
+
+def marked(marks, shape):
+    """bool [*shape]: is an element marked at all?"""
+    if marks is None:
+        return np.zeros(shape, bool)
+    return np.broadcast_to(marks.any(axis=-1), shape)
+
+
+def compressed(marks):
+    """The same, axes along which nothing changes brought down to size 1."""
+    if marks is None or not marks.any():
+        return None
+    for axis in range(marks.ndim - 1):
+        first = marks.take([0], axis)
+        if marks.shape[axis] > 1 and (marks.take([1], axis) == first).all():
+            marks = first if (marks == first).all() else marks
+    return marks

@@ -1,0 +1,141 @@
+"""The certificate: a sound model has it, and a broken one is told what fails, and at which layer.
+
+The bugs are put into the package while it runs (monkeypatch), under weights that know nothing of
+them; each must fail the property that it breaks.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxformer as jf
+from jaxformer.verify import PROPERTIES, certify
+from jaxformer.verify.certificate import Subject, examine, subject_of
+from tests.properties import tiny
+
+MODELS = {
+    "decoder": {},
+    "main job": {"positions": "rotary", "norm": "rms", "use_bias": False, "window": 5},
+    "lstm": {"kind": jf.RecurrentConfig},
+    "cnn": {"kind": jf.ConvolutionalConfig, "kernel_size": 3, "activation": "gelu"},
+}
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """Two models of one config are one to `jit`, with a bug put in between or not."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name != "main job" else ()) for name in MODELS],
+)
+def test_a_sound_model_has_its_certificate(name):
+    model = tiny.build(**MODELS[name])
+    found = list(certify(model, tiny.weights(model, 0)))
+    assert [entry.name for entry in found] == list(PROPERTIES)
+    assert all(entry.holds and entry.layer is None for entry in found), found
+
+
+def _window(monkeypatch):
+    from jaxformer.functional.masks import Window
+
+    def sees_one_more(self, query, key):
+        return key.where()[..., None, :] >= query.where()[..., :, None] - self.size
+
+    monkeypatch.setattr(Window, "__call__", sees_one_more)
+
+
+def _mask(monkeypatch):
+    from jaxformer.functional.masks import Causal
+
+    def sees_the_next(self, query, key):
+        return key.where()[..., None, :] <= query.where()[..., :, None] + 1
+
+    monkeypatch.setattr(Causal, "__call__", sees_the_next)
+
+
+def _positions(monkeypatch):
+    """Counted along the row, not in the document."""
+    from jaxformer.functional import transformer
+
+    read = transformer.read_segments
+
+    def along_the_row(segments, reading):
+        documents, _, after = read(segments, reading)
+        return documents, jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape), after
+
+    monkeypatch.setattr(transformer, "read_segments", along_the_row)
+
+
+def _cache(monkeypatch):
+    """What is read on stands one position too far."""
+    from jaxformer.functional import cache
+
+    read = cache.read_segments
+
+    def one_too_far(segments, reading):
+        documents, positions, after = read(segments, reading)
+        late = jnp.where(reading.position > 0, 1, 0)
+        return documents, positions + late[:, None], after
+
+    monkeypatch.setattr(cache, "read_segments", one_too_far)
+
+
+def _norm(monkeypatch):
+    """Statistics over the rows of a batch too."""
+    from jaxformer.functional import norms
+
+    def of_the_batch(x, scale, epsilon=1e-5):
+        square = jnp.square(x).mean(axis=(0, -1) if x.ndim == 3 else -1, keepdims=True)
+        return (x * (square + epsilon) ** -0.5 * scale).astype(x.dtype)
+
+    monkeypatch.setattr(norms, "rms_norm", of_the_batch)
+
+
+BROKEN = {
+    "mask off by one": (_mask, "causal", "layer 0"),
+    "window of W + 1": (_window, "causal", "layer 0"),
+    "positions not restarted": (_positions, "packed = separate", "layer 0, attention.query"),
+    "cache offset by one": (_cache, "cached = full", "layer 0, cache.keys[0]"),
+    "batch statistics": (_norm, "batch-independent", "layer 0, attention.query"),
+}
+
+
+@pytest.mark.parametrize("bug", BROKEN)
+def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
+    put_in, name, layer = BROKEN[bug]
+    put_in(monkeypatch)
+    model = tiny.build(**MODELS["main job"])
+    found = examine(subject_of(model, tiny.weights(model, 0)), name)
+    assert not found.holds and found.layer == layer, found
+
+
+def test_who_has_seen_its_target_is_below_the_floor():
+    """A model that is shown the answer: no other is better than chance at random tokens."""
+
+    class Told:
+        config = tiny.build().config
+
+        def apply(self, variables, tokens):
+            return 9.0 * jax.nn.one_hot(jnp.roll(tokens, -1, axis=1), self.config.vocab_size)
+
+    found = examine(Subject(Told(), {"params": {}}, 16), "loss floor")
+    assert not found.holds and "0.0" in found.detail
+
+
+def test_what_cannot_be_certified_is_refused():
+    for options, message in (
+        ({"kind": jf.EncoderConfig}, "not autoregressive"),
+        ({"kind": jf.EncoderDecoderConfig}, "reads a source"),
+    ):
+        model = tiny.build(**options)
+        with pytest.raises(ValueError, match=message):
+            next(certify(model, tiny.weights(model, 0)))
+    model = tiny.build()
+    for length in (7, 17):
+        with pytest.raises(ValueError, match=f"length is {length}; it must be in 8 … 16"):
+            next(certify(model, tiny.weights(model, 0), length=length))

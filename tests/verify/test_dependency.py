@@ -1,0 +1,188 @@
+"""dependency_matrix: for any function, by witnesses that must agree or say why not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.verify import assert_dependencies, compare, dependency_matrix, rules
+from tests.properties import tiny
+
+LENGTH = 8
+
+
+# ---- models of one's own, certified in three lines
+
+
+def running_mean(x):
+    """A plain function of JAX, [length, dim]."""
+    return jnp.cumsum(x, axis=0) / jnp.arange(1.0, len(x) + 1)[:, None]
+
+
+class Attention(nnx.Module):
+    """Somebody's model in Flax NNX; `shift` is the bug: a diagonal off by one."""
+
+    def __init__(self, shift=0):
+        self.shift = shift
+        self.embed = nnx.Embed(13, 16, rngs=nnx.Rngs(0))
+        self.norm = nnx.LayerNorm(16, rngs=nnx.Rngs(1))
+        self.attention = nnx.MultiHeadAttention(2, 16, decode=False, rngs=nnx.Rngs(2))
+        self.head = nnx.Linear(16, 13, rngs=nnx.Rngs(3))
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        mask = jnp.tril(jnp.ones((len(tokens), len(tokens)), bool), self.shift)
+        return self.head(x + self.attention(self.norm(x), mask=mask))
+
+
+@pytest.mark.parametrize("witness", ["taint", "derivative", "change", None])
+def test_a_plain_function_is_causal(witness):
+    x, witnesses = tiny.embeddings(0, LENGTH, 4), witness and (witness,)
+    found = assert_dependencies(running_mean, x, rules.causal(LENGTH), witnesses=witnesses)
+    assert not found.disagreements and not found.remarks
+
+
+def test_a_model_of_another_library_is_causal():
+    tokens = np.arange(LENGTH)
+    found = assert_dependencies(Attention(), tokens, rules.causal(LENGTH))
+    assert set(found.witnesses) == {"taint", "change"} and not found.disagreements
+
+
+def test_a_broken_one_is_not_and_is_told_where():
+    """Seven edges too many, each one step ahead, with what they weigh."""
+    with pytest.raises(AssertionError, match=r"7 spurious edges: output \d ← input \d \(1\.\d+\)"):
+        assert_dependencies(Attention(shift=1), np.arange(LENGTH), rules.causal(LENGTH))
+    compared = compare(
+        dependency_matrix(Attention(shift=1), np.arange(LENGTH)), rules.causal(LENGTH)
+    )
+    assert {(*edge.output, *edge.input) for edge in compared.spurious} == {
+        (i, i + 1) for i in range(LENGTH - 1)
+    }
+    assert not compared.missing and not compared.holds
+    effects = [edge.effect for edge in compared.spurious]
+    assert effects == sorted(effects, reverse=True) and effects[-1] > 0
+
+
+def test_an_edge_that_is_not_there_is_missed():
+    found = dependency_matrix(running_mean, tiny.embeddings(0, LENGTH, 4))
+    compared = compare(found, rules.bidirectional(LENGTH))
+    assert len(compared.missing) == LENGTH * (LENGTH - 1) // 2 and not compared.spurious
+    assert "28 missing edges" in str(compared)
+
+
+# ---- this project's models, by all witnesses, in batches
+
+
+MODELS = {
+    "decoder": {"window": 3, "num_layers": 2},
+    "blockwise": {"attention": "blockwise", "prefix": 2, "positions": "rotary"},
+    "encoder": {"kind": jf.EncoderConfig},
+    "lstm": {"kind": jf.RecurrentConfig},
+    "rnn": {"kind": jf.RecurrentConfig, "cell": "rnn"},
+    "cnn": {"kind": jf.ConvolutionalConfig, "kernel_size": 3, "activation": "gelu"},
+    "dilated cnn": {"kind": jf.ConvolutionalConfig, "dilation_growth": 2, "activation": "gelu"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_witnesses_find_the_rule(name):
+    """From embeddings to hidden states, two rows with documents and padding of their own."""
+    model = tiny.build(**MODELS[name])
+    variables, x = tiny.weights(model, 0), tiny.embeddings(0, 2, 10, model.config.embed_dim)
+    segments = np.array([[1, 1, 1, 0, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 0, 1, 1, 1, 1, 0]])
+
+    def hidden(x):
+        return model.apply(variables, x, jnp.asarray(segments), method="hidden_states")
+
+    found = assert_dependencies(hidden, x, rules.of(model.config, segments))
+    assert set(found.witnesses) == {"taint", "derivative", "change"}
+    assert not found.disagreements and not found.remarks
+
+
+@pytest.mark.parametrize("kind", [jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig])
+def test_a_source_is_read_by_every_output(kind):
+    model = tiny.build(kind=kind)
+    variables, source = tiny.weights(model, 0), tiny.embeddings(0, 2, 7, 8)
+    there, tokens = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1]]), tiny.tokens(0, 2, 5)
+
+    def logits(source):
+        read = {"source": source, "source_segments": jnp.asarray(there)}
+        return model.apply(variables, tokens, **read)
+
+    assert_dependencies(logits, source, rules.of_source(np.ones((2, 5), int), there))
+
+
+@given(seed=tiny.seeds)
+def test_tokens_are_followed_as_embeddings_are(seed):
+    model = tiny.build(window=2)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 6)
+    found = dependency_matrix(
+        lambda tokens: model.apply(variables, tokens), tokens, witnesses=("taint",)
+    )
+    np.testing.assert_array_equal(found.matrix, rules.of(model.config, np.ones((1, 6), int)))
+
+
+# ---- what a witness cannot see
+
+
+def test_a_witness_that_sees_less_says_why():
+    """Terms that cancel, a ReLU below 0, a change rounded away: the path is there, no effect is."""
+    x = jnp.abs(tiny.embeddings(0, 3, 2)) + 1.0
+    cancelled = dependency_matrix(lambda x: x + (x[:1] - x[:1]), x)
+    assert cancelled.matrix[:, 0].all()
+    assert any("derivative is 0" in entry.why for entry in cancelled.disagreements)
+    dead = dependency_matrix(lambda x: jax.nn.relu(-x), x, others=x + 1)
+    assert dead.matrix.sum() == 3 and not dead.effects.any() and len(dead.disagreements) == 6
+
+
+def test_infinity_gets_past_a_zero():
+    """0 × ∞ is NaN: the effect is seen by a change, and that no path was followed is said."""
+    x, others = jnp.ones((3, 2)), jnp.full((3, 2), jnp.inf)
+    found = dependency_matrix(lambda x: x + 0 * x.sum(axis=0), x, others=others)
+    assert found.matrix.all() and found.effects.max() == np.inf
+    assert any("infinite" in entry.why for entry in found.disagreements)
+
+
+def test_what_has_no_rule_is_remarked():
+    x = tiny.embeddings(0, 3, 3)
+    found = dependency_matrix(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(3)), x)
+    assert "no rule for" in found.remarks[0] and "cholesky" in found.remarks[0]
+    assert found.disagreements
+
+
+@pytest.mark.parametrize("sample", [1, 3])
+def test_a_sample_is_of_so_many(sample):
+    found = dependency_matrix(running_mean, tiny.embeddings(0, LENGTH, 4), sample=sample)
+    others = sample * LENGTH
+    assert found.witnesses == {"taint": LENGTH**2, "derivative": others, "change": others}
+    asked = ~np.isnan(found.effects)
+    assert asked.sum() == 2 * others - sample**2
+    np.testing.assert_array_equal(found.matrix, rules.causal(LENGTH))
+
+
+REFUSED = {
+    "witness is 'guess'; it must be one of taint": {"witnesses": ("guess",)},
+    "witnesses is empty": {"witnesses": ()},
+    "inputs are integers, of which there is no derivative": {
+        "inputs": np.arange(3),
+        "witnesses": ("derivative",),
+    },
+    "inputs are float32 (3,)": {"inputs": np.ones(3, np.float32)},
+    "the function gives ShapeDtypeStruct(shape=()": {"function": jnp.sum},
+    "sample is 0; it must be at least 1": {"sample": 0},
+    "others are": {"others": np.ones((2, 2))},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_asked_is_refused(message):
+    given = {"function": running_mean, "inputs": np.ones((3, 2), np.float32), **REFUSED[message]}
+    with pytest.raises(ValueError) as error:
+        dependency_matrix(given.pop("function"), given.pop("inputs"), **given)
+    assert message in str(error.value)
+    found = dependency_matrix(running_mean, np.ones((3, 2), np.float32))
+    with pytest.raises(ValueError, match=r"rule is bool \(4, 4\); it must be bool \(3, 3\)"):
+        compare(found, rules.causal(4))

@@ -1,0 +1,192 @@
+"""Marks that follow values through a jaxpr: every path there is, and no other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.verify import rules
+from jaxformer.verify.taint import taint
+from jaxformer.verify.witnesses import by_change
+from tests.properties import tiny
+
+LENGTH = 6
+
+
+def found(function, x, num_positions=1):
+    bits, unknown = taint(function, x, num_positions, np.arange(np.prod(x.shape[:num_positions])))
+    assert not unknown
+    bits = bits.reshape(*bits.shape[:num_positions], -1, bits.shape[-1])
+    return bits.any(axis=num_positions)
+
+
+LOWER = np.tril(np.ones((LENGTH, LENGTH), bool))
+SELF, ALL = np.eye(LENGTH, dtype=bool), np.ones((LENGTH, LENGTH), bool)
+TABLE = np.random.default_rng(0).random((LENGTH, LENGTH)) < 0.5
+WEIGHTS = np.float32(np.random.default_rng(1).normal(size=(4, 4)))
+ORDER = np.array([3, 0, 5, 1, 1, 2])
+
+
+FIRST = np.arange(LENGTH) == 0
+
+
+def _while(x, begin=0.0):
+    def step(state):
+        return state[0] + 1, jnp.roll(state[1], 1, axis=0)
+
+    return jax.lax.while_loop(lambda state: state[0] < 2.5, step, (begin, x))
+
+
+def _scan(x, reverse=False):
+    def step(state, row):
+        state = jnp.tanh(state + row)
+        return state, state
+
+    return jax.lax.scan(step, jnp.zeros(4), x, reverse=reverse)[1]
+
+
+FUNCTIONS = {
+    "itself": (lambda x: jnp.sin(x) * 2 + 1, SELF),
+    "a constant": (lambda x: jnp.ones_like(x), ~ALL),
+    "times zero": (lambda x: x * 0, ~ALL),
+    "times a mask": (lambda x: x * np.float32(ORDER > 1)[:, None], SELF & (ORDER > 1)[:, None]),
+    "divided": (lambda x: jnp.where(ORDER > 1, 1.0, 0.0)[:, None] / x, SELF & (ORDER > 1)[:, None]),
+    "added to minus infinity": (
+        lambda x: jnp.exp(x + jnp.where(ORDER > 1, 0.0, -jnp.inf)[:, None]),
+        SELF & (ORDER > 1)[:, None],
+    ),
+    "the sum": (lambda x: x + x.sum(axis=0), ALL),
+    "the sum so far": (lambda x: jnp.cumsum(x, axis=0), LOWER),
+    "the sum to come": (lambda x: jax.lax.cumsum(x, axis=0, reverse=True), LOWER.T),
+    "the largest so far": (lambda x: jax.lax.cummax(x, axis=0), LOWER),
+    "sorted": (lambda x: jnp.sort(x, axis=0), ALL),
+    "sorted by feature": (lambda x: jnp.sort(x, axis=1), SELF),
+    "in order of the largest": (lambda x: jnp.argmax(x, axis=1), SELF),
+    "a product": (lambda x: x @ WEIGHTS, SELF),
+    "a product with a table": (lambda x: TABLE.astype(np.float32) @ x, TABLE),
+    "a product of a table by feature": (
+        lambda x: jnp.einsum("ij,jd->di", TABLE.astype(np.float32), x).T,
+        TABLE,
+    ),
+    "with all": (lambda x: x @ x.T, ALL),
+    "in halves": (lambda x: jnp.concatenate(jnp.split(x, 2, axis=1)[::-1], axis=1), SELF),
+    "reversed": (lambda x: x[::-1], SELF[::-1]),
+    "shifted": (lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:-1], np.eye(LENGTH, k=-1, dtype=bool)),
+    "shifted by one": (lambda x: jnp.roll(x, 1, axis=0), np.roll(SELF, 1, axis=0)),
+    "every other": (lambda x: x[::2], SELF[::2]),
+    "in another order": (lambda x: x[ORDER], SELF[ORDER]),
+    "from a place": (lambda x: jax.lax.dynamic_slice_in_dim(x, jnp.int32(2), 3), SELF[2:5]),
+    "put in a place": (
+        lambda x: jnp.zeros((LENGTH, 4)).at[jnp.array([4, 1])].set(x[:2]),
+        np.array([[j == {4: 0, 1: 1}.get(i) for j in range(LENGTH)] for i in range(LENGTH)]),
+    ),
+    "written over": (lambda x: x.at[2].set(0.0), SELF & (np.arange(LENGTH) != 2)[:, None]),
+    "added in a place": (
+        lambda x: x.at[jnp.array([0, 0])].add(x[4:]),
+        SELF | np.array([[i == 0 and j >= 4 for j in range(LENGTH)] for i in range(LENGTH)]),
+    ),
+    "reshaped": (
+        lambda x: x.reshape(3, 2, 4).swapaxes(0, 1).reshape(LENGTH, 4),
+        SELF[[0, 2, 4, 1, 3, 5]],
+    ),
+    "with a new axis": (lambda x: jnp.broadcast_to(x[:, None, :, None], (LENGTH, 2, 4, 3)), SELF),
+    "chosen": (
+        lambda x: jnp.where((ORDER > 1)[:, None], x, x[::-1]),
+        np.where((ORDER > 1)[:, None], SELF, SELF[::-1]),
+    ),
+    "chosen by what it is": (
+        lambda x: jnp.where(x[:1] > 9, 1.0, x),
+        SELF | FIRST,
+    ),
+    "a convolution": (
+        lambda x: jax.lax.conv_general_dilated(x.T[None], jnp.ones((4, 4, 3)), (1,), [(2, 0)])[0].T,
+        rules.convolved(LENGTH, 3),
+    ),
+    "a centred convolution": (
+        lambda x: jax.vmap(lambda c: jnp.convolve(c, jnp.ones(3), mode="same"), 1, 1)(x),
+        rules.convolved(LENGTH, 3, causal=False),
+    ),
+    "a state": (_scan, LOWER),
+    "a state from behind": (lambda x: _scan(x, reverse=True), LOWER.T),
+    "a loop": (lambda x: _while(x)[1], np.roll(SELF, 3, axis=0)),
+    "a loop that looks": (lambda x: _while(x, x[0, 0] * 0.01)[1], np.roll(SELF, 3, axis=0) | FIRST),
+    "a branch": (lambda x: jax.lax.cond(True, lambda x: x, lambda x: x[::-1], x), SELF),
+    "a branch that looks": (
+        lambda x: jax.lax.cond(x[0, 0] > 99, lambda x: x[::-1], lambda x: x, x),
+        SELF | FIRST,
+    ),
+    "compiled": (jax.jit(lambda x: jnp.cumsum(x, axis=0)), LOWER),
+    "computed again": (jax.checkpoint(lambda x: jnp.cumsum(x, axis=0)), LOWER),
+    "with a derivative of its own": (jax.nn.relu, SELF),
+    "attention": (
+        lambda x: jax.nn.softmax(jnp.where(LOWER, x @ x.T, -jnp.inf), axis=-1) @ x,
+        LOWER,
+    ),
+    "attention by a large number": (
+        lambda x: jax.nn.softmax(jnp.where(LOWER, x @ x.T, -1e9), axis=-1) @ x,
+        LOWER,
+    ),
+    "attention to too much": (
+        lambda x: jax.nn.softmax(jnp.where(LOWER, x @ x.T, -9.0), axis=-1) @ x,
+        ALL,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_path_and_no_other(name):
+    function, expected = FUNCTIONS[name]
+    x = tiny.embeddings(0, LENGTH, 4)
+    np.testing.assert_array_equal(found(function, x), expected)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_changes_has_a_path(name):
+    """The tables above are not of one mind with taint alone: another input changes nothing to which
+    no path leads, and over a few tries all, or it is one of those whose effect is 0 here."""
+    function, expected = FUNCTIONS[name]
+    x, *others = (tiny.embeddings(seed, LENGTH, 4) for seed in range(4))
+    seen = [by_change(function, x, 1, np.arange(LENGTH), other) > 0 for other in others]
+    changed = np.any(seen, axis=0)
+    assert not (changed & ~expected).any()
+    assert (changed == expected).all() or name in CHOICES
+
+
+# What they depend on decides between cases, and these few inputs decide all alike.
+CHOICES = (
+    "the largest so far",
+    "sorted",
+    "in order of the largest",
+    "chosen by what it is",
+    "a loop that looks",
+    "a branch that looks",
+)
+
+
+@given(seed=tiny.seeds, rows=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=9))
+def test_an_index_marks_what_it_fetches(seed, rows):
+    """What is looked up depends on its id, and not on the table's other rows."""
+    table = tiny.embeddings(seed, LENGTH, 4)
+    np.testing.assert_array_equal(
+        found(lambda ids: table[ids], jnp.array(rows)), np.eye(len(rows), dtype=bool)
+    )
+    bits, _ = taint(lambda table: table[jnp.array(rows)], table, 1, np.arange(LENGTH))
+    np.testing.assert_array_equal(bits.any(axis=1), np.eye(LENGTH, dtype=bool)[rows])
+
+
+def test_what_has_no_rule_lets_everything_through_and_is_named():
+    x = tiny.embeddings(0, LENGTH, LENGTH)
+    bits, unknown = taint(
+        lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(LENGTH)), x, 1, range(LENGTH)
+    )
+    assert bits[-1].all() and "cholesky" in unknown
+
+
+@given(seed=tiny.seeds)
+def test_some_columns_are_those_of_all(seed):
+    x, chosen = tiny.embeddings(seed, LENGTH, 4), [4, 1]
+    function = FUNCTIONS["a product with a table"][0]
+    bits, _ = taint(function, x, 1, chosen)
+    np.testing.assert_array_equal(bits.any(axis=1), TABLE[:, chosen])

@@ -1,0 +1,187 @@
+"""What the lecture notes claim, where it is an identity; and, where they are wrong, what is right.
+
+Tendencies (depth, distance, what a piece is worth) are experiments, with a picture each.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional import dot_product_attention, layer_norm
+from jaxformer.models.build import init
+from tests.properties import tiny
+
+
+def test_softmax_of_the_notes_scores():
+    """Lecture 11 §5 has [0.9997, 0.0001, 0.0001, 0.0000] for it."""
+    found = jax.nn.softmax(jnp.array([10.0, 2.0, 3.0, 1.0]))
+    np.testing.assert_allclose(found, [0.9986, 0.0003, 0.0009, 0.0001], atol=5e-5)
+
+
+@pytest.mark.parametrize("mean, variance, slope", [(0, 1, 0.2066), (2, 9, 0.0971)])
+def test_saturation_starves_the_gradient(mean, variance, slope):
+    """The mean of σ′(z), z ~ N(mean, variance), by a sum over a fine grid."""
+    z, step = np.linspace(-60, 60, 240_001, retstep=True)
+    density = np.exp(-((z - mean) ** 2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
+    slopes = np.asarray(jax.vmap(jax.grad(jax.nn.sigmoid))(jnp.asarray(z, jnp.float32)))
+    assert abs((density * slopes).sum() * step - slope) < 5e-5
+
+
+# ---- layer normalisation
+
+
+@given(seed=tiny.seeds, size=st.sampled_from([1e-4, 3e-3, 1e-2, 1.0, 100.0]))
+def test_the_variance_of_what_is_normalised(seed, size):
+    """σ²/(σ² + ε), and not 1; its mean is 0."""
+    x = size * tiny.embeddings(seed, 3, 16)
+    y = np.asarray(layer_norm(x, jnp.ones(16)), np.float64)
+    variance = np.asarray(x, np.float64).var(axis=-1)
+    np.testing.assert_allclose(y.var(axis=-1), variance / (variance + 1e-5), rtol=1e-4)
+    assert abs(y.mean(axis=-1)).max() < 1e-5
+
+
+@given(seed=tiny.seeds)
+def test_without_epsilon_hardly_any_variance_explodes(seed):
+    """A change of 10⁻⁷ in features of next to no variance: with ε it stays about as small (times
+    1/√ε), without ε it is a change of the size of the whole vector."""
+    x = 1e-7 * tiny.embeddings(seed, 16)
+    change = 1e-7 * tiny.embeddings(seed + 1, 16)
+    with_epsilon, without = (
+        jnp.abs(
+            layer_norm(x + change, jnp.ones(16), None, e) - layer_norm(x, jnp.ones(16), None, e)
+        )
+        for e in (1e-5, 1e-20)
+    )
+    assert with_epsilon.max() < 1e-3 and without.max() > 0.1
+
+
+@given(seed=tiny.seeds)
+def test_scale_and_bias_undo_it_for_one_vector_and_not_for_all(seed):
+    """γ = √(σ² + ε), β = μ give one vector back; another, of another μ and σ, they do not."""
+    x = tiny.embeddings(seed, 2, 16) * jnp.array([[1.0], [3.0]]) + jnp.array([[0.0], [2.0]])
+    scale = jnp.sqrt(x[0].var() + 1e-5) * jnp.ones(16)
+    back = layer_norm(x, scale, x[0].mean() * jnp.ones(16))
+    tiny.close(back[0], x[0])
+    assert abs(back[1] - x[1]).max() > 0.1
+
+
+@given(seed=tiny.seeds, size=st.sampled_from([1.0, 1e-2, 1e-5]))
+def test_the_other_formula_parts_where_sigma_is_as_small_as_epsilon(seed, size):
+    """(x − μ)/(σ + ε) (lecture 13 §6) beside (x − μ)/√(σ² + ε): the same for σ ≫ √ε only."""
+    x = np.asarray(tiny.embeddings(seed, 16), np.float64)
+    x = np.float32(size * (x - x.mean()) / x.std())
+    other = (x - x.mean()) / (x.std() + 1e-5)
+    apart = (
+        abs(np.asarray(layer_norm(jnp.asarray(x), jnp.ones(16))) - other).max() / abs(other).max()
+    )
+    expected = abs(1 - (size + 1e-5) / np.sqrt(size**2 + 1e-5))
+    np.testing.assert_allclose(apart, expected, atol=1e-3)
+
+
+# ---- scores
+
+
+@pytest.mark.parametrize("dim", [4, 64, 512])
+def test_a_score_has_variance_d_and_scaled_variance_1(dim):
+    query, key = jax.random.normal(jax.random.key(dim), (2, 20_000, dim))
+    scores = (query * key).sum(axis=-1)
+    error = 5 * np.sqrt(2 / 20_000) * np.sqrt(1 + 3 / dim)  # five standard errors of a variance
+    assert abs(scores.var() / dim - 1) < error
+    assert abs((scores / dim**0.5).var() - 1) < error
+
+
+@pytest.mark.parametrize("heads, head_dim", [(4, 8), (4, 32), (1, 32), (8, 4)])
+def test_weights_of_attention_are_counted_with_their_last_map(heads, head_dim):
+    """4 H d · head_dim: 4 H d² for full-width heads, 4 d² for heads of d / H. (3 H d² leaves W_O
+    out, lecture 11 §4.)"""
+    config = jf.DecoderConfig(
+        vocab_size=2, embed_dim=32, num_heads=heads, head_dim=head_dim, use_bias=False, num_layers=1
+    )
+    shapes = jax.eval_shape(lambda key: init(jf.build(config), key), jax.random.key(0))["params"]
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes["blocks"]["attention"]))
+    assert count == 4 * heads * head_dim * 32
+
+
+# ---- order
+
+
+def vectors(kind=jf.EncoderConfig, **options):
+    """(words → a vector for each, embedding by embedding) of a tiny model without positions."""
+    model = tiny.build(kind=kind, positions="none", **options)
+    variables, table = tiny.weights(model, 0), tiny.embeddings(7, 9, model.config.embed_dim)
+    words = "zuko made his uncle some tea at place iroh".split()
+
+    def run(text):
+        x = table[jnp.array([words.index(word) for word in text.split()])]
+        return np.asarray(model.apply(variables, x[None], method="hidden_states"))[0]
+
+    return run
+
+
+ONE, OTHER = "zuko made his uncle some tea", "his uncle made zuko some tea"
+
+
+@given(seed=tiny.seeds)
+def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
+    """Equivariant: of the whole encoder, and of attention. What is *invariant* is the output of one
+    word when the others change places."""
+    model = tiny.build(kind=jf.EncoderConfig, positions="none")
+    variables, x = tiny.weights(model, seed), tiny.embeddings(seed, 1, 7, 8)
+    order = np.random.default_rng(seed).permutation(7)
+    run = tiny.apply(model)
+    tiny.close(run(variables, x[:, order], None), run(variables, x, None)[:, order])
+    others = np.append(0, 1 + np.random.default_rng(seed).permutation(6))
+    tiny.close(run(variables, x[:, others], None)[:, 0], run(variables, x, None)[:, 0])
+
+
+def test_the_same_words_in_two_orders_are_the_same_to_it():
+    """ "Zuko" in both sentences; with positions, or under a causal mask, they part."""
+    run = vectors()
+    one, other = run(ONE), run(OTHER)
+    tiny.close(one[0], other[3])
+    causal = vectors(jf.DecoderConfig)
+    assert abs(causal(ONE)[0] - causal(OTHER)[3]).max() > 1e-2
+    model = tiny.build(kind=jf.EncoderConfig, positions="sinusoidal")
+    variables, x = tiny.weights(model, 0), tiny.embeddings(7, 1, 6, 8)
+    order = np.array([2, 3, 1, 0, 4, 5])
+    whole, permuted = (tiny.apply(model)(variables, y, None) for y in (x, x[:, order]))
+    assert abs(np.asarray(permuted) - np.asarray(whole)[:, order]).max() > 1e-2
+
+
+def test_other_words_are_told_apart_without_positions():
+    """ "… at Zuko's place" and "… at Iroh's place" (lecture 10 §5) differ in their words: no pair
+    to show that order is lost."""
+    run = vectors()
+    some, other = (
+        run("zuko made his uncle tea at zuko place"),
+        run("his uncle made zuko tea at iroh place"),
+    )
+    assert abs(some[-2] - other[-2]).max() > 1e-2
+
+
+@given(seed=tiny.seeds)
+def test_a_causal_mask_alone_lets_order_in(seed):
+    """Permuted under the mask, the outputs are not those permuted."""
+    x = tiny.embeddings(seed, 1, 6, 8)
+    causal, order = jnp.tril(jnp.ones((6, 6), bool)), np.array([5, 0, 1, 2, 3, 4])
+    some, other = (dot_product_attention(y, y, y, causal) for y in (x[:, order], x))
+    assert abs(some - other[:, order]).max() > 1e-3
+
+
+# ---- autoregressive
+
+
+@given(seed=tiny.seeds)
+def test_a_step_of_the_cache_changes_no_shape(seed):
+    """Written in place: the cache's shapes are those it began with, so nothing compiles again."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 5)
+    cache = jf.start(model, variables, 1, 8)
+    shapes = jax.tree.map(jnp.shape, cache)
+    for t in range(5):
+        _, cache = jf.advance(model, variables, tokens[:, t : t + 1], cache)
+        assert jax.tree.map(jnp.shape, cache) == shapes

@@ -1,0 +1,75 @@
+"""The loss floor: nobody learns to foretell uniform random tokens, unless they see them.
+
+Every causal model is trained briefly on random tokens and asked about others: at ln V, less what
+chance may do. A model that sees its target is below it in no time.
+"""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxformer as jf
+from tests.properties import tiny
+from tests.properties.test_autoregressive import MODELS
+
+VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
+
+
+def held_out_loss(model, function):
+    """(its mean in nats a token, its standard error), after STEPS updates at 10⁻²."""
+    optimizer = optax.adam(1e-2)
+
+    def loss(params, key):
+        tokens = jax.random.randint(key, (ROWS, tiny.LENGTH), 0, VOCAB)
+        logits = function(params, tokens, key)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
+        return losses.mean(), losses
+
+    @jax.jit
+    def train(params):
+        def step(state, key):
+            params, rest = state
+            gradients, _ = jax.grad(loss, has_aux=True)(params, key)
+            updates, rest = optimizer.update(gradients, rest, params)
+            return (optax.apply_updates(params, updates), rest), None
+
+        keys = jax.random.split(jax.random.key(0), STEPS)
+        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        _, losses = jax.lax.map(
+            lambda key: loss(params, key), jax.random.split(jax.random.key(1), 16)
+        )
+        return losses
+
+    losses = np.asarray(train(tiny.weights(model, 0)["params"]), np.float64).reshape(
+        -1, tiny.LENGTH - 1
+    )
+    rows = losses.mean(axis=1)
+    return rows.mean(), rows.std(ddof=1) / np.sqrt(len(rows))
+
+
+def logits_of(model):
+    """(params, tokens, key) → logits; a source, for a model that reads one, is random too."""
+
+    def run(params, tokens, key):
+        read = {}
+        if hasattr(model.config, "max_source_length"):
+            size = model.config.source_vocab_size
+            read["source"] = jax.random.randint(jax.random.fold_in(key, 1), (ROWS, 5), 0, size)
+        return model.apply({"params": params}, tokens, **read)
+
+    return run
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_tokens_stay_at_their_entropy(name):
+    model = tiny.build(**MODELS[name])
+    loss, error = held_out_loss(model, logits_of(model))
+    assert np.log(VOCAB) - 4 * error < loss < np.log(VOCAB) + 0.15
+
+
+def test_a_leak_falls_below_it():
+    """The counter-example: a centred convolution, which sees the token that it is to foretell."""
+    model = tiny.build(kind=jf.ConvolutionalConfig, causal=False, activation="gelu")
+    loss, error = held_out_loss(model, logits_of(model))
+    assert loss < np.log(VOCAB) - 1.0 and error < 0.1

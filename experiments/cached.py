@@ -1,0 +1,120 @@
+"""The cache avoids computing the past again; each step still reads it.
+
+    python experiments/cached.py --picture cached.png
+
+Time for one more token after t of them: with the cache, O(t), since all keys and values are read;
+without it, by a pass over the whole row, O(t²) (lecture 13 §7). Generating T tokens is the sum of
+that: O(T²) against O(T³).
+"""
+
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from record import Parser, at_least, conclude, picture, run
+
+import jaxformer as jf
+from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.decoding.generate import STEPS, decode_block, prefill
+from jaxformer.models.build import init
+
+POSITIONS = (64, 128, 256, 512, 1024, 2048, 4096)
+CONFIG = jf.DecoderConfig(
+    vocab_size=1024, max_length=8192, num_layers=4, embed_dim=256, num_heads=4, positions="rotary"
+)
+
+
+def with_cache(model, variables, position: int):
+    """A function that decodes STEPS tokens after so many, over a cache."""
+    weights = jf.prepare(model, variables)["prepared"]
+    numbers, stops = jf.Sampler(temperature=0.0).numbers(), jnp.zeros(0, jnp.int32)
+    tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
+    first = prefill(model, weights, tokens, tokens, model.start(weights, 1, live))
+
+    def decode():
+        state = jax.tree.map(jnp.copy, first)  # it is given away
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, live)
+        jax.block_until_ready(out)
+        return (time.perf_counter() - begin) / STEPS
+
+    return decode
+
+
+def without_cache(model, variables, position: int):
+    """A function that finds one more token by a pass over the whole row."""
+    tokens = jnp.ones((1, position + 1), jnp.int32)
+
+    @jax.jit
+    def next_token(variables, tokens):
+        hidden = model.apply(variables, tokens, method="hidden_states")[:, -1]
+        return (hidden @ model.apply(variables, method="head")["kernel"]).argmax()
+
+    def decode():
+        begin = time.perf_counter()
+        jax.block_until_ready(next_token(variables, tokens))
+        return time.perf_counter() - begin
+
+    return decode
+
+
+WAYS = {"with the cache": with_cache, "without": without_cache}
+
+
+def draw(seconds: dict, path: Path) -> None:
+    """Time a token, and the time of a whole text."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, by_position in seconds.items():
+        positions, times = np.array(list(by_position)), np.array(list(by_position.values()))
+        left.plot(positions, 1000 * times, "o-", label=name)
+        whole = np.interp(np.arange(positions[-1]), positions, times).cumsum()
+        right.plot(whole, label=name)
+    left.set(ylabel="milliseconds for one more token", title="a token", xscale="log", yscale="log")
+    right.set(ylabel="seconds from the first token on", title="a text", yscale="log")
+    for axes in (left, right):
+        axes.set_xlabel("tokens before it")
+        axes.grid(alpha=0.2)
+        axes.legend()
+    right.set_xlabel("tokens of the text")
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=5)
+    parser.add_argument("--picture", type=picture, default="cached.png")
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    model = jf.build(CONFIG, jf.Execution(layers="unrolled"))
+    variables = init(model, jax.random.key(0))
+    decoders = {
+        (name, position): make(model, variables, position)
+        for name, make in WAYS.items()
+        for position in POSITIONS
+    }
+    times = {key: [] for key in decoders}
+    for turn in range(arguments.rounds + 1):  # in turn; the first compiles
+        for key, decode in decoders.items():
+            took = decode()
+            if turn:
+                times[key].append(took)
+    seconds = {
+        name: {position: statistics.median(times[name, position]) for position in POSITIONS}
+        for name in WAYS
+    }
+    for position in POSITIONS:
+        shown = ", ".join(f"{name} {1000 * s[position]:.2f} ms" for name, s in seconds.items())
+        print(f"{position:5} tokens before: {shown}", flush=True)
+    conclude({"seconds a token": seconds}, arguments.record)
+    draw(seconds, arguments.picture)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""Pre-norm lets gradients through deep stacks; post-norm does not without care.
+
+    python experiments/depth.py --picture depth.png
+
+Decoders of 6 to 96 layers, 32 features wide, with the norm before each sub-layer and after each
+residual sum: the gradient's norm layer by layer at initialisation, again after training, and the
+losses on the way, at one learning rate with a short warm-up (Xiong et al. 2020; lecture 11 §3).
+Several seeds are trained at once, by one `vmap`.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from build_up import read
+from record import at_least, conclude, run
+from windows import at_random, loss, text_parser
+
+import jaxformer as jf
+from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import Batch, init_state, make_step
+
+LENGTH, BATCH = 64, 4
+PLACES = {"pre": "pre-norm", "post": "post-norm"}
+
+
+def config_of(depth: int, place: str):
+    return jf.DecoderConfig(
+        vocab_size=256,
+        max_length=LENGTH,
+        num_layers=depth,
+        embed_dim=32,
+        num_heads=2,
+        norm_position=place,
+    )
+
+
+def by_layer(model, params, rows):
+    """The norm of the gradient for all weights of each block [num_layers]."""
+    gradients = jax.grad(lambda params: loss(model, params, rows))(params)["blocks"]
+    squares = [jnp.square(x).reshape(len(x), -1).sum(axis=1) for x in jax.tree.leaves(gradients)]
+    return jnp.sqrt(sum(squares))
+
+
+def train(depth: int, place: str, text, rows, steps: int, seeds: int) -> dict:
+    """Losses by step [steps, seeds], gradients by layer before and after [seeds, depth]."""
+    model = jf.build(config_of(depth, place))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, warmup_steps=20), steps)
+    state = jax.jit(jax.vmap(lambda seed: init_state(model, optimizer, seed)))(np.arange(seeds))
+    look = jax.jit(jax.vmap(partial(by_layer, model), in_axes=(0, None)))
+    before = np.asarray(look(state.params, rows))
+    update = jax.jit(jax.vmap(make_step(model, optimizer)), donate_argnums=0)
+    random, losses = np.random.default_rng(0), []
+    for _ in range(steps):
+        windows = at_random(random, text, LENGTH, (seeds, 1, BATCH))
+        state, now = update(state, Batch(windows[..., :-1], windows[..., 1:]))
+        losses.append(now)
+    after = np.asarray(look(state.params, rows))
+    return {"losses": np.array(losses), "before": before, "after": after}
+
+
+def draw(found: dict, path: Path) -> None:
+    """Gradients by layer before and after, and losses; a colour for each depth."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 7.5), layout="constrained")
+    depths = sorted({depth for depth, _ in found})
+    for row, (place, label) in zip(figure.subplots(2, 3), PLACES.items(), strict=True):
+        for number, depth in enumerate(depths):
+            some, colour = found[depth, place], f"C{number}"
+            share = (np.arange(depth) + 1) / depth
+            for axes, when in zip(row, ("before", "after"), strict=False):
+                norms = some[when]
+                axes.plot(share, norms.mean(axis=0), color=colour, label=f"{depth} layers")
+                axes.fill_between(
+                    share, norms.min(axis=0), norms.max(axis=0), alpha=0.2, color=colour
+                )
+            bits = some["losses"].mean(axis=1) / np.log(2)
+            row[2].plot(np.convolve(bits, np.ones(10) / 10, mode="valid"), color=colour)
+        for axes, when in zip(row, ("at initialisation", "after training"), strict=False):
+            axes.set(xlabel="layer / depth", ylabel="gradient norm of the block", yscale="log")
+            axes.set_title(f"{label}: {when}")
+        row[2].set(xlabel="step", ylabel="loss (bits per byte)", title=f"{label}: learning")
+        row[2].set_ylim(2.5, 8.2)
+        row[0].legend(fontsize=8)
+        for axes in row:
+            axes.grid(alpha=0.2)
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = text_parser(__doc__, 200, 1, "depth.png")
+    parser.add_argument("--depths", type=at_least(1), nargs="+", default=[6, 24, 96])
+    parser.add_argument("--seeds", type=at_least(1), default=3)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    text, held_out = read(arguments.text)
+    found, figures = {}, {}
+    for depth in arguments.depths:
+        for place, label in PLACES.items():
+            how = (held_out[:BATCH], arguments.steps, arguments.seeds)
+            some = found[depth, place] = train(depth, place, text, *how)
+            last = some["losses"][-10:].mean(axis=0) / np.log(2)
+            ratio = some["before"].mean(axis=0)
+            figures[f"{label}, {depth} layers"] = {
+                "bits a byte at the end, by seed": last.tolist(),
+                "first over last layer's gradient at initialisation": float(ratio[0] / ratio[-1]),
+            }
+            print(f"{label} {depth:3} layers: {last.mean():.3f} bits a byte", flush=True)
+    conclude(figures, arguments.record)
+    draw(found, arguments.picture)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,134 @@
+"""Any two positions are one step apart with attention, and n apart through a recurrent state.
+
+    python experiments/distance.py --picture distance.png
+
+Recall: a row begins with a symbol, n fillers follow, and the last output must say the symbol
+again. Trained for so many steps at each distance n, from several seeds at once: what share is
+recalled; and before training, how much of a change in the first input reaches the last output.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from record import Parser, at_least, conclude, picture, run
+
+import jaxformer as jf
+from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.models.build import init
+
+SYMBOLS, FILLERS, BATCH = 16, 4, 32
+DISTANCES = (4, 8, 16, 32, 64, 128)
+COMMON = {"vocab_size": SYMBOLS + FILLERS, "max_length": 256, "embed_dim": 64, "num_layers": 2}
+MODELS = {
+    "RNN": (jf.RecurrentConfig(**COMMON, cell="rnn"), 2e-3),
+    "LSTM": (jf.RecurrentConfig(**COMMON, cell="lstm"), 1e-2),
+    "Transformer": (jf.DecoderConfig(**COMMON, num_heads=4, positions="rotary"), 2e-3),
+}
+
+
+def rows(key, distance: int):
+    """(tokens [BATCH, distance + 1], the symbol that each begins with)."""
+    first, rest = jax.random.split(key)
+    symbols = jax.random.randint(first, (BATCH, 1), 0, SYMBOLS)
+    fillers = jax.random.randint(rest, (BATCH, distance), SYMBOLS, SYMBOLS + FILLERS)
+    return jnp.concatenate([symbols, fillers], axis=1), symbols[:, 0]
+
+
+def reach(model, params, key, distance: int):
+    """The norm of ∂ (last hidden state, in a random direction) / ∂ first input over that for the
+    last input."""
+    tokens, _ = rows(key, distance)
+    x = params["embedding"]["tokens"][tokens]
+    direction = jax.random.normal(key, (64,))
+
+    def last(x):
+        hidden = model.apply({"params": params}, x, method="hidden_states")
+        return (hidden[:, -1] @ direction).sum()
+
+    sizes = jnp.linalg.norm(jax.grad(last)(x), axis=-1)
+    return (sizes[:, 0] / sizes[:, -1]).mean()
+
+
+def recalled(model, rate: float, distance: int, steps: int, seeds: int):
+    """(what share of 256 rows is recalled after training, how far a change reached before it), by
+    seed."""
+    warm = optax.linear_schedule(0.0, rate, 50)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
+
+    def loss(params, key):
+        tokens, symbols = rows(key, distance)
+        logits = model.apply({"params": params}, tokens)[:, -1]
+        right = (logits.argmax(axis=-1) == symbols).mean()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, symbols)
+        return losses.mean(), right
+
+    def one(key, params):
+        reached = reach(model, params, key, distance)
+
+        def step(state, key):
+            params, rest = state
+            gradients, _ = jax.grad(loss, has_aux=True)(params, key)
+            updates, rest = optimizer.update(gradients, rest, params)
+            return (optax.apply_updates(params, updates), rest), None
+
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps)
+        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        asked = jax.random.split(jax.random.fold_in(key, 2), 8)
+        return jax.vmap(lambda key: loss(params, key)[1])(asked).mean(), reached
+
+    keys = jax.random.split(jax.random.key(0), seeds)
+    params = jax.vmap(lambda key: init(model, key)["params"])(keys)
+    return [np.asarray(x) for x in jax.jit(jax.vmap(one))(keys, params)]
+
+
+def draw(found: dict, path: Path) -> None:
+    """Recall by distance, and what reaches the end before anything is learnt."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, by_distance in found.items():
+        shares, reached = (np.array(x) for x in zip(*by_distance.values(), strict=True))
+        for axes, values in ((left, 100 * shares), (right, reached)):
+            axes.plot(DISTANCES, values.mean(axis=1), "o-", label=name)
+            axes.fill_between(DISTANCES, values.min(axis=1), values.max(axis=1), alpha=0.2)
+    left.axhline(100 / SYMBOLS, linestyle=":", color="grey", label="by chance")
+    left.set(xlabel="positions between", ylabel="recalled (%)", ylim=(0, 103))
+    left.set_title("a symbol recalled, after training")
+    right.set(xlabel="positions between", ylabel="effect of the first input over the last's")
+    right.set_yscale("log")
+    right.set_title("what reaches the end, before training")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.2)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--steps", type=at_least(1), default=300)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
+    parser.add_argument("--picture", type=picture, default="distance.png")
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    found, figures = {}, {}
+    for name, (config, rate) in MODELS.items():
+        model, found[name] = jf.build(config, jf.Execution(layers="unrolled")), {}
+        for distance in DISTANCES:
+            some = recalled(model, rate, distance, arguments.steps, arguments.seeds)
+            found[name][distance] = some
+            print(f"{name:12} {distance:4}: {100 * some[0].mean():5.1f}% recalled", flush=True)
+        figures[name] = {
+            distance: {"recalled": share.tolist(), "reaches": reached.tolist()}
+            for distance, (share, reached) in found[name].items()
+        }
+    conclude(figures, arguments.record)
+    draw(found, arguments.picture)
+
+
+if __name__ == "__main__":
+    run(main)

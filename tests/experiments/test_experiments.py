@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -231,8 +232,8 @@ def test_a_run_goes_on_where_it_was_ended(tmp_path):
     pytest.importorskip("babel")
     command = ("--models", "lstm", "--minutes", "0.7", "--out", "run")
     process = subprocess.Popen([sys.executable, "-c", _IMPATIENT, *command], cwd=tmp_path, env=None)
-    checkpoints = tmp_path / "run" / "lstm" / "checkpoints"
-    while not list(checkpoints.glob("*/_CHECKPOINT_METADATA")):
+    checkpoints = Checkpoints(tmp_path / "run" / "lstm" / "checkpoints")
+    while not checkpoints.steps():  # written to the end
         assert process.poll() is None
     process.kill()
     process.wait()

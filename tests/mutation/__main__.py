@@ -1,17 +1,21 @@
-"""Put each bug of the catalogue into a copy of the package and see that each of its tests go red.
+"""Put each bug of the catalogue into a copy of the package and see that each of its tests goes red.
 
 python -m tests.mutation                 # all of them: a table, exit status 0 if all are killed
 python -m tests.mutation window padding  # those whose name holds one of the words
+python -m tests.mutation --sound 20      # the same tests on the code as it is, by so many seeds:
+                                         # each must stay green
 """
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutation.bugs import BUGS
-from tests.mutation.copies import mutated_copy
+from tests.mutation.copies import PROJECT, mutated_copy
 
 
 def killers(bug) -> list[tuple[str, str | None, float]]:
@@ -20,33 +24,60 @@ def killers(bug) -> list[tuple[str, str | None, float]]:
     with mutated_copy(bug) as folder:
         for test in bug.tests.split():
             begin = time.perf_counter()
-            red = _first_red(folder, f"tests/{test}", bug.name)
+            red = _first_red(folder, [f"tests/{test}"], bug.name)
             found.append((test, red, time.perf_counter() - begin))
     return found
 
 
-def _first_red(folder, test: str, name: str) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", test]
+def _first_red(folder, tests: list[str], name: str, *options: str) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider"]
     # Tests that start processes of their own must find the copy too.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [*command, *options, *tests], cwd=folder, env=environment, capture_output=True, text=True
+    )
     if run.returncode not in (0, 1):  # 1: tests failed; anything else: they did not run
         raise RuntimeError(f"{name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}")
     red = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
     return red.group(1) if red else None
 
 
-def main(words: list[str]) -> int:
+def kill(bugs) -> int:
+    """The table of the bugs, as they are killed; returns how many were not."""
+    survived = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for bug, found in zip(bugs, pool.map(killers, bugs), strict=True):
+            survived += not all(red for _, red, _ in found)
+            for test, red, seconds in found:
+                print(f"{bug.name:60} {seconds:4.0f} s  {red or 'SURVIVED ' + test}", flush=True)
+    print(f"{len(bugs) - survived} of {len(bugs)} bugs killed")
+    return survived
+
+
+def stay_sound(bugs, seeds: int) -> int:
+    """The bugs' tests on the code as it is; returns for how many seeds one of them went red."""
+    tests = sorted({f"tests/{test}" for bug in bugs for test in bug.tests.split()})
+
+    def red(seed):
+        return _first_red(PROJECT, tests, "the code as it is", f"--hypothesis-seed={seed}")
+
+    wrong = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for seed, test in enumerate(pool.map(red, range(seeds))):
+            wrong += test is not None
+            print(f"seed {seed:2}: {test or f'{len(tests)} tests and files green'}", flush=True)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation")
+    parser.add_argument("words", nargs="*", help="bugs whose name holds one of them; else all")
+    parser.add_argument("--sound", type=int, metavar="SEEDS", help="try the tests on sound code")
+    arguments = parser.parse_args()
+    words = arguments.words
     chosen = [bug for bug in BUGS if not words or any(word in bug.name for word in words)]
-    killed = 0
-    for bug in chosen:
-        found = killers(bug)
-        killed += all(red for _, red, _ in found)
-        for test, red, seconds in found:
-            print(f"{bug.name:55} {seconds:5.0f} s  {red or 'SURVIVED ' + test}", flush=True)
-    print(f"{killed} of {len(chosen)} bugs killed")
-    return 0 if killed == len(chosen) else 1
+    return int(bool(stay_sound(chosen, arguments.sound) if arguments.sound else kill(chosen)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -14,9 +14,12 @@ from jaxformer.functional.taps import Patch
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import compare, dependency_matrix
 
-# In the order of computation; what comes before attention in a block and what comes after it.
-_BEFORE = ("block.input", "attention.query", "attention.key", "attention.value")
-_AFTER = (
+# Inside a block, in the order of computation.
+_INNER = (
+    "block.input",
+    "attention.query",
+    "attention.key",
+    "attention.value",
     "attention.heads",
     "attention.output",
     "block.middle",
@@ -47,19 +50,18 @@ def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
     "attention.weights" are left out: to be seen, they must be computed in another way.
     """
     known = getattr(model, "points", ())
-    points = [point for point in ("embedding", *_BEFORE, *_AFTER, "final_norm") if point in known]
-    if not points:
+    if not known:
         logits = model.apply(variables, tokens, segments, **read)
         return [Value("logits", None, np.asarray(logits, np.float32))]
+    inner = [point for point in _INNER if point in known]
+    capture = ("embedding", *inner, "final_norm")
     logits, captured = model.apply(
-        variables, tokens, segments, **read, capture=tuple(points), method="inspect"
+        variables, tokens, segments, **read, capture=capture, method="inspect"
     )
-    inner = [point for point in points if point in (*_BEFORE, *_AFTER)]
-    found = [Value(p, None, captured[p]) for p in points if p == "embedding"]
+    found = [Value("embedding", None, captured["embedding"])]
     for layer in range(model.config.num_layers):
-        found += [Value(p, layer, captured[p][layer]) for p in inner]
-    found += [Value(p, None, captured[p]) for p in points if p == "final_norm"]
-    found.append(Value("logits", None, logits))
+        found += [Value(point, layer, captured[point][layer]) for point in inner]
+    found += [Value("final_norm", None, captured["final_norm"]), Value("logits", None, logits)]
     return [value._replace(value=np.asarray(value.value, np.float32)) for value in found]
 
 

@@ -5,6 +5,8 @@ axis: uint8 [*shape, bytes], where an axis of size 1 stands for one along which 
 the same marks. None is an array that no input has marked.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 
@@ -72,3 +74,29 @@ def compressed(marks):
         if marks.shape[axis] > 1 and (marks.take([1], axis) == first).all():
             marks = first if (marks == first).all() else marks
     return marks
+
+
+class Marked(NamedTuple):
+    """A value and which inputs have had a say in it."""
+
+    value: Any
+    marks: np.ndarray | None = None
+
+
+def everything(params, inputs, outputs):
+    """Each element of each output by all that any element of any input is marked by."""
+    flat = [merged(x.marks, range(x.marks.ndim - 1)) for x in inputs if x.marks is not None]
+    every = union(*(marks.reshape(-1) for marks in flat))
+    return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]
+
+
+def counts(x: Marked, is_absorbing):
+    """bool [*shape]: not an element that settles the result whatever it meets."""
+    settled = is_absorbing(np.asarray(x.value))
+    if not settled.any():
+        return None
+    return ~settled | marked(x.marks, settled.shape)
+
+
+def is_zero(x):
+    return x == 0

@@ -15,7 +15,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.passing import Marked, everything, rule_of
+from jaxformer.verify.marks import Marked, everything
+from jaxformer.verify.passing import rule_of
 
 
 def taint(function, inputs, num_positions: int, chosen):

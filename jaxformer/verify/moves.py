@@ -1,0 +1,125 @@
+"""How marks pass where elements are moved: each goes with the element that it came with.
+
+`rule(params, inputs, outputs)`, as in `passing`; `moved` and `gathered` make one for a primitive.
+"""
+
+import jax
+import numpy as np
+
+from jaxformer.verify import marks as m
+from jaxformer.verify.marks import Marked, everything
+
+
+def moved(primitive):
+    """Run the primitive on the numbers of the elements instead of their values."""
+
+    def rule(params, inputs, outputs):
+        rows, numbers, count = [], [], 0
+        for x in inputs:
+            is_index = len(numbers) >= MOVED[primitive.name]
+            if is_index:  # where to, not what
+                numbers.append(x.value)
+                continue
+            shape = np.shape(x.value)
+            size = int(np.prod(shape))
+            numbers.append(np.arange(count, count + size, dtype=np.int32).reshape(shape))
+            rows.append((x.marks, shape))
+            count += size
+        found = primitive.bind(*map(jax.numpy.asarray, numbers), **_for_numbers(params))
+        table = _rows_of(rows, count)
+        found = found if primitive.multiple_results else [found]
+        direction = m.union(*(_merged_whole(x) for x in inputs[MOVED[primitive.name] :]))
+        moved = [table[np.where(np.asarray(y) < 0, count, np.asarray(y))] for y in found]
+        return [m.compressed(m.union(marks, direction)) for marks in moved]
+
+    return rule
+
+
+def _for_numbers(params):
+    """What is out of bounds comes from nowhere, −1."""
+    return {**params, "fill_value": -1} if "fill_value" in params else params
+
+
+def _rows_of(rows, count: int):
+    """[count + 1, bytes]: the marks of all elements one after the other, and of none."""
+    width = next(marks.shape[-1] for marks, _ in rows if marks is not None)
+    table, start = np.zeros((count + 1, width), np.uint8), 0
+    for marks, shape in rows:
+        size = int(np.prod(shape))
+        if marks is not None:
+            table[start : start + size] = m.expand(marks, shape).reshape(size, width)
+        start += size
+    return table
+
+
+def _merged_whole(x: Marked):
+    return None if x.marks is None else m.merged(x.marks, range(x.marks.ndim - 1)).reshape(-1)
+
+
+# Of how many of the first operands are the elements moved? The others say where to.
+_MANY = 1 << 20
+MOVED = {"slice": 1, "rev": 1, "split": 1, "gather": 1, "dynamic_slice": 1, "pad": 2}
+MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "expand_dims": 1}
+
+
+def gathered(primitive):
+    """A gather's indices are marked row by row: each output by its own index too."""
+    plain = moved(primitive)
+
+    def rule(params, inputs, outputs):
+        operand, indices = inputs
+        moved = None
+        if operand.marks is not None:
+            moved = plain(params, (operand, Marked(indices.value)), outputs)[0]
+        if indices.marks is None:
+            return [moved]
+        numbers = params["dimension_numbers"]
+        each = m.merged(indices.marks, (indices.marks.ndim - 2,))  # the index vector's axis
+        shape = [1] * np.ndim(outputs[0])
+        batch = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
+        for axis, size in zip(batch, each.shape[:-2], strict=True):
+            shape[axis] = size
+        return [m.union(moved, each.reshape(*shape, each.shape[-1]))]
+
+    return rule
+
+
+def scattered(params, inputs, outputs):
+    """Values set at clean places: each element is its last writer's. Anything else: everything."""
+    operand, indices, updates = inputs
+    if indices.marks is not None:
+        return everything(params, inputs, outputs)
+    sizes = [int(np.prod(np.shape(x.value))) for x in (operand, updates)]
+    numbers = [
+        np.arange(start, start + size, dtype=np.int32).reshape(np.shape(x.value))
+        for x, start, size in zip((operand, updates), (0, sizes[0]), sizes, strict=True)
+    ]
+    found = jax.lax.scatter(
+        jax.numpy.asarray(numbers[0]),
+        indices.value,
+        jax.numpy.asarray(numbers[1]),
+        params["dimension_numbers"],
+        indices_are_sorted=params["indices_are_sorted"],
+        unique_indices=params["unique_indices"],
+        mode=params["mode"],
+    )
+    table = _rows_of([(x.marks, np.shape(x.value)) for x in (operand, updates)], sum(sizes))
+    return [m.compressed(table[np.asarray(found)])]
+
+
+def added_at(params, inputs, outputs):
+    """Values added at clean places: an element's own marks, and those of all its writers."""
+    operand, indices, updates = inputs
+    if indices.marks is not None:
+        return everything(params, inputs, outputs)
+    if updates.marks is None:
+        return [operand.marks]
+    how = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
+    bits = np.unpackbits(m.expand(updates.marks, np.shape(updates.value)), axis=-1)
+    empty = jax.numpy.zeros(np.shape(operand.value), np.int32)
+
+    def one(bit):
+        return jax.lax.scatter_add(empty, indices.value, bit, params["dimension_numbers"], **how)
+
+    found = jax.vmap(one, -1, -1)(jax.numpy.asarray(bits, np.int32))
+    return [m.union(operand.marks, np.packbits(np.asarray(found) > 0, axis=-1))]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from jaxformer.functional import Causal, Packed, Padding, Places, Prefix, Window
 from jaxformer.functional.masks import All, Table
-from tests.properties import oracle, tiny
+from jaxformer.verify import rules
+from tests.properties import tiny
 
 LITERAL = {
     "causal": (Causal(), ["1000", "1100", "1110", "1111"]),
@@ -102,11 +103,11 @@ def test_ranges_are_tight(start, size, window):
 @given(segments=tiny.segment_rows(), window=st.integers(1, 5), prefix=st.integers(0, 5))
 def test_rules_on_counted_positions_are_the_loops(segments, window, prefix):
     """Window, prefix and documents together, positions counted per document, against the oracle."""
-    documents, positions = oracle.read(segments)
+    documents, positions = rules.read(segments)
     places = Places(len(segments), positions, documents)
     rule = Prefix(prefix) & Window(window) & Packed()
     np.testing.assert_array_equal(
-        rule(places, places), oracle.visible(segments, window=window, prefix=prefix)
+        rule(places, places), rules.visible(segments, window=window, prefix=prefix)
     )
 
 

@@ -1,86 +1,15 @@
 """What the model should compute, in plain NumPy loops and float64.
 
-Nothing here imports `jaxformer`: a rule that is wrong agrees with itself. Everything is about one
-row at a time; a mask is given by its numbers (`window`, `prefix`) and the row's segment ids.
+Nothing here is the package's own mathematics: what is wrong agrees with itself. Everything is about
+one row at a time; who may see whom is said by `verify.rules`, which is loops too and is held to
+tables drawn by hand.
 """
 
 import math
 
 import numpy as np
 
-
-def read(segments):
-    """(document, position) of each token; both 0 for padding, documents counted from 1.
-
-    A document is a maximal run of equal non-zero ids, padding left out of account.
-    """
-    documents, positions = [], []
-    last_id = document = position = 0
-    for segment in segments:
-        if segment == 0:
-            documents.append(0)
-            positions.append(0)
-            continue
-        if segment != last_id:
-            last_id, document, position = segment, document + 1, 0
-        documents.append(document)
-        positions.append(position)
-        position += 1
-    return np.array(documents), np.array(positions)
-
-
-def visible(segments, window=None, prefix=0):
-    """bool [length, length]: may the token of this row see the token of that column?"""
-    documents, positions = read(segments)
-    length = len(segments)
-    seen = np.zeros((length, length), bool)
-    for i in range(length):
-        for j in range(length):
-            if documents[i] == 0 or documents[i] != documents[j]:
-                continue
-            allowed = positions[j] <= positions[i] or positions[j] < prefix
-            if window is not None and positions[i] - positions[j] >= window:
-                allowed = False
-            seen[i, j] = allowed
-    return seen
-
-
-def convolved(segments, kernel_size, dilation, causal=True):
-    """bool [length, length]: does the kernel at the token of this row reach that of the column?
-    Distance is counted in tokens of the document."""
-    documents, positions = read(segments)
-    ahead = 0 if causal else kernel_size // 2
-    reach = [dilation * (k - kernel_size + 1 + ahead) for k in range(kernel_size)]
-    length = len(segments)
-    seen = np.zeros((length, length), bool)
-    for i in range(length):
-        for j in range(length):
-            same = documents[i] != 0 and documents[i] == documents[j]
-            seen[i, j] = same and positions[j] - positions[i] in reach
-    return seen
-
-
-def dependencies(layers, alive, residual=True):
-    """bool [length, length]: on which inputs does each output depend after these layers?
-
-    layers: for each, who sees whom; alive: whose input is read at all (padding is not). A layer
-    reaches what the seen ones had reached; the residual adds what the position itself had.
-    """
-    length = len(alive)
-    reached = [{i} if alive[i] else set() for i in range(length)]
-    for seen in layers:
-        following = []
-        for i in range(length):
-            through = set(reached[i]) if residual else set()
-            for j in range(length):
-                if seen[i, j]:
-                    through |= reached[j]
-            following.append(through)
-        reached = following
-    table = np.zeros((length, length), bool)
-    for i, sources in enumerate(reached):
-        table[i, list(sources)] = True
-    return table
+from jaxformer.verify import rules
 
 
 def softmax(scores):
@@ -181,14 +110,14 @@ def feed_forward(weights, x, activation, output_activation=False):
 def decoder(params, tokens, segments, config):
     """Logits [length, vocab] of one row; rows of padding are meaningless. `config` is read only."""
     params = float64(params)
-    positions = read(segments)[1]
+    positions = rules.read(segments)[1]
     table = params["embedding"]["tokens"]
     x = table[np.asarray(tokens)] * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
     if config.positions == "learned":
         x = x + params["embedding"]["positions"][positions]
     elif config.positions == "sinusoidal":
         x = x + sinusoids(positions, config.embed_dim)
-    seen = visible(segments, config.window, config.prefix)
+    seen = rules.visible(segments, config.window, config.prefix)
     for layer in range(config.num_layers):
         x = _block(_layer(params["blocks"], layer), x, seen, positions, config)
     if "final_norm" in params:

@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from jaxformer.functional import Causal, Packed, Places, Prefix, Window, blockwise
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.masks import Table
+from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 4, 12, 4, 3
@@ -79,10 +80,10 @@ def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
 def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
     """Packed documents under each rule, small scores and saturated ones, two queries a key head."""
     mask, numbers = RULES[rule]
-    read = [oracle.read(ids) for ids in segments]
+    read = [rules.read(ids) for ids in segments]
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
     inputs = random_inputs(seed, 2, size=size)
-    seen = [oracle.visible(ids, **numbers) for ids in segments]
+    seen = [rules.visible(ids, **numbers) for ids in segments]
     places = Places(LENGTH, positions, documents)
     check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**2))
 
@@ -92,7 +93,7 @@ def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
 def test_a_row_in_order_needs_no_places(rule, seed):
     """Positions 0, 1, 2, … known while tracing: ruled-out blocks are skipped, the values stay."""
     mask, numbers = RULES[rule]
-    seen = [oracle.visible([1] * LENGTH, **numbers)] * 2
+    seen = [rules.visible([1] * LENGTH, **numbers)] * 2
     check(mask, "blockwise", random_inputs(seed, 2), None, seen)
 
 
@@ -110,13 +111,13 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
     monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
     mask, numbers = RULES[rule]
     inputs = random_inputs(0, 2, length=150, batch=1)
-    check(mask, "blockwise", inputs, None, [oracle.visible([1] * 150, **numbers)])
+    check(mask, "blockwise", inputs, None, [rules.visible([1] * 150, **numbers)])
 
 
 @given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
 def test_a_table_joins_a_rule(seed, table):
     """Table & Causal: both hold, in several blocks of queries as well."""
-    inputs, causal = random_inputs(seed, 2), oracle.visible([1] * LENGTH)
+    inputs, causal = random_inputs(seed, 2), rules.visible([1] * LENGTH)
     found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))
     for row in range(2):
         wanted = oracle.attention(*(x[row] for x in inputs[:3]), table[row] & causal)
@@ -159,7 +160,7 @@ def under_causal(implementation):
 def test_queries_may_stand_anywhere(implementation, seed, start):
     """Five queries at positions `start` … against twelve stored keys, as in a cache."""
     query, key, value, cotangent = random_inputs(seed, 2)
-    seen = oracle.visible([1] * LENGTH, window=3)[start : start + 5]
+    seen = rules.visible([1] * LENGTH, window=3)[start : start + 5]
     five = [query[:, :, :5], key, value, cotangent[:, :, :5]]
     places = jnp.arange(start, start + 5), jnp.arange(LENGTH)
     found = offset(implementation)(*map(jnp.asarray, five[:3]), *places)
@@ -201,7 +202,7 @@ def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
 def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments):
     """NaN in query, key and value of padding: the same output and gradients to the last bit."""
     run = with_gradients(RULES["causal"][0] & Packed(), implementation)
-    documents = jnp.array([oracle.read(ids)[0] for ids in segments])
+    documents = jnp.array([rules.read(ids)[0] for ids in segments])
     places = Places(LENGTH, None, documents)
     query, key, value, cotangent = map(jnp.asarray, random_inputs(seed, 2))
     padding = (segments == 0)[:, None, :, None]
@@ -214,7 +215,7 @@ def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_scores_and_softmax_are_float32(implementation):
     """Large scores that differ by little: the error stays that of rounding the weights once."""
-    mask, seen = Causal(), oracle.visible([1] * LENGTH)
+    mask, seen = Causal(), rules.visible([1] * LENGTH)
     query, key, value, _ = (jnp.asarray(x, jnp.bfloat16) for x in random_inputs(0, 2))
     output = attend(query * 8, key + 8, value, mask, implementation=implementation)
     assert output.dtype == jnp.bfloat16

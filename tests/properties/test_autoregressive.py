@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from tests.properties import oracle, tiny
+from jaxformer.verify import rules
+from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import changed, jacobian
 
@@ -63,25 +64,6 @@ each_model = each_model_but()
 DECODERS = ("decoder", "llama", "post-norm")  # test_dependency and test_invariance have these
 
 
-def layers(config, ids):
-    """Who sees whom in each layer, for one row of segment ids."""
-    if isinstance(config, CNN):
-        dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
-        return [oracle.convolved(ids, config.kernel_size, d, config.causal) for d in dilations]
-    window, prefix = getattr(config, "window", None), getattr(config, "prefix", 0)
-    return [oracle.visible(ids, window, prefix)] * config.num_layers
-
-
-def expected(config, segments):
-    """bool [batch, length, batch, length]: nothing passes from row to row."""
-    batch, length = segments.shape
-    table = np.zeros((batch, length, batch, length), bool)
-    for row, ids in enumerate(segments):
-        residual = getattr(config, "residual", False)
-        table[row, :, row] = oracle.dependencies(layers(config, ids), ids != 0, residual)
-    return table
-
-
 @each_model_but(*DECODERS)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_jacobian_is_the_composed_rule(name, seed, segments):
@@ -90,7 +72,7 @@ def test_jacobian_is_the_composed_rule(name, seed, segments):
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     read = tiny.read(model, tiny.sources(model, seed, BATCH))
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None, **read)
-    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+    np.testing.assert_array_equal(np.asarray(found), rules.of(model.config, segments))
 
 
 @each_model_but(*DECODERS)
@@ -104,7 +86,7 @@ def test_another_input_changes_nothing_beyond_the_rule(name, seed, segments):
     read = tiny.read(model, tiny.sources(model, seed, BATCH))
     found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other, **read)
     found = np.asarray(found).transpose(1, 2, 0)  # [batch, output, input]
-    assert not (found & ~expected(config, segments)[:, :, 0]).any()
+    assert not (found & ~rules.of(config, segments)[:, :, 0]).any()
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
@@ -114,9 +96,9 @@ def test_a_centred_convolution_sees_what_is_to_come(seed, segments):
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     variables = tiny.weights(model, seed)
     found = np.asarray(jacobian(model)(variables, x, jnp.asarray(segments), None))
-    np.testing.assert_array_equal(found, expected(model.config, segments))
+    np.testing.assert_array_equal(found, rules.of(model.config, segments))
     for row, ids in enumerate(segments):
-        together = np.flatnonzero(np.diff(oracle.read(ids)[0][ids != 0]) == 0)
+        together = np.flatnonzero(np.diff(rules.read(ids)[0][ids != 0]) == 0)
         assert len(together) == 0 or np.triu(found[row, :, row], 1).any()
     for call in (
         lambda: jf.generate(model, variables, [[1]], max_new_tokens=1, key=jax.random.key(0)),
@@ -156,7 +138,7 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
     together = tiny.apply(model)(variables, tokens, segments, **tiny.read(model, source))
     together = np.asarray(together)
     for row, ids in enumerate(segments):
-        documents, _ = oracle.read(ids)
+        documents, _ = rules.read(ids)
         for document in range(1, documents.max() + 1):
             own = np.flatnonzero(documents == document)
             text = np.zeros_like(tokens)

@@ -1,6 +1,6 @@
 """What an output may depend on: exactly the rule, composed over the layers. Nothing more or less.
 
-The whole model is asked, from embeddings to logits, and compared with `oracle.dependencies`: by its
+The whole model is asked, from embeddings to logits, and compared with `rules.composed`: by its
 Jacobian, and by changing one input at a time.
 """
 
@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from jaxformer.functional import dot_product_attention
 from jaxformer.functional.blocks import block, run_blocks
-from tests.properties import oracle, tiny
+from jaxformer.verify import rules
+from tests.properties import tiny
 from tests.properties.witness import by_jacobian, changed, jacobian, one_number
 
 MASKS = {
@@ -27,17 +28,6 @@ MASKS = {
     "prefix+window": {"prefix": 3, "window": 4, "norm_position": "post"},
 }
 BATCH = 2
-
-
-def expected(config, segments):
-    """bool [batch, length, batch, length]: nothing passes from row to row."""
-    batch, length = segments.shape
-    table = np.zeros((batch, length, batch, length), bool)
-    for row, ids in enumerate(segments):
-        seen = oracle.visible(ids, config.window, config.prefix)
-        layers = [seen] * config.num_layers
-        table[row, :, row] = oracle.dependencies(layers, ids != 0, config.residual)
-    return table
 
 
 @pytest.mark.parametrize(
@@ -56,7 +46,7 @@ def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, se
     model = tiny.build(attention=attention, layers=layers, remat=remat, dtype=dtype, **MASKS[mask])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
-    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+    np.testing.assert_array_equal(np.asarray(found), rules.of(model.config, segments))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +68,7 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
     other = tiny.embeddings(seed + 1, config.embed_dim)
     found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other)
     found = np.asarray(found).transpose(1, 2, 0)  # [batch, output, input]
-    allowed = expected(config, segments)[:, :, 0]
+    allowed = rules.of(config, segments)[:, :, 0]
     if dtype == "bfloat16":  # a small change may be rounded away: nothing more, maybe less
         assert not (found & ~allowed).any()
     else:
@@ -93,7 +83,7 @@ def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, None, None)
     segments = np.ones((BATCH, tiny.LENGTH), int)
-    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+    np.testing.assert_array_equal(np.asarray(found), rules.of(model.config, segments))
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
@@ -102,7 +92,7 @@ def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     model = tiny.build(**{**MASKS["window"], "residual": False, "norm": "none"})
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
-    np.testing.assert_array_equal(np.asarray(found), expected(model.config, segments))
+    np.testing.assert_array_equal(np.asarray(found), rules.of(model.config, segments))
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
@@ -110,7 +100,7 @@ def test_options_keep_the_mask(seed, segments):
     """Asking for the attention weights leaves the rule as it is; dropout lets nothing else in."""
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, tiny.SIZES["embed_dim"])
     model = tiny.build(**MASKS["window"])
-    rule, variables = expected(model.config, segments), tiny.weights(model, seed)
+    rule, variables = rules.of(model.config, segments), tiny.weights(model, seed)
     segments, key = jnp.asarray(segments), jax.random.key(seed)
     found = jacobian(model, capture=("attention.weights",))(variables, x, segments, None)
     np.testing.assert_array_equal(np.asarray(found), rule)
@@ -150,5 +140,5 @@ def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers
     x = tiny.embeddings(seed, 1, 7, model.config.embed_dim)
     blocks = tiny.weights(model, seed)["params"]["blocks"]
     found = run(blocks, x, jnp.asarray(table)[None])[0, :, 0]
-    paths = oracle.dependencies([table] * model.config.num_layers, np.ones(7, bool))
+    paths = rules.composed([table] * model.config.num_layers, np.ones(7, bool))
     np.testing.assert_array_equal(np.asarray(found), paths)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional.taps import Patch
-from tests.properties import oracle, tiny
+from jaxformer.verify import rules
+from tests.properties import tiny
 
 RATE, BATCH = 0.4, 2
 POINTS = ("embedding", "block.input", "attention.output", "block.middle", "feedforward.output")
@@ -105,7 +106,7 @@ def test_every_declared_point_is_captured_as_it_is(seed, segments):
     np.testing.assert_array_equal(values["block.input"][0], values["embedding"])
     np.testing.assert_array_equal(values["block.input"][1:], values["block.output"][:-1])
     tiny.close(values["block.middle"] - values["attention.output"], values["block.input"])
-    seen = np.stack([oracle.visible(ids, window=3) for ids in segments])[:, None]
+    seen = np.stack([rules.visible(ids, window=3) for ids in segments])[:, None]
     weights = values["attention.weights"]
     assert not weights[:, ~np.broadcast_to(seen, weights.shape[1:])].any()
     tiny.close(weights.sum(axis=-1), np.broadcast_to(seen.any(axis=-1), weights.shape[:-1]))

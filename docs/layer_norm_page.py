@@ -1,9 +1,9 @@
 """The LayerNorm lesson's page: two sliders, and what `layer_norm` makes of a vector.
 
-    python docs/layer_norm_page.py        # writes docs/layer-norm.html
+    python docs/layer_norm_page.py        # writes docs/layer-norm.js
 
-The page computes nothing: for every place of the sliders it holds what `layer_norm` gave. It is one
-file, without a network, that any browser opens.
+layer-norm.html computes nothing: for every place of its sliders these values are what `layer_norm`
+gave. It needs no network: any browser opens it.
 """
 
 import json
@@ -14,10 +14,9 @@ import numpy as np
 
 from jaxformer.functional import layer_norm
 
-PAGE = Path(__file__).with_name("layer-norm.html")
-TEMPLATE = Path(__file__).with_name("layer-norm.template.html")
-VECTOR = (12.0, -3.0, 7.5, 0.5, 22.0, -9.0, 4.0, 14.0)  # a wide spread about a mean of 6
-SCALES = np.round(np.arange(0, 31) / 10, 1)
+VALUES = Path(__file__).with_name("layer-norm.js")
+VECTOR = (8.0, -2.0, 5.0, 1.0, 2.0, -1.0, 1.0, 2.0)  # mean 2, spread 3: γ = 3, β = 2 undo it
+SCALES = np.round(np.arange(0, 41) / 10, 1)
 BIASES = np.round(np.arange(-30, 31) / 10, 1)
 
 
@@ -26,20 +25,20 @@ def table() -> np.ndarray:
     x = jnp.array(VECTOR)
     one = jnp.ones_like(x)
     rows = [[layer_norm(x, g * one, b * one) for b in BIASES] for g in SCALES]
-    return np.round(np.array(rows, np.float64), 4)
+    return np.round(np.array(rows, np.float64), 3)
 
 
-def page() -> str:
-    """The lesson as HTML."""
+def script() -> str:
+    """The values, as the page reads them."""
     values = {
         "input": VECTOR,
         "scales": SCALES.tolist(),
         "biases": BIASES.tolist(),
         "outputs": table().tolist(),
     }
-    return TEMPLATE.read_text().replace("{{values}}", json.dumps(values, separators=(",", ":")))
+    return f"const values = {json.dumps(values, separators=(',', ':'))};\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    print(f"{PAGE}: {PAGE.stat().st_size / 1000:.0f} kB")
+    VALUES.write_text(script())
+    print(f"{VALUES}: {VALUES.stat().st_size / 1000:.0f} kB")

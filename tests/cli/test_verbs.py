@@ -138,7 +138,7 @@ def test_help_does_not_wait_for_jax():
 
     code = (
         "import sys; from jaxformer.cli import main\n"
-        "for words in (['--help'], ['train', '--help'], ['generate', '--help']):\n"
+        "for words in (['--help'], ['train', '--help'], ['verify', '--help']):\n"
         "    try: main(words)\n"
         "    except SystemExit: pass\n"
         "heavy = {'jax', 'flax', 'optax', 'grain', 'orbax', 'matplotlib'} & sys.modules.keys()\n"

@@ -40,3 +40,17 @@ def quick_compilation(request):
     jax.config.update(option, not optimized)
     yield
     jax.config.update(option, before)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How often the dependency property was tried, and that it held."""
+    counts = {"passed": [], "failed": []}
+    for outcome, found in counts.items():
+        for report in terminalreporter.stats.get(outcome, ()):
+            found += [n for name, n in report.user_properties if name == "dependency cases"]
+    tests, failed = len(counts["passed"]), len(counts["failed"])
+    if tests or failed:
+        terminalreporter.write_line(
+            f"dependency: {sum(counts['passed']):,} generated cases in {tests} tests with 0 "
+            f"spurious and 0 missing edges; {failed} tests failed"
+        )

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxformer.functional import blockwise
+from tests.properties import witness
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,3 +17,14 @@ def small_blocks():
 @pytest.fixture(scope="module", autouse=True)
 def quickly(quick_compilation):
     """All of them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Notes how many generated cases the test held to a rule, for the summary of the run."""
+    before = witness.cases
+    try:
+        return (yield)
+    finally:
+        if witness.cases > before:
+            item.user_properties.append(("dependency cases", witness.cases - before))

@@ -1,9 +1,29 @@
-"""Which output of a model depends on which input, asked of the model itself."""
+"""Which output of a model depends on which input, asked of the model itself, and held to a rule."""
 
 from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from hypothesis import settings
+
+cases = 0  # so many were held to a rule; the summary of a run has the sum over its tests
+many = settings(max_examples=max(40, settings().max_examples))  # a case costs milliseconds
+
+
+def exactly(found, rule):
+    """No edge more than the rule's (an effect of NaN is an edge), and none less."""
+    global cases
+    cases += 1
+    np.testing.assert_array_equal(np.asarray(found), rule)
+
+
+def within(found, rule):
+    """No edge more than the rule's: where an effect may be rounded away, or dropped."""
+    global cases
+    cases += 1
+    spurious = np.asarray(found) & ~rule
+    assert not spurious.any(), f"spurious edges: {np.argwhere(spurious).tolist()}"
 
 
 def by_jacobian(function, x):
@@ -34,7 +54,7 @@ def jacobian(model, dropout=False, capture=None):
 
 @cache
 def changed(model):
-    """bool [length, batch, length]: is an output another, bit by bit, once input j of row 0 is?
+    """bool [batch, output, input]: is an output another, bit by bit, once that input of row 0 is?
 
     Input number `length`, out of range, changes nothing: one program runs them all."""
 
@@ -43,6 +63,6 @@ def changed(model):
             return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments, **read)
 
         y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
-        return (y[:-1] != y[-1]).any(axis=-1)
+        return (y[:-1] != y[-1]).any(axis=-1).transpose(1, 2, 0)
 
     return jax.jit(run)

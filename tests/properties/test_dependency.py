@@ -23,7 +23,6 @@ from tests.properties.witness import (
     changed,
     exactly,
     jacobian,
-    many,
     one_number,
     within,
 )
@@ -48,7 +47,7 @@ BATCH = 2
         dtype=("float32", "bfloat16"),
     ),
 )
-@many
+@tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, seed, segments):
     """∂ output i / ∂ input j ≠ 0 exactly where a path of the rule leads from j to i."""
@@ -68,7 +67,7 @@ def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, se
         ("prefix+window", "blockwise", "scan", "bfloat16"),
     ],
 )
-@many
+@tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype, seed, segments):
     """Changing input j changes the outputs to which a path leads, and not one bit elsewhere."""
@@ -83,7 +82,7 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@many
+@tiny.many
 @given(seed=tiny.seeds)
 def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
     """Without segments, positions are known while tracing and ruled-out key blocks are left out."""
@@ -94,7 +93,7 @@ def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
     exactly(found, rules.of(model.config, segments))
 
 
-@many
+@tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     """residual=False: the rule alone, composed (lecture 10's decoder)."""
@@ -104,7 +103,7 @@ def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     exactly(found, rules.of(model.config, segments))
 
 
-@many
+@tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_options_keep_the_mask(seed, segments):
     """Asking for the attention weights leaves the rule as it is; dropout lets nothing else in."""
@@ -143,7 +142,7 @@ def jacobian_through_tables(attention, layers):
 
 
 @pytest.mark.parametrize("attention, layers", [("explicit", "unrolled"), ("blockwise", "scan")])
-@many
+@tiny.many
 @given(seed=tiny.seeds, table=arrays(bool, (7, 7), elements=st.booleans()))
 def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers, seed, table):
     """A table without its diagonal, rows that see nothing: paths, and each position itself."""

@@ -11,7 +11,7 @@ from jaxformer.functional.masking import mask_tokens
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 from tests.properties.test_autoregressive import BATCH, squares
-from tests.properties.witness import exactly, jacobian, many
+from tests.properties.witness import exactly, jacobian
 
 MODELS = {
     "bert": {"norm_position": "post", "embedding_norm": True, "activation": "gelu"},
@@ -31,7 +31,7 @@ def build(name):
 
 
 @each_model
-@many
+@tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_every_output_depends_on_all_of_its_document(name, seed, segments):
     """∂ output i / ∂ input j ≠ 0 exactly where both are tokens of one document."""

@@ -12,7 +12,7 @@ from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.chunks import chunked
 from tests.properties.test_autoregressive import BATCH, MODELS, squares
-from tests.properties.witness import by_jacobian, exactly, many, one_number
+from tests.properties.witness import by_jacobian, exactly, one_number
 
 LENGTH = 8
 SOURCED = [name for name in MODELS if "source" in str(MODELS[name]) or "encoder" in name]
@@ -30,7 +30,7 @@ def setup(name, seed):
 
 
 @each_sourced
-@many
+@tiny.many
 @given(seed=tiny.seeds, padding=paddings)
 def test_every_output_depends_on_all_of_its_source(name, seed, padding):
     """∂ output i / ∂ source j ≠ 0 exactly for the tokens of the row's own source, however late."""

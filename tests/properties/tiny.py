@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
@@ -118,6 +119,8 @@ def embeddings(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+# The dependency property, of which a case costs milliseconds, is tried on more.
+many = settings(max_examples=max(40, settings().max_examples))
 seeds = st.integers(0, 2**32 - 1)
 
 

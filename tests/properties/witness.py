@@ -5,10 +5,8 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import settings
 
 cases = 0  # so many were held to a rule; the summary of a run has the sum over its tests
-many = settings(max_examples=max(40, settings().max_examples))  # a case costs milliseconds
 
 
 def exactly(found, rule):

@@ -138,6 +138,17 @@ def test_a_witness_that_sees_less_says_why():
     assert dead.matrix.sum() == 3 and not dead.effects.any() and len(dead.disagreements) == 6
 
 
+@pytest.mark.parametrize("witness", ["taint", "derivative", "change"])
+def test_every_feature_has_a_say(witness):
+    """A leak through one feature of many is a leak, whichever it is."""
+    for feature in range(4):
+        leak = np.eye(4, dtype=np.float32)[feature]
+        found = dependency_matrix(
+            lambda x, leak=leak: x + leak * x[:1].sum(), jnp.ones((3, 4)), witnesses=(witness,)
+        )
+        assert found.matrix[:, 0].all(), feature
+
+
 def test_infinity_gets_past_a_zero():
     """0 × ∞ is NaN: the effect is seen by a change, and that no path was followed is said."""
     x, others = jnp.ones((3, 2)), jnp.full((3, 2), jnp.inf)

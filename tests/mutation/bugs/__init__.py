@@ -9,6 +9,7 @@ from tests.mutation.bugs import (
     recurrent,
     source,
     training,
+    verify,
 )
 
 BUGS = (
@@ -20,4 +21,5 @@ BUGS = (
     *recurrent.BUGS,
     *source.BUGS,
     *training.BUGS,
+    *verify.BUGS,
 )

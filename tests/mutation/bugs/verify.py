@@ -1,0 +1,119 @@
+"""What checks the models, wrong itself: a witness that is blind, a rule that is another."""
+
+from tests.mutation.bug import Bug
+
+TAINT = "verify/test_taint.py::test_every_path_and_no_other"
+COMPARED = "verify/test_dependency.py"
+CERTIFICATE = "verify/test_certificate.py::test_a_bug_fails_its_property_at_its_layer"
+
+BUGS = (
+    # ---- taint: too much, and too little
+    Bug(
+        "taint goes through a product with 0",
+        "verify/products.py",
+        "passed = _through(a.marks(), b.live())",
+        "passed = _through(a.marks(), None)",
+        f"{TAINT} {COMPARED}::test_three_witnesses_find_the_rule",
+    ),
+    Bug(
+        "taint forgets what decides a choice",
+        "verify/passing.py",
+        "return [m.union(which.marks, *chosen)]",
+        "return [m.union(*chosen)]",
+        TAINT,
+    ),
+    Bug(
+        "taint forgets what ends a loop",
+        "verify/taint.py",
+        "carry = [_also(x, goes_on) for x in carry]",
+        "carry = list(carry)",
+        TAINT,
+    ),
+    Bug(
+        "taint takes a mask of −10⁹ for a number",
+        "verify/passing.py",
+        "~(np.asarray(x.value) < -1000)",
+        "np.asarray(x.value) > -np.inf",
+        TAINT,
+    ),
+    Bug(
+        "what has no rule stops taint",
+        "verify/taint.py",
+        "            rule = everything\n",
+        "            rule = lambda params, inputs, outputs: [None for _ in outputs]\n",
+        "verify/test_taint.py::test_what_has_no_rule_lets_everything_through_and_is_named",
+    ),
+    # ---- the other witnesses
+    Bug(
+        "a change to NaN is none",
+        "verify/witnesses.py",
+        "jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)",
+        "jnp.where(jnp.isnan(x), 0.0, jnp.abs(x)",
+        f"{COMPARED}::test_infinity_gets_past_a_zero",
+    ),
+    Bug(
+        "one feature alone is asked for its derivative",
+        "verify/witnesses.py",
+        "y @ jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
+        "y @ (jnp.arange(y.shape[-1]) == 0).astype(jnp.float32)",
+        f"{COMPARED}::test_every_feature_has_a_say",
+    ),
+    # ---- rules and what is compared with them
+    Bug(
+        "the rule of a convolution forgets its dilation",
+        "verify/rules.py",
+        "reach = [dilation * (k",
+        "reach = [1 * (k",
+        "verify/test_rules.py::test_a_rule_is_its_drawing",
+    ),
+    Bug(
+        "layers are composed one short",
+        "verify/rules.py",
+        "    for seen in layers:\n",
+        "    for seen in layers[1:]:\n",
+        "verify/test_rules.py::test_layers_of_a_window_reach_as_far_as_they_add_up_to",
+    ),
+    Bug(
+        "missing edges are forgiven",
+        "verify/dependency.py",
+        "return not self.missing and not self.spurious",
+        "return not self.spurious",
+        f"{COMPARED}::test_an_edge_that_is_not_there_is_missed",
+    ),
+    # ---- the certificate
+    Bug(
+        "a leak is put down to the last point that shows it",
+        "verify/layers.py",
+        "in zip(some, other, strict=True):",
+        "in zip(some[::-1], other[::-1], strict=True):",
+        CERTIFICATE,
+    ),
+    Bug(
+        "blocks are not asked one by one",
+        "verify/certificate.py",
+        "    if broken:\n",
+        "    if broken and not compared.holds:\n",
+        CERTIFICATE,
+    ),
+    Bug(
+        "a chunking is compared with itself",
+        "verify/certificate.py",
+        "whole = jax.jit(subject.model.apply)(subject.variables, tokens)\n    _, kept",
+        "whole, kept",
+        CERTIFICATE,
+    ),
+    Bug(
+        "the loss floor is of the tokens that were read",
+        "verify/certificate.py",
+        "np.asarray(log_probs), tokens[:, 1:, None]",
+        "np.asarray(log_probs), tokens[:, :-1, None]",
+        "verify/test_certificate.py::test_who_has_seen_its_target_is_below_the_floor",
+    ),
+    Bug(
+        "verify ends well whatever it found",
+        "cli/verify.py",
+        "return 0 if holds else 1",
+        "return 0",
+        "cli/test_verbs.py",
+    ),
+)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxformer as jf
-from jaxformer.verify import PROPERTIES, certify
+from jaxformer.verify import PROPERTIES, certificate, certify
 from jaxformer.verify.certificate import Subject, examine, subject_of
 from tests.properties import tiny
 
@@ -112,6 +112,19 @@ def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
     model = tiny.build(**MODELS["main job"])
     found = examine(subject_of(model, tiny.weights(model, 0)), name)
     assert not found.holds and found.layer == layer, found
+
+
+def test_every_chunking_is_held_to_one_pass(monkeypatch):
+    """Reading through the cache goes wrong in the same way whatever the chunks are."""
+    advance = certificate.advance
+
+    def sharper(*arguments):
+        logits, cache = advance(*arguments)
+        return 1.01 * logits, cache
+
+    monkeypatch.setattr(certificate, "advance", sharper)
+    model = tiny.build()
+    assert not examine(subject_of(model, tiny.weights(model, 0)), "cached = full").holds
 
 
 def test_who_has_seen_its_target_is_below_the_floor():

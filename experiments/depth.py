@@ -2,7 +2,7 @@
 
     python experiments/depth.py --picture depth.png
 
-Decoders of 6 to 96 layers, 32 features wide, with the norm before each sub-layer and after each
+Decoders of 6 to 192 layers, 32 features wide, with the norm before each sub-layer and after each
 residual sum: the gradient's norm layer by layer at initialisation, again after training, and the
 losses on the way, at one learning rate with a short warm-up (Xiong et al. 2020; lecture 11 §3).
 Several seeds are trained at once, by one `vmap`.
@@ -94,7 +94,7 @@ def draw(found: dict, path: Path) -> None:
 
 def main():
     parser = text_parser(__doc__, 200, 1, "depth.png")
-    parser.add_argument("--depths", type=at_least(1), nargs="+", default=[6, 24, 96])
+    parser.add_argument("--depths", type=at_least(1), nargs="+", default=[6, 24, 96, 192])
     parser.add_argument("--seeds", type=at_least(1), default=3)
     arguments = parser.parse_args()
     keep_freed_memory()

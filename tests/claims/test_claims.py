@@ -11,9 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional import dot_product_attention, layer_norm
+from jaxformer.functional import (
+    dot_product_attention,
+    layer_norm,
+    recurrent_encoder_decoder,
+)
+from jaxformer.functional.recurrent import read_rows
 from jaxformer.models.build import init
-from tests.properties import tiny
+from jaxformer.verify import dependency_matrix
+from tests.properties import oracle, tiny
 
 
 def test_softmax_of_the_notes_scores():
@@ -172,7 +178,74 @@ def test_a_causal_mask_alone_lets_order_in(seed):
     assert abs(some - other[:, order]).max() > 1e-3
 
 
+# ---- what the drawings leave out
+
+
+@given(seed=tiny.seeds, size=st.sampled_from([1.0, 30.0]))
+def test_a_pre_norm_stack_ends_in_a_norm(seed, size):
+    """Lecture 11 §6 draws none: without it the logits would grow with the residual stream."""
+    model = tiny.build(use_bias=False)
+    params = tiny.weights(model, seed)["params"]
+    params = {**params, "final_norm": jax.tree.map(jnp.ones_like, params["final_norm"])}
+    x = size * tiny.embeddings(seed, 2, 7, 8)
+    y = np.asarray(model.apply({"params": params}, x, method="hidden_states"))
+    np.testing.assert_allclose(y.mean(axis=-1), 0, atol=1e-5)
+    np.testing.assert_allclose(y.std(axis=-1), 1, atol=1e-2)
+
+
+@given(seed=tiny.seeds)
+def test_the_query_of_a_translator_is_its_decoders_state(seed):
+    """Lecture 10 §1 writes q = e_i, the encoder's: here α_t = softmax_j(h_t · K e_j), of h_t, and
+    what is given on is tanh(W [a_t; h_t] + b)."""
+    model = tiny.build(kind=jf.RecurrentEncoderDecoderConfig)
+    params, config = tiny.weights(model, seed)["params"], model.config
+    source, tokens = (tiny.tokens(seed + i, 1, n) for i, n in enumerate((5, 4)))
+    encoded, states = recurrent_encoder_decoder.encode(params, source, config)
+    hidden = read_rows(params, tokens, states, config)[0]
+    weights = oracle.float64(params["attention"])
+    key, value = (np.asarray(encoded[0]) @ weights[name]["kernel"] for name in ("key", "value"))
+    everything = np.ones((len(hidden), len(key)), bool)
+    context = oracle.attention(hidden[None], key[None], value[None], everything, scale=1.0)[0]
+    joined = np.concatenate([context, hidden], axis=-1)
+    expected = np.tanh(oracle.linear(weights["joined"], joined))
+    found = model.apply({"params": params}, tokens, source=source, method="hidden_states")
+    tiny.close(found[0], expected)
+
+
 # ---- autoregressive
+
+
+@given(seed=tiny.seeds)
+def test_output_i_foretells_token_i_plus_1_and_may_see_token_i(seed):
+    """log P(x_{i+1} | x ≤ i) is read from output i, which another token at i changes and another at
+    i + 1 does not (lecture 11 §7 has x_<i, §8 x_≤i)."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 7)
+    run = tiny.apply(model)
+    logits = np.asarray(run(variables, tokens))[0]
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+    total = log_probs[np.arange(6), tokens[0, 1:]].sum()
+    tiny.close(jf.score(model, variables, tokens), [total])
+    i = seed % 6
+    for place, changes in ((i, True), (i + 1, False)):
+        other = tokens.copy()
+        other[0, place] = (other[0, place] + 1) % model.config.vocab_size
+        assert (np.asarray(run(variables, other))[0, i] != logits[i]).any() == changes
+
+
+def test_the_edges_of_two_convolutions():
+    """Lecture 11 §8: the causal one of width 2 has 7 on four positions, the list leaves out 4→4;
+    taken from the centred one of width 3, which has 10, are 2→1, 3→2 and 4→3."""
+    edges = {}
+    for kernel_size, causal in ((2, True), (3, False)):
+        model = tiny.build(
+            kind=jf.ConvolutionalConfig, num_layers=1, kernel_size=kernel_size, causal=causal
+        )
+        variables, x = tiny.weights(model, 0), tiny.embeddings(0, 1, 4, 8)
+        found = dependency_matrix(lambda x, m=model, v=variables: m.apply(v, x), x).matrix
+        edges[causal] = {(j + 1, i + 1) for i, j in np.argwhere(found[0, :, 0]).tolist()}
+    assert len(edges[True]) == 7 and (4, 4) in edges[True]
+    assert len(edges[False]) == 10 and edges[False] - edges[True] == {(2, 1), (3, 2), (4, 3)}
 
 
 @given(seed=tiny.seeds)

@@ -64,6 +64,7 @@ REFUSED = {
     "--picture: 'a' is not accepted; it must end in .png": ("build_up", "--picture", "a"),
     "nowhere: no such file": ("build_up", "nowhere"),
     "the text has 1 tokens": ("shakespeare", "b"),
+    "nowhere is not a folder": ("heads", "nowhere"),
 }
 
 
@@ -253,3 +254,36 @@ translation.CHECKPOINT_SECONDS = 15
 import translate
 translate.main()
 """
+
+
+@pytest.mark.parametrize("detector, behind", enumerate([1, 0, None, 4, 3]))
+def test_a_detector_finds_the_head_that_looks_there(detector, behind):
+    """All of its weight so many places back (None: at the first), and nobody else's."""
+    import heads
+
+    length = 8
+    rows = np.arange(length)
+    weights = np.zeros((2, 3, 2, length, length))  # layer 1's head 0 looks there, the others around
+    weights[:] = np.eye(length)[(rows - 2) % length]
+    weights[1, :, 0] = np.eye(length)[0 * rows if behind is None else (rows - behind) % length]
+    scores = heads.detected(weights, weights)
+    assert scores[detector, 1, 0] == 1.0 and scores[detector].sum() == 1.0
+
+
+def test_a_head_that_nobody_hears_costs_nothing():
+    import heads
+
+    from jaxformer.models.build import init
+
+    config = jf.DecoderConfig(vocab_size=11, max_length=8, num_layers=2, embed_dim=8, num_heads=2)
+    model = jf.build(config)
+    variables = init(model, jax.random.key(0))
+    output = variables["params"]["blocks"]["attention"]["output"]
+    output["kernel"] = (20 * output["kernel"]).at[0, 4:].set(0.0)  # layer 0's head 1
+    tokens = np.random.default_rng(0).integers(0, 11, (16, 8)).astype(np.int32)
+    _, means = heads.looked_at(model, variables, tokens)
+    whole, more = heads.ablated(model, variables, tokens, means)
+    logits = model.apply(variables, tokens[:, :-1])[:, 3:]
+    expected = jf.functional.cross_entropy(logits, jnp.asarray(tokens[:, 4:]))
+    np.testing.assert_allclose(whole, expected, rtol=1e-5)
+    assert abs(more[0, 1]) < 1e-5 and (abs(np.delete(more.ravel(), 1)) > 1e-4).all()

@@ -21,6 +21,13 @@ BUGS = (
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
+        "what is read on stands one position too far",
+        POSITIONS,
+        "jnp.where(begins, tokens_before, -reading.position[:, None])",
+        "jnp.where(begins, tokens_before, -reading.position[:, None] - (reading.position > 0)[:, None])",
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
+    ),
+    Bug(
         "cache written one slot late",
         CACHE,
         "    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length)",

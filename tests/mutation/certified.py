@@ -1,0 +1,82 @@
+"""What a certificate says of one trained run under code that is broken on purpose.
+
+python -m tests.mutation.certified runs/stdlib    # exit status 0 if each bug is told, by its
+                                                  # property and a layer, and sound code has none
+
+The weights know nothing of the bugs: `jaxformer verify` runs in copies of the project, one after
+the other, on a copy of the run; a window is given to it where the bug is one of windows.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.mutation.bug import Bug
+from tests.mutation.bugs import BUGS
+from tests.mutation.copies import PROJECT, mutated_copy
+
+# The bug, and the property that must fail.
+TOLD = {
+    "causal mask sees one ahead": "causal",
+    "window of W + 1": "causal",
+    "positions do not restart in a packed row": "packed = separate",
+    "what is read on stands one position too far": "cached = full",
+    "statistics over the batch": "batch-independent",
+}
+WINDOW = 16
+
+
+def verify(code: Path, run: Path) -> list[dict]:
+    """The properties that `jaxformer verify` of that code finds."""
+    command = [sys.executable, "-m", "jaxformer", "verify", str(run), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(code)}
+    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"verify ended with {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)["properties"]
+
+
+def prepared(run: Path, folder: Path, window: int | None) -> Path:
+    """A copy of the run, and a window in its config."""
+    copy = Path(shutil.copytree(run, folder / "run", ignore=shutil.ignore_patterns("tokens")))
+    config = json.loads((copy / "config.json").read_text())
+    config["model"]["window"] = window
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def told(name: str, bug: Bug | None, run: Path) -> bool:
+    """Whether what fails is what must; prints it."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = prepared(run, Path(folder), WINDOW if "window" in name else None)
+        if bug is None:
+            found = verify(PROJECT, copy)
+        else:
+            with mutated_copy(bug) as code:
+                found = verify(code, copy)
+    failed = {entry["name"]: entry["layer"] for entry in found if not entry["holds"]}
+    places = (f"{name}, {layer or 'no layer named'}" for name, layer in failed.items())
+    said = "; ".join(places) or "all hold"
+    print(f"{name:45} {time.perf_counter() - begin:4.0f} s  {said}", flush=True)
+    return not failed if bug is None else failed.get(TOLD[name]) is not None
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        print("usage: python -m tests.mutation.certified RUN, a folder that `jaxformer train` made")
+        return 2
+    run = Path(sys.argv[1])
+    bugs = {bug.name: bug for bug in BUGS}
+    cases = {"sound": None, "sound, with a window": None}
+    cases |= {name: bugs[name] for name in TOLD}
+    return int(not all([told(name, bug, run) for name, bug in cases.items()]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

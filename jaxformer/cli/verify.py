@@ -34,13 +34,14 @@ def main(argv: list[str]) -> int:
     start_jax()
     from jaxformer.artifacts.load import load
     from jaxformer.artifacts.run import write_whole
-    from jaxformer.verify.certificate import PROPERTIES, examine, subject_of
+    from jaxformer.verify.certificate import asked_of, examine
     from jaxformer.verify.picture import draw_dependency
+    from jaxformer.verify.subject import subject_of
 
     model, variables, _ = load(arguments.run)
     subject = subject_of(model, variables, length=arguments.length, seed=arguments.seed)
     properties = []
-    for name in PROPERTIES:
+    for name in asked_of(subject):
         found = examine(subject, name)
         properties.append(found)
         if not arguments.json:

@@ -10,19 +10,19 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.autoregressive import advance, require_autoregressive, score, start
+from jaxformer.decoding.autoregressive import advance, score, start
 from jaxformer.models.build import build
 from jaxformer.verify import rules
-from jaxformer.verify.dependency import Dependency, compare, dependency_matrix
-from jaxformer.verify.layers import first_broken, first_difference, trace
+from jaxformer.verify.dependency import compare, dependency_matrix
+from jaxformer.verify.layers import first_broken, first_difference
+from jaxformer.verify.subject import Subject, subject_of
 
 TOLERANCE = 1e-5  # of max(1, the largest value), in float32
 
@@ -38,83 +38,18 @@ class Property(NamedTuple):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is certified, and the texts on which it is."""
-
-    model: object
-    variables: dict
-    length: int
-    seed: int = 0
-
-    @property
-    def config(self):
-        return self.model.config
-
-    @cached_property
-    def dependency(self) -> Dependency:
-        """What the hidden states depend on, for a row of packed documents and padding."""
-        x, others = self.inputs
-        segments = jnp.asarray(self.segments)
-
-        def hidden(x):
-            return self.model.apply(self.variables, x, segments, method="hidden_states")
-
-        return dependency_matrix(hidden, x, others=others)
-
-    @property
-    def inputs(self):
-        """(embeddings of one row, others to put in their places)."""
-        return tuple(self.embeddings(1, self.length, stream=i) for i in (0, 1))
-
-    @property
-    def rule(self):
-        return rules.of(self.config, self.segments)
-
-    @property
-    def segments(self):
-        """One row: two documents, the second with padding before, inside and after it."""
-        first, segments = self.length // 2, np.full((1, self.length), 2)
-        segments[0, :first] = 1
-        segments[0, [first, first + 3, self.length - 1]] = 0
-        return segments
-
-    def tokens(self, *shape, stream: int = 0):
-        """Ids drawn uniformly."""
-        rng = np.random.default_rng((self.seed, stream))
-        return rng.integers(0, self.config.vocab_size, shape).astype(np.int32)
-
-    def embeddings(self, *shape, stream: int = 0):
-        """Rows that could be of the embedding table, in size."""
-        table = np.asarray(self.variables["params"]["embedding"]["tokens"], np.float32)
-        rng = np.random.default_rng((self.seed, stream))
-        return np.float32(table.std() * rng.normal(size=(*shape, table.shape[1])))
-
-    def passed(self, tokens, segments=None):
-        return trace(self.model, self.variables, tokens, segments)
-
-
-def subject_of(model, variables, *, length: int | None = None, seed: int = 0) -> Subject:
-    """length: tokens of the rows on which the properties are tried; None: the model's, 128 at
-    most. ValueError: a model that cannot be certified, and why."""
-    require_autoregressive(model)
-    if hasattr(model.config, "max_source_length"):
-        raise ValueError(
-            f"{type(model).__name__} reads a source; `certify` is for models of one text. Ask for "
-            "its dependencies with `assert_dependencies` and `rules.of_source`"
-        )
-    longest = model.config.max_length
-    length = min(longest, 128) if length is None else length
-    if not 8 <= length <= longest:
-        raise ValueError(f"length is {length}; it must be in 8 … {longest}, the model's max_length")
-    return Subject(model, {"params": variables["params"]}, length, seed)
-
-
 def certify(model, variables, *, length: int | None = None, seed: int = 0) -> Iterator[Property]:
     """The properties one by one, as they are found: see PROPERTIES, and `subject_of`."""
     subject = subject_of(model, variables, length=length, seed=seed)
-    for name in PROPERTIES:
+    for name in asked_of(subject):
         yield examine(subject, name)
+
+
+def asked_of(subject: Subject) -> tuple[str, ...]:
+    """The names of the properties that it can have: one is of models that read a source."""
+    return tuple(
+        name for name in PROPERTIES if name != "reads its source" or subject.source is not None
+    )
 
 
 def examine(subject: Subject, name: str) -> Property:
@@ -134,18 +69,35 @@ def _causal(subject):
     found, rule = subject.dependency, subject.rule
     compared = compare(found, rule)
     x, others = subject.inputs
-    broken = first_broken(subject.model, subject.variables, x, others, subject.segments)
+    broken = first_broken(
+        subject.model, subject.variables, x, others, subject.segments, **subject.read()
+    )
     if broken:
         layer, own = broken
         return False, f"{compared}; the block by itself: {own}", f"layer {layer}"
     return compared.holds, f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"
 
 
+def _reads_its_source(subject):
+    """Every token depends on all of the source, and on none of its padding."""
+    padded, segments = subject.padded_read, np.ones((1, 8), np.int32)
+    x, there = subject.embeddings(*padded["source"].shape, stream=3), padded["source_segments"]
+    tokens = subject.tokens(1, 8)
+
+    def hidden(source):
+        read = {"source": source, "source_segments": there}
+        return subject.model.apply(subject.variables, tokens, **read, method="hidden_states")
+
+    rule = rules.of_source(segments, there)
+    compared = compare(dependency_matrix(hidden, x, witnesses=("taint", "change")), rule)
+    return compared.holds, f"{rule.sum()} edges, {compared}"
+
+
 def _cached(subject):
     """Read in random chunks, a row gives what it gives in one pass, and leaves the same cache."""
     rng, length = np.random.default_rng(subject.seed), min(subject.length, 64)
     tokens = subject.tokens(2, length)
-    whole = jax.jit(subject.model.apply)(subject.variables, tokens)
+    whole = subject.compiled(tokens)
     _, kept = _advanced(subject, tokens, [length])
     worst = 0.0
     for sizes in ([length], *(_chunks(rng, length) for _ in range(3))):
@@ -157,7 +109,7 @@ def _cached(subject):
 
 
 def _advanced(subject, tokens, sizes):
-    cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1])
+    cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source)
     logits, begin = [], 0
     for size in sizes:
         some, cache = advance(
@@ -198,7 +150,7 @@ def _padded(subject):
     tokens, segments = subject.tokens(1, length, stream=1), np.zeros((1, length), np.int32)
     tokens[0, places], segments[0, places] = text[0], 1
     return _the_same(
-        subject.passed(tokens, segments),
+        subject.passed(tokens, segments, subject.padded_read),
         subject.passed(text),
         lambda x: x[..., places, :],
         lambda x: x,
@@ -248,19 +200,17 @@ def _the_same(some, other, take_some, take_other, what: str):
 
 def _jitted(subject):
     tokens = subject.tokens(2, min(subject.length, 32))
-    compiled = jax.jit(subject.model.apply)(subject.variables, tokens)
+    compiled = subject.compiled(tokens)
     with jax.disable_jit():
-        plain = subject.model.apply(subject.variables, tokens)
+        plain = subject.model.apply(subject.variables, tokens, **subject.read(len(tokens)))
     off = _distance(compiled, plain)
     return off <= TOLERANCE, f"off by {off:.2g}"
 
 
 def _deterministic(subject):
-    tokens, apply = subject.tokens(2, subject.length), jax.jit(subject.model.apply)
-    first = np.asarray(apply(subject.variables, tokens))
-    differing = sum(
-        int((np.asarray(apply(subject.variables, tokens)) != first).sum()) for _ in range(2)
-    )
+    tokens = subject.tokens(2, subject.length)
+    first, *others = (np.asarray(subject.compiled(tokens)) for _ in range(3))
+    differing = sum(int((other != first).sum()) for other in others)
     return differing == 0, f"{differing} of {2 * first.size} logits differ in three runs"
 
 
@@ -269,10 +219,12 @@ def _probabilities(subject):
     size, least = subject.config.vocab_size, getattr(subject.model, "first_chunk", 1)
     text = subject.tokens(1, max(2, least))
     texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
-    each = [
-        score(subject.model, subject.variables, texts[i : i + 1024]) for i in range(0, size, 1024)
-    ]
-    before = score(subject.model, subject.variables, text)
+
+    def log_prob(texts):
+        source = None if subject.source is None else subject.read(len(texts))["source"]
+        return score(subject.model, subject.variables, texts, source=source)
+
+    each, before = [log_prob(texts[i : i + 1024]) for i in range(0, size, 1024)], log_prob(text)
     total = float(np.exp(np.concatenate(each).astype(np.float64) - float(before[0])).sum())
     return abs(total - 1) <= 1e-4, f"those of {size} next tokens sum to {total:.6f}"
 
@@ -280,7 +232,8 @@ def _probabilities(subject):
 def _finite(subject):
     """In bfloat16, of a whole row."""
     half = build(replace(subject.config, dtype="bfloat16"), subject.model.execution)
-    logits = jax.jit(half.apply)(subject.variables, subject.tokens(2, subject.length))
+    tokens = subject.tokens(2, subject.length)
+    logits = jax.jit(half.apply)(subject.variables, tokens, **subject.read(2))
     bad = int((~jnp.isfinite(logits)).sum())
     return bad == 0, f"{bad} of {logits.size} logits are not finite"
 
@@ -289,8 +242,7 @@ def _floor(subject):
     """Nobody foretells uniform random tokens: below ln V, a model has seen what it was to say."""
     rows = 32
     tokens = subject.tokens(rows, subject.length)
-    logits = jax.jit(subject.model.apply)(subject.variables, tokens)
-    log_probs = jax.nn.log_softmax(logits[:, :-1])
+    log_probs = jax.nn.log_softmax(subject.compiled(tokens)[:, :-1])
     losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, 1:, None], axis=-1)
     losses = losses[..., 0].mean(axis=1)
     loss, error = losses.mean(), losses.std(ddof=1) / math.sqrt(rows)
@@ -308,6 +260,7 @@ def _distance(x, y) -> float:
 
 PROPERTIES = {
     "causal": _causal,
+    "reads its source": _reads_its_source,
     "cached = full": _cached,
     "padded = alone": _padded,
     "packed = separate": _separate,

@@ -77,7 +77,7 @@ def first_difference(some, other, take_some, take_other, tolerance: float):
     return None
 
 
-def own_functions(model, variables, segments) -> Iterator:
+def own_functions(model, variables, segments, **read) -> Iterator:
     """Each block by itself: from what comes into it, float [batch, length, dim], to what it gives.
 
     What comes in is put in place of "block.input" at that layer alone, and "block.output" is read.
@@ -90,18 +90,18 @@ def own_functions(model, variables, segments) -> Iterator:
         def run(x, layer=layer, where=where):
             patch = {"block.input": Patch(where, x[None])}
             how = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
-            return model.apply(variables, tokens, segments, **how)[1]["block.output"][layer]
+            return model.apply(variables, tokens, segments, **read, **how)[1]["block.output"][layer]
 
         yield run
 
 
-def first_broken(model, variables, x, others, segments):
+def first_broken(model, variables, x, others, segments, **read):
     """(layer, Comparison) of the first block that does not depend on what comes into it as its own
     rule says; None if all do, or if the model's blocks cannot be asked one by one."""
     if "block.input" not in getattr(model, "points", ()):
         return None
     config, residual = model.config, model.config.residual
-    for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments))):
+    for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments), **read)):
         found = dependency_matrix(run, x, witnesses=("change",), others=others)
         rule = np.zeros(found.matrix.shape, bool)
         for row, ids in enumerate(segments):

@@ -4,8 +4,10 @@
 
 Decoders of 6 to 192 layers, 32 features wide, with the norm before each sub-layer and after each
 residual sum: the gradient's norm layer by layer at initialisation, again after training, and the
-losses on the way, at one learning rate with a short warm-up (Xiong et al. 2020; lecture 11 §3).
-Several seeds are trained at once, by one `vmap`.
+losses on the way (Xiong et al. 2020; lecture 11 §3). Weights are drawn plainly, W ~ N(0, 1/inputs),
+so that a sub-layer gives as much as it takes, and the learning rate rises within 10 steps. The care
+is to begin with little, as `init` does (W ~ N(0, 0.02²), less by √(2 layers) where a sub-layer
+ends), and to take 100 steps. Several seeds are trained at once, by one `vmap`.
 """
 
 from functools import partial
@@ -25,7 +27,13 @@ from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step
 
 LENGTH, BATCH = 64, 4
-PLACES = {"pre": "pre-norm", "post": "post-norm"}
+LEAST = 1e-12  # gradients below are drawn there
+# What is drawn: where the norm stands, whether the weights are plain, steps of warm-up.
+KINDS = {
+    "pre-norm": ("pre", True, 10),
+    "post-norm": ("post", True, 10),
+    "post-norm, with care": ("post", False, 100),
+}
 
 
 def config_of(depth: int, place: str):
@@ -39,6 +47,20 @@ def config_of(depth: int, place: str):
     )
 
 
+def plain(params, seed):
+    """The same blocks, every map drawn from N(0, 1/inputs)."""
+    leaves, tree = jax.tree.flatten_with_path(params["blocks"])
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+
+    def draw(key, path, leaf):
+        if path[-1].key != "kernel":
+            return leaf
+        return jax.random.normal(key, leaf.shape) / leaf.shape[-2] ** 0.5
+
+    drawn = [draw(key, path, leaf) for key, (path, leaf) in zip(keys, leaves, strict=True)]
+    return {**params, "blocks": jax.tree.unflatten(tree, drawn)}
+
+
 def by_layer(model, params, rows):
     """The norm of the gradient for all weights of each block [num_layers]."""
     gradients = jax.grad(lambda params: loss(model, params, rows))(params)["blocks"]
@@ -46,11 +68,17 @@ def by_layer(model, params, rows):
     return jnp.sqrt(sum(squares))
 
 
-def train(depth: int, place: str, text, rows, steps: int, seeds: int) -> dict:
+def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
     """Losses by step [steps, seeds], gradients by layer before and after [seeds, depth]."""
+    place, is_plain, warmup = KINDS[kind]
     model = jf.build(config_of(depth, place))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, warmup_steps=20), steps)
-    state = jax.jit(jax.vmap(lambda seed: init_state(model, optimizer, seed)))(np.arange(seeds))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=2e-3, warmup_steps=warmup), steps)
+
+    def begin(seed):
+        state = init_state(model, optimizer, seed)
+        return state._replace(params=plain(state.params, seed)) if is_plain else state
+
+    state = jax.jit(jax.vmap(begin))(np.arange(seeds))
     look = jax.jit(jax.vmap(partial(by_layer, model), in_axes=(0, None)))
     before = np.asarray(look(state.params, rows))
     update = jax.jit(jax.vmap(make_step(model, optimizer)), donate_argnums=0)
@@ -64,18 +92,20 @@ def train(depth: int, place: str, text, rows, steps: int, seeds: int) -> dict:
 
 
 def draw(found: dict, path: Path) -> None:
-    """Gradients by layer before and after, and losses; a colour for each depth."""
+    """A row for each kind: gradients by layer before and after, and losses; a colour a depth."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7.5), layout="constrained")
+    figure = Figure(figsize=(13, 3.6 * len(KINDS)), layout="constrained")
     depths = sorted({depth for depth, _ in found})
-    for row, (place, label) in zip(figure.subplots(2, 3), PLACES.items(), strict=True):
+    rows = figure.subplots(len(KINDS), 3, sharey="col")
+    for row, kind in zip(rows, KINDS, strict=True):
         for number, depth in enumerate(depths):
-            some, colour = found[depth, place], f"C{number}"
+            some, colour = found[depth, kind], f"C{number}"
             share = (np.arange(depth) + 1) / depth
             for axes, when in zip(row, ("before", "after"), strict=False):
-                norms = some[when]
-                axes.plot(share, norms.mean(axis=0), color=colour, label=f"{depth} layers")
+                norms = np.maximum(some[when], LEAST)
+                middle = np.exp(np.log(norms).mean(axis=0))
+                axes.plot(share, middle, color=colour, label=f"{depth} layers")
                 axes.fill_between(
                     share, norms.min(axis=0), norms.max(axis=0), alpha=0.2, color=colour
                 )
@@ -83,17 +113,16 @@ def draw(found: dict, path: Path) -> None:
             row[2].plot(np.convolve(bits, np.ones(10) / 10, mode="valid"), color=colour)
         for axes, when in zip(row, ("at initialisation", "after training"), strict=False):
             axes.set(xlabel="layer / depth", ylabel="gradient norm of the block", yscale="log")
-            axes.set_title(f"{label}: {when}")
-        row[2].set(xlabel="step", ylabel="loss (bits per byte)", title=f"{label}: learning")
-        row[2].set_ylim(2.5, 8.2)
-        row[0].legend(fontsize=8)
+            axes.set_title(f"{kind}: {when}")
+        row[2].set(xlabel="step", ylabel="loss (bits per byte)", title=f"{kind}: learning")
         for axes in row:
             axes.grid(alpha=0.2)
+    rows[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 
 def main():
-    parser = text_parser(__doc__, 200, 1, "depth.png")
+    parser = text_parser(__doc__, 300, 1, "depth.png")
     parser.add_argument("--depths", type=at_least(1), nargs="+", default=[6, 24, 96, 192])
     parser.add_argument("--seeds", type=at_least(1), default=3)
     arguments = parser.parse_args()
@@ -101,16 +130,16 @@ def main():
     text, held_out = read(arguments.text)
     found, figures = {}, {}
     for depth in arguments.depths:
-        for place, label in PLACES.items():
+        for kind in KINDS:
             how = (held_out[:BATCH], arguments.steps, arguments.seeds)
-            some = found[depth, place] = train(depth, place, text, *how)
+            some = found[depth, kind] = train(depth, kind, text, *how)
             last = some["losses"][-10:].mean(axis=0) / np.log(2)
-            ratio = some["before"].mean(axis=0)
-            figures[f"{label}, {depth} layers"] = {
+            first, final = some["before"].mean(axis=0)[[0, -1]]
+            figures[f"{kind}, {depth} layers"] = {
                 "bits a byte at the end, by seed": last.tolist(),
-                "first over last layer's gradient at initialisation": float(ratio[0] / ratio[-1]),
+                "gradient at initialisation": {"first": float(first), "last": float(final)},
             }
-            print(f"{label} {depth:3} layers: {last.mean():.3f} bits a byte", flush=True)
+            print(f"{depth:3} layers, {kind}: {last.mean():.3f} bits a byte", flush=True)
     conclude(figures, arguments.record)
     draw(found, arguments.picture)
 

@@ -15,7 +15,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutation.bugs import BUGS
-from tests.mutation.copies import PROJECT, mutated_copy
+from tests.mutation.copies import mutated_copy
+from tests.mutation.sound import stay_sound
 
 
 def killers(bug) -> list[tuple[str, str | None, float]]:
@@ -24,18 +25,16 @@ def killers(bug) -> list[tuple[str, str | None, float]]:
     with mutated_copy(bug) as folder:
         for test in bug.tests.split():
             begin = time.perf_counter()
-            red = _first_red(folder, [f"tests/{test}"], bug.name)
+            red = _first_red(folder, f"tests/{test}", bug.name)
             found.append((test, red, time.perf_counter() - begin))
     return found
 
 
-def _first_red(folder, tests: list[str], name: str, *options: str) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider"]
+def _first_red(folder, test: str, name: str) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", test]
     # Tests that start processes of their own must find the copy too.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    run = subprocess.run(
-        [*command, *options, *tests], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if run.returncode not in (0, 1):  # 1: tests failed; anything else: they did not run
         raise RuntimeError(f"{name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}")
     red = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
@@ -52,21 +51,6 @@ def kill(bugs) -> int:
                 print(f"{bug.name:60} {seconds:4.0f} s  {red or 'SURVIVED ' + test}", flush=True)
     print(f"{len(bugs) - survived} of {len(bugs)} bugs killed")
     return survived
-
-
-def stay_sound(bugs, seeds: int) -> int:
-    """The bugs' tests on the code as it is; returns for how many seeds one of them went red."""
-    tests = sorted({f"tests/{test}" for bug in bugs for test in bug.tests.split()})
-
-    def red(seed):
-        return _first_red(PROJECT, tests, "the code as it is", f"--hypothesis-seed={seed}")
-
-    wrong = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for seed, test in enumerate(pool.map(red, range(seeds))):
-            wrong += test is not None
-            print(f"seed {seed:2}: {test or f'{len(tests)} tests and files green'}", flush=True)
-    return wrong
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """The catalogue, room by room."""
 
 from tests.mutation.bugs import (
+    artifacts,
     attention,
     cache,
     generation,
@@ -21,5 +22,6 @@ BUGS = (
     *recurrent.BUGS,
     *source.BUGS,
     *training.BUGS,
+    *artifacts.BUGS,
     *verify.BUGS,
 )

@@ -111,6 +111,13 @@ BUGS = (
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
+        "positions of the first row are taken for all",  # unsloth#3699
+        POSITIONS,
+        "    position = tokens_before - origin\n",
+        "    position = jnp.broadcast_to((tokens_before - origin)[:1], segments.shape)\n",
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass {AUTOREGRESSIVE}::test_a_document_gives_what_it_gives_alone {INVARIANCE}::test_the_model_is_its_formula",
+    ),
+    Bug(
         "padding inside a document takes positions",
         POSITIONS,
         "    tokens_before = jnp.cumsum(valid, axis=1) - valid\n",

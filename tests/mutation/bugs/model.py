@@ -72,6 +72,13 @@ BUGS = (
         f"{INVARIANCE}::test_vmap_over_rows_is_the_batch",
     ),
     Bug(
+        "a head of its own is passed over",  # NeMo-Automodel#2571
+        EMBEDDING,
+        "        return own\n",
+        '        return {"kernel": weights["embedding"]["tokens"].T}\n',
+        f"{INVARIANCE}::test_the_model_is_its_formula",
+    ),
+    Bug(
         "embeddings in place of tokens are not scaled",
         TRANSFORMER,
         "    if config.scale_embeddings:",

@@ -4,13 +4,17 @@ import ast
 
 import pytest
 
+from jaxformer.verify import PROPERTIES
 from tests.mutation.__main__ import killers
 from tests.mutation.bugs import BUGS
+from tests.mutation.certified import TOLD
 from tests.mutation.copies import patched
 
 
 def test_names_are_unique():
-    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    names = {bug.name for bug in BUGS}
+    assert len(names) == len(BUGS)
+    assert TOLD.keys() <= names and set(TOLD.values()) <= PROPERTIES.keys()
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

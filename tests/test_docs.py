@@ -32,13 +32,15 @@ def test_a_lesson_shows_what_its_code_prints(name):
 def test_what_a_lesson_points_to_is_there(name):
     text = (FOLDER / name).read_text()
     links = re.findall(r"\]\(([^)#:]+)\)", text)
-    named = re.findall(r"`((?:tests|experiments|docs|functional|training)/[\w/.]+)`", text)
+    named = re.findall(r"`((?:tests|experiments|docs|functional|training)/[\w/.]+)[`:]", text)
     named += re.findall(r"`python ([\w/.]+)", text)
     roots = (FOLDER.parent, FOLDER.parent / "jaxformer")
     for link in links:
         assert (FOLDER / link).exists(), link
     for path in named:
         assert any((root / path).exists() for root in roots), path
+    for path, test in re.findall(r"`(tests/[\w/.]+)::(\w+)`", text):
+        assert f"def {test}(" in (FOLDER.parent / path).read_text(), test
 
 
 def test_the_sliders_show_what_layer_norm_gives():

@@ -32,6 +32,7 @@ LEAST = 1e-12  # gradients below are drawn there
 KINDS = {
     "pre-norm": ("pre", True, 10),
     "post-norm": ("post", True, 10),
+    "pre-norm, with care": ("pre", False, 100),
     "post-norm, with care": ("post", False, 100),
 }
 
@@ -91,7 +92,7 @@ def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
     return {"losses": np.array(losses), "before": before, "after": after}
 
 
-def draw(found: dict, path: Path) -> None:
+def draw(found: dict, floor: float, path: Path) -> None:
     """A row for each kind: gradients by layer before and after, and losses; a colour a depth."""
     from matplotlib.figure import Figure
 
@@ -111,6 +112,7 @@ def draw(found: dict, path: Path) -> None:
                 )
             bits = some["losses"].mean(axis=1) / np.log(2)
             row[2].plot(np.convolve(bits, np.ones(10) / 10, mode="valid"), color=colour)
+        row[2].axhline(floor, color="grey", linestyle=":", label="how frequent each byte is")
         for axes, when in zip(row, ("at initialisation", "after training"), strict=False):
             axes.set(xlabel="layer / depth", ylabel="gradient norm of the block", yscale="log")
             axes.set_title(f"{kind}: {when}")
@@ -118,7 +120,14 @@ def draw(found: dict, path: Path) -> None:
         for axes in row:
             axes.grid(alpha=0.2)
     rows[0, 0].legend(fontsize=8)
+    rows[0, 2].legend(fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _ends(norms) -> dict:
+    """Of the gradients by layer [seeds, depth], geometric means: first, least and last layer."""
+    middle = np.exp(np.log(np.maximum(norms, np.finfo(np.float32).tiny)).mean(axis=0))
+    return {"first": float(middle[0]), "least": float(middle.min()), "last": float(middle[-1])}
 
 
 def main():
@@ -128,20 +137,21 @@ def main():
     arguments = parser.parse_args()
     keep_freed_memory()
     text, held_out = read(arguments.text)
-    found, figures = {}, {}
+    frequency = np.bincount(text, minlength=256)[text] / len(text)
+    floor = float(-np.log2(frequency).mean())  # all that is to be learnt without looking back
+    found, figures = {}, {"bits a byte by frequency alone": floor}
     for depth in arguments.depths:
         for kind in KINDS:
             how = (held_out[:BATCH], arguments.steps, arguments.seeds)
             some = found[depth, kind] = train(depth, kind, text, *how)
             last = some["losses"][-10:].mean(axis=0) / np.log(2)
-            first, final = some["before"].mean(axis=0)[[0, -1]]
             figures[f"{kind}, {depth} layers"] = {
                 "bits a byte at the end, by seed": last.tolist(),
-                "gradient at initialisation": {"first": float(first), "last": float(final)},
+                **{f"gradient {when}": _ends(some[when]) for when in ("before", "after")},
             }
             print(f"{depth:3} layers, {kind}: {last.mean():.3f} bits a byte", flush=True)
     conclude(figures, arguments.record)
-    draw(found, arguments.picture)
+    draw(found, floor, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from jaxformer.decoding.autoregressive import advance, score, start
 from jaxformer.models.build import build
 from jaxformer.verify import rules
-from jaxformer.verify.dependency import compare, dependency_matrix
+from jaxformer.verify.dependency import NO_PATH, compare, dependency_matrix
 from jaxformer.verify.layers import first_broken, first_difference
 from jaxformer.verify.subject import Subject, subject_of
 
@@ -68,6 +68,8 @@ def _causal(subject):
     """
     found, rule = subject.dependency, subject.rule
     compared = compare(found, rule)
+    wrong = sum(entry.why == NO_PATH for entry in found.disagreements)
+    unseen = int((rule & (found.effects == 0)).sum())
     x, others = subject.inputs
     broken = first_broken(
         subject.model, subject.variables, x, others, subject.segments, **subject.read()
@@ -75,7 +77,12 @@ def _causal(subject):
     if broken:
         layer, own = broken
         return False, f"{compared}; the block by itself: {own}", f"layer {layer}"
-    return compared.holds, f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"
+    detail = f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"
+    if unseen:
+        detail += f"; of {unseen} a path is there and no effect is seen"
+    if wrong:
+        detail += f"; of {wrong} an effect is seen and no path is there: taint is wrong"
+    return compared.holds and not wrong, "; ".join((detail, *found.remarks))
 
 
 def _reads_its_source(subject):

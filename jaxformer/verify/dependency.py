@@ -18,6 +18,7 @@ import numpy as np
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
 WITNESSES = ("taint", "derivative", "change")
+NO_PATH = "an effect was seen where taint followed no path: one of its rules is wrong"
 
 
 class Disagreement(NamedTuple):
@@ -46,21 +47,22 @@ def dependency_matrix(
 ) -> Dependency:
     """Which output depends on which input, by witnesses that know nothing of one another.
 
-    "taint" follows each input through the function's jaxpr, where an exact 0 stops it: every path
+    "taint" follows all inputs through the function's jaxpr, where an exact 0 stops them: every path
     that there is. "derivative": where the Jacobian is not 0. "change": where an output is another,
     bit by bit, once one input is. The last two are of one point: they may miss a path whose effect
     is 0 there or rounded away, and never see one that is not.
 
-    witnesses: which of them; None: all, but for "derivative" of tokens. sample: of how many inputs
-    (outputs, for the derivative) the second and later ones are asked; None: of all. others: what
-    inputs are changed to, [*inputs' shape]; None: drawn by `seed`, tokens from those of the inputs
-    and one more.
+    witnesses: which of them; None: all, but for "derivative" where there is none. sample: of how
+    many inputs (outputs, for the derivative) the other two are asked, if they are not the first;
+    None: of all. others: what inputs are changed to, [*inputs' shape]; None: drawn by `seed`,
+    tokens from those of the inputs and one more. ValueError: what cannot be asked.
     """
-    inputs = jnp.asarray(inputs)
+    inputs = _array(inputs)
     is_ids = not jnp.issubdtype(inputs.dtype, jnp.floating)
-    witnesses = _checked(witnesses, is_ids)
-    if sample is not None and sample < 1:
-        raise ValueError(f"sample is {sample}; it must be at least 1")
+    by_default, witnesses = witnesses is None, _checked(witnesses, is_ids)
+    for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
+        if number is not None and not (_is_whole(number) and number >= least):
+            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
     if others is not None and np.shape(others) != inputs.shape:
         raise ValueError(f"others are {np.shape(others)}; inputs are {inputs.shape}")
     num_positions = inputs.ndim if is_ids else inputs.ndim - 1
@@ -68,17 +70,27 @@ def dependency_matrix(
     rng = np.random.default_rng((seed, 1))  # a stream that inputs drawn by `seed` do not have
     size = int(np.prod(after)), int(np.prod(before))
     others = _others(inputs, rng) if others is None else jnp.asarray(others, inputs.dtype)
+    unchanged = (others == inputs).reshape(size[1], -1).all(axis=1)
+    if unchanged.any():
+        place = _place(np.unravel_index(int(unchanged.argmax()), before))
+        raise ValueError(f"others are what inputs are at {place}; they must differ everywhere")
     seen, asked, remarks = {}, {}, []
     for witness in witnesses:
         axis = 0 if witness == "derivative" else 1
         chosen = np.arange(size[axis])
-        if sample is not None and seen and sample < size[axis]:
+        if sample is not None and seen and witness != "taint" and sample < size[axis]:
             chosen = np.sort(rng.choice(size[axis], sample, replace=False))
         if witness == "taint":
-            found, remark = by_taint(function, inputs, num_positions, chosen)
-            remarks += [remark] * bool(remark)
+            found, said = by_taint(function, inputs, num_positions)
+            remarks += said
         elif witness == "derivative":
-            found = by_derivative(function, inputs, num_positions, chosen)
+            try:
+                found = by_derivative(function, inputs, num_positions, chosen)
+            except Exception as error:  # JAX raises many kinds, of loops, callbacks and refs
+                if not by_default:
+                    raise
+                remarks.append(f"there is no derivative: {str(error).splitlines()[0]}")
+                continue
         else:
             found = by_change(function, inputs, num_positions, chosen, others)
         whole = np.full(size, np.nan)
@@ -96,7 +108,22 @@ def dependency_matrix(
     )
 
 
+def _array(inputs):
+    try:
+        return jnp.asarray(inputs)
+    except TypeError as error:
+        raise ValueError(f"inputs are {type(inputs).__name__}; they must be one array") from error
+
+
+def _is_whole(number) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
 def _checked(witnesses, is_ids: bool):
+    if isinstance(witnesses, str) or not isinstance(witnesses, (type(None), tuple, list)):
+        raise ValueError(
+            f"witnesses is {witnesses!r}; it must be a tuple of {', '.join(WITNESSES)}"
+        )
     known = [name for name in WITNESSES if not (is_ids and name == "derivative")]
     for name in known if witnesses is None else witnesses:
         if name not in WITNESSES:
@@ -133,27 +160,32 @@ def _others(inputs, rng):
         return jnp.asarray(size * rng.normal(size=inputs.shape), inputs.dtype)
     known = np.unique(np.append(np.asarray(inputs), [0, 1]))  # ids that there surely are
     at = np.searchsorted(known, np.asarray(inputs))
-    return jnp.asarray(known[(at + rng.integers(1, len(known), inputs.shape)) % len(known)])
+    drawn = known[(at + rng.integers(1, len(known), inputs.shape)) % len(known)]
+    return jnp.asarray(drawn, inputs.dtype)
 
 
 _WHY = {
     "derivative": "a path leads there, but the derivative is 0 at this point: its effects cancel, "
     "are rounded away or end in a flat place (a ReLU below 0)",
     "change": "a path leads there, but this change was rounded away or ends in a flat place",
-    "taint": "an effect was seen where no path was followed: what stops a path was an exact 0, "
-    "which an infinite value gets past",
+    "taint": NO_PATH,
 }
+_INFINITE = "what stops a path was an exact 0, which an infinite value gets past"
 
 
 def _disagreements(seen, after, before):
     """Pairs that one witness was asked and denied, and another saw."""
     for witness, found in seen.items():
-        others = [other > 0 for name, other in seen.items() if name != witness]
+        others = [other for name, other in seen.items() if name != witness]
         if not others:
             continue
-        for output, input in np.argwhere((found == 0) & np.any(others, axis=0)):
+        effect = np.fmax.reduce(others)
+        for output, input in np.argwhere((found == 0) & (effect > 0)):
+            why = _WHY[witness]
+            if witness == "taint" and np.isinf(effect[output, input]):
+                why = _INFINITE
             places = np.unravel_index(output, after), np.unravel_index(input, before)
-            yield Disagreement(*(tuple(map(int, place)) for place in places), _WHY[witness])
+            yield Disagreement(*(tuple(map(int, place)) for place in places), why)
 
 
 # ---- against a rule

@@ -102,7 +102,7 @@ def first_broken(model, variables, x, others, segments, **read):
         return None
     config, residual = model.config, model.config.residual
     for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments), **read)):
-        found = dependency_matrix(run, x, witnesses=("change",), others=others)
+        found = dependency_matrix(run, x, witnesses=("taint", "change"), others=others)
         rule = np.zeros(found.matrix.shape, bool)
         for row, ids in enumerate(segments):
             own = rules.of_layers(config, ids)[layer]

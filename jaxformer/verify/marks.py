@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-def unit_marks(positions: tuple[int, ...], chosen: np.ndarray, num_axes: int):
-    """Marks of an input with those position axes: position chosen[b] gets bit b."""
-    size = int(np.prod(positions))
-    bits = np.zeros((size, len(chosen)), bool)
-    bits[chosen, np.arange(len(chosen))] = True
+def unit_marks(positions: tuple[int, ...], num_axes: int):
+    """Marks of an input with those position axes: each position gets a bit of its own."""
+    bits = np.eye(int(np.prod(positions)), dtype=bool)
     features = (1,) * (num_axes - len(positions))
     return np.packbits(bits, axis=-1).reshape(*positions, *features, -1)
 
@@ -81,6 +79,13 @@ class Marked(NamedTuple):
 
     value: Any
     marks: np.ndarray | None = None
+
+
+def ranked(x: Marked, like):
+    """The marks of x, of the rank of `like`: a number alone goes with every element."""
+    if x.marks is None or np.ndim(x.value) == np.ndim(like):
+        return x.marks
+    return x.marks.reshape(*(1,) * np.ndim(like), -1)
 
 
 def everything(params, inputs, outputs):

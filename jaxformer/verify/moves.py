@@ -7,13 +7,15 @@ import jax
 import numpy as np
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.marks import Marked, everything
+from jaxformer.verify.marks import everything
 
 
 def moved(primitive):
     """Run the primitive on the numbers of the elements instead of their values."""
 
     def rule(params, inputs, outputs):
+        if any(x.marks is not None for x in inputs[MOVED[primitive.name] :]):
+            return everything(params, inputs, outputs)  # where to is not known
         rows, numbers, count = [], [], 0
         for x in inputs:
             is_index = len(numbers) >= MOVED[primitive.name]
@@ -28,9 +30,9 @@ def moved(primitive):
         found = primitive.bind(*map(jax.numpy.asarray, numbers), **_for_numbers(params))
         table = _rows_of(rows, count)
         found = found if primitive.multiple_results else [found]
-        direction = m.union(*(_merged_whole(x) for x in inputs[MOVED[primitive.name] :]))
-        moved = [table[np.where(np.asarray(y) < 0, count, np.asarray(y))] for y in found]
-        return [m.compressed(m.union(marks, direction)) for marks in moved]
+        return [
+            m.compressed(table[np.where(np.asarray(y) < 0, count, np.asarray(y))]) for y in found
+        ]
 
     return rule
 
@@ -52,10 +54,6 @@ def _rows_of(rows, count: int):
     return table
 
 
-def _merged_whole(x: Marked):
-    return None if x.marks is None else m.merged(x.marks, range(x.marks.ndim - 1)).reshape(-1)
-
-
 # Of how many of the first operands are the elements moved? The others say where to.
 _MANY = 1 << 20
 MOVED = {"slice": 1, "rev": 1, "split": 1, "gather": 1, "dynamic_slice": 1, "pad": 2}
@@ -63,23 +61,20 @@ MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "expand_dims": 1}
 
 
 def gathered(primitive):
-    """A gather's indices are marked row by row: each output by its own index too."""
+    """By clean indices, as elements are moved; from a clean table, each row by its own index."""
     plain = moved(primitive)
 
     def rule(params, inputs, outputs):
         operand, indices = inputs
-        moved = None
-        if operand.marks is not None:
-            moved = plain(params, (operand, Marked(indices.value)), outputs)[0]
-        if indices.marks is None:
-            return [moved]
+        if indices.marks is None or operand.marks is not None:
+            return plain(params, inputs, outputs)
         numbers = params["dimension_numbers"]
         each = m.merged(indices.marks, (indices.marks.ndim - 2,))  # the index vector's axis
         shape = [1] * np.ndim(outputs[0])
         batch = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
         for axis, size in zip(batch, each.shape[:-2], strict=True):
             shape[axis] = size
-        return [m.union(moved, each.reshape(*shape, each.shape[-1]))]
+        return [each.reshape(*shape, each.shape[-1])]
 
     return rule
 
@@ -89,6 +84,8 @@ def scattered(params, inputs, outputs):
     operand, indices, updates = inputs
     if indices.marks is not None:
         return everything(params, inputs, outputs)
+    if params["update_jaxpr"] is not None:  # a function of what stands there
+        return [operand.marks] if updates.marks is None else everything(params, inputs, outputs)
     sizes = [int(np.prod(np.shape(x.value))) for x in (operand, updates)]
     numbers = [
         np.arange(start, start + size, dtype=np.int32).reshape(np.shape(x.value))

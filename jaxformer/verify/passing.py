@@ -5,23 +5,30 @@ marks; outputs are the values that the primitive gave. What has no rule here mar
 outputs with all that any of its inputs has (`marks.everything`): too much, never too little.
 
 Values count: an element that is exactly 0, and marked by nothing, takes the marks away from what it
-multiplies, and a −∞ from what is added to it; exp of less than −1000 is 0 and stays 0. That is how
-a mask works, and why what is found is exact where a look at the shapes alone would say that
-attention depends on everything. It supposes that what is marked is finite: 0 × ∞ is NaN.
+multiplies, and a −∞ from what is added to it. That is how a mask works, and why what is found is
+exact where a look at the shapes alone would say that attention depends on everything. It supposes
+that what is marked is finite: 0 × ∞ is NaN.
+
+A mask by a large number (−10⁴, −10⁹) needs another supposition, that a float which lies 5000 below
+others stays below them: exp of less than −5000 is 0 and stays 0, and such an element is not the
+largest of a row. Where that takes a mark away, `supposed` counts it, and taint remarks on it.
 """
 
+import jax
 import numpy as np
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.marks import counts, is_zero
+from jaxformer.verify.marks import Marked, counts, is_zero
 from jaxformer.verify.moves import MOVED, added_at, gathered, moved, scattered
 from jaxformer.verify.products import convolved, product
+
+FAR = 5000.0
 
 # ---- element by element
 
 
 def _union(params, inputs, outputs):
-    return [m.union(*(x.marks for x in inputs))]
+    return [m.union(*(m.ranked(x, outputs[0]) for x in inputs))]
 
 
 def _absorbed(is_absorbing):
@@ -44,18 +51,38 @@ def _quotient(params, inputs, outputs):
 
 
 def _power(params, inputs, outputs):
-    """exp(x), of which nothing is left below −1000, whatever in reason is added to x: masks of −10⁹
-    or of the least number there is are masks."""
+    """exp(x), of which nothing is left far below 0."""
     (x,) = inputs
-    return [m.kept(x.marks, ~(np.asarray(x.value) < -1000))]
+    return [m.kept(x.marks, ~_negligible(params, x))]
+
+
+def _negligible(params, x: Marked):
+    """bool [*shape]: too far below 0, for exp, or below the largest along the axes."""
+    value = np.asarray(x.value)
+    if not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
+        return np.zeros(value.shape, bool)
+    value, top = value.astype(np.float64), 0.0
+    if "axes" in params and value.size:
+        top = value.max(axis=tuple(params["axes"]), keepdims=True)
+    return value < top - FAR
+
+
+def supposed(name: str, params, inputs) -> int:
+    """Of how many marked elements the rules of this primitive say that they do not count."""
+    if name not in ("exp", "exp2", "reduce_max") or inputs[0].marks is None:
+        return 0
+    (x,) = inputs
+    gone = _negligible(params, x)
+    return int((gone & m.marked(x.marks, gone.shape)).sum())
 
 
 def _select(params, inputs, outputs):
-    """The marks of what decides, and of what was chosen; the others had no say."""
+    """The marks of what decides, and of what was chosen; where that is marked, of all cases."""
     which, *cases = inputs
     choice = np.asarray(which.value)
-    chosen = [m.kept(case.marks, choice == i) for i, case in enumerate(cases)]
-    return [m.union(which.marks, *chosen)]
+    undecided = m.marked(which.marks, choice.shape)
+    chosen = [m.kept(case.marks, undecided | (choice == i)) for i, case in enumerate(cases)]
+    return [m.union(m.ranked(which, outputs[0]), *chosen)]
 
 
 _ELEMENTWISE = """
@@ -81,6 +108,13 @@ def _reduced(params, inputs, outputs):
     return [np.squeeze(whole, axis=axes)] if axes else [whole]
 
 
+def _largest(params, inputs, outputs):
+    """Those that are not, nor might be, the largest have no say."""
+    (x,) = inputs
+    some = Marked(x.value, m.kept(x.marks, ~_negligible(params, x)))
+    return [None] if some.marks is None else _reduced(params, [some], outputs)
+
+
 def _cumulated(params, inputs, outputs):
     (x,) = inputs
     axis, whole = params["axis"], m.expand(x.marks, np.shape(x.value))
@@ -91,7 +125,7 @@ def _cumulated(params, inputs, outputs):
 
 
 def _sorted(params, inputs, outputs):
-    axis = params.get("dimension", -1) % np.ndim(inputs[0].value)
+    axis = params.get("dimension", params.get("axis", -1)) % np.ndim(inputs[0].value)
     whole = m.merged(m.union(*(x.marks for x in inputs)), (axis,))
     return [whole] * len(outputs)
 
@@ -155,10 +189,10 @@ _RULES = {
     "select_n": _select,
     **dict.fromkeys(("optimization_barrier", "name", "pvary"), _each),
     **dict.fromkeys(
-        "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax "
-        "argmin".split(),
+        "reduce_sum reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
         _reduced,
     ),
+    "reduce_max": _largest,
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _cumulated),
     **dict.fromkeys(("sort", "top_k"), _sorted),
     "transpose": _transposed,
@@ -167,8 +201,7 @@ _RULES = {
     "reshape": _reshaped,
     "dot_general": product,
     "scatter": scattered,
-    "scatter-add": added_at,
-    "scatter_add": added_at,
+    **dict.fromkeys("scatter-add scatter_add scatter-mul scatter_mul".split(), added_at),
 }
 _MADE = {"gather": gathered, "conv_general_dilated": convolved}
 

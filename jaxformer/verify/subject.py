@@ -106,8 +106,14 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
     """length: tokens of the rows on which the properties are tried; None: the model's, 128 at
     most. ValueError: a model that cannot be certified, and why."""
     require_autoregressive(model)
+    if "params" not in variables:
+        raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
     longest = model.config.max_length
     length = min(longest, 128) if length is None else length
-    if not 8 <= length <= longest:
-        raise ValueError(f"length is {length}; it must be in 8 … {longest}, the model's max_length")
+    if not isinstance(length, int) or not 12 <= length <= longest:
+        raise ValueError(
+            f"length is {length!r}; it must be in 12 … {longest}, the model's max_length"
+        )
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     return Subject(model, {"params": variables["params"]}, length, seed)

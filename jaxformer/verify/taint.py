@@ -1,10 +1,11 @@
 """Which inputs may have had a say in an output: a function run with marks on its inputs.
 
-    outputs, marks = taint(function, inputs, positions, chosen)
+    marks, remarks = taint(function, inputs, num_positions)
 
 The function is traced to a jaxpr, JAX's own list of what it computes, and that is run step by step,
 values and marks together (`passing` says how each primitive passes marks on). No derivative is
-taken and nothing is perturbed, so neither saturation nor rounding hides a path.
+taken and nothing is perturbed, so neither saturation nor rounding hides a path; what an input might
+decide otherwise (a branch, an index, how long a loop goes on) marks whatever might then come out.
 """
 
 from collections import Counter
@@ -16,27 +17,48 @@ from jax.extend.core import Literal
 
 from jaxformer.verify import marks as m
 from jaxformer.verify.marks import Marked, everything
-from jaxformer.verify.passing import rule_of
+from jaxformer.verify.passing import FAR, rule_of, supposed
+
+# Primitives that run a jaxpr of theirs once, on their operands as they are.
+_CALLS = frozenset(
+    "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr composite".split()
+)
 
 
-def taint(function, inputs, num_positions: int, chosen):
-    """(bool [*output shape, chosen], Counter of primitives that have no rule).
+def taint(function, inputs, num_positions: int):
+    """(bool [*output shape, positions], remarks on what had no rule or was supposed).
 
-    function: an array to an array; the first num_positions axes of inputs are positions, of which
-    `chosen`, by their numbers, are marked.
+    function: an array to an array; the first num_positions axes of inputs are positions, numbered
+    along their rows. ValueError: a function that writes to references.
     """
     closed = jax.make_jaxpr(function)(inputs)
-    marks = m.unit_marks(np.shape(inputs)[:num_positions], np.asarray(chosen), np.ndim(inputs))
+    positions = np.shape(inputs)[:num_positions]
     run = _Run()
-    (output,) = run.closed(closed, [Marked(jnp.asarray(inputs), marks)])
-    return m.bits_of(output.marks, np.shape(output.value), len(chosen)), run.unknown
+    (output,) = run.closed(
+        closed, [Marked(jnp.asarray(inputs), m.unit_marks(positions, np.ndim(inputs)))]
+    )
+    bits = m.bits_of(output.marks, np.shape(output.value), int(np.prod(positions)))
+    return bits, tuple(run.remarks())
 
 
 class _Run:
-    """One run; `unknown` counts the primitives without a rule."""
+    """One run; `unknown` counts the primitives without a rule, `supposed` what `passing` took to be
+    too small to count."""
 
     def __init__(self):
-        self.unknown = Counter()
+        self.unknown, self.supposed = Counter(), 0
+
+    def remarks(self):
+        if self.unknown:
+            names = ", ".join(sorted(self.unknown))
+            yield f"taint has no rule for {names}, and let all that went in come out"
+        if self.supposed:
+            yield (
+                f"taint took {self.supposed} numbers, in which inputs have a say, to be too far "
+                f"below others ({FAR:g}) to count: a mask by a large number, or a path that it "
+                "misses"
+            )
 
     def closed(self, closed, inputs):
         """A jaxpr with its constants, or one that has none."""
@@ -64,12 +86,16 @@ class _Run:
 
     def equation(self, equation, inputs) -> list[Marked]:
         name, params = equation.primitive.name, equation.params
+        if any(type(x.aval).__name__ == "AbstractRef" for x in equation.outvars):
+            raise ValueError(
+                f"the function has a reference ({name}); taint follows values only: leave it out "
+                "of witnesses"
+            )
         if any(x.marks is not None for x in inputs):
             if name in ("scan", "while", "cond"):
-                return getattr(self, f"{name}_")(params, inputs)
-            inner = params.get("jaxpr", params.get("call_jaxpr"))
-            if inner is not None:  # jit, checkpoint, custom derivatives
-                return self.closed(inner, inputs)
+                return getattr(self, f"{name}_")(equation, inputs)
+            if name in _CALLS:
+                return self.closed(params.get("jaxpr", params.get("call_jaxpr")), inputs)
         given = equation.primitive.get_bind_params(params)
         values = equation.primitive.bind(*(x.value for x in inputs), **given)
         values = values if equation.primitive.multiple_results else [values]
@@ -79,53 +105,84 @@ class _Run:
         if rule is None:
             self.unknown[name] += 1
             rule = everything
+        self.supposed += supposed(name, params, inputs)
         marks = rule(params, inputs, values)
         return [
             Marked(value, some if np.size(value) else None)
             for value, some in zip(values, marks, strict=True)
         ]
 
-    def scan_(self, params, inputs):
+    def scan_(self, equation, inputs):
         """Step by step, as it would be unrolled."""
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        params, body = equation.params, equation.params["jaxpr"]
+        # What is run over, and what is collected, has an axis more outside than inside.
+        num_over = _longer(inputs, body.in_avals)
+        num_carry = len(body.out_avals) - _longer(equation.outvars, body.out_avals)
+        num_consts = len(inputs) - num_over - num_carry
         consts, inputs = inputs[:num_consts], inputs[num_consts:]
         carry, over = inputs[:num_carry], inputs[num_carry:]
         steps = range(params["length"])
         collected = []
         for step in reversed(steps) if params["reverse"] else steps:
-            outputs = self.closed(params["jaxpr"], [*consts, *carry, *(_at(x, step) for x in over)])
+            outputs = self.closed(body, [*consts, *carry, *(_at(x, step) for x in over)])
             carry = outputs[:num_carry]
             collected.append(outputs[num_carry:])
+        if not collected:
+            empty = [jnp.zeros(x.aval.shape, x.aval.dtype) for x in equation.outvars[num_carry:]]
+            return [*carry, *map(Marked, empty)]
         if params["reverse"]:
             collected.reverse()
         return [*carry, *(_stacked(some) for some in zip(*collected, strict=True))]
 
-    def while_(self, params, inputs):
-        """For as long as it goes on; what decides that marks all that it carries."""
+    def while_(self, equation, inputs):
+        """For as long as it goes on; row by row, if what decides has rows (vmap). If inputs have a
+        say in that, every one that has any say has a say in all that comes out."""
+        params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
         deciding, consts = inputs[:first], inputs[first : first + second]
         carry = inputs[first + second :]
+        decided = False
         while True:
             (goes_on,) = self.closed(params["cond_jaxpr"], [*deciding, *carry])
-            carry = [_also(x, goes_on) for x in carry]
-            if not goes_on.value:
-                return carry
-            carry = self.closed(params["body_jaxpr"], [*consts, *carry])
+            decided = decided or goes_on.marks is not None
+            if not np.any(goes_on.value):
+                break
+            following = self.closed(params["body_jaxpr"], [*consts, *carry])
+            carry = [_where(goes_on.value, x, y) for x, y in zip(following, carry, strict=True)]
+        if not decided:
+            return carry
+        values = [x.value for x in carry]
+        return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
 
-    def cond_(self, params, inputs):
-        """The branch that is taken; what decides marks all that comes of it."""
+    def cond_(self, equation, inputs):
+        """The branch that is taken; if inputs have a say in which, all that any would give."""
         which, *operands = inputs
-        branches = params["branches"]
-        taken = branches[min(max(int(which.value), 0), len(branches) - 1)]
-        return [_also(x, which) for x in self.closed(taken, operands)]
+        branches = equation.params["branches"]
+        number = min(max(int(which.value), 0), len(branches) - 1)
+        taken = self.closed(branches[number], operands)
+        if which.marks is None:
+            return taken
+        each = [self.closed(branch, operands) for branch in branches]
+        return [
+            Marked(x.value, m.union(m.ranked(which, x.value), *(y.marks for y in others)))
+            for x, others in zip(taken, zip(*each, strict=True), strict=True)
+        ]
 
 
-def _also(x: Marked, decided_by: Marked) -> Marked:
-    """x, marked by what decided (a single number) too."""
-    if decided_by.marks is None:
+def _longer(some, avals) -> int:
+    """How many of these (values, or variables) have more axes than their abstract values."""
+    shapes = (x.value if isinstance(x, Marked) else x.aval for x in some)
+    return sum(np.ndim(x) > len(aval.shape) for x, aval in zip(shapes, avals, strict=True))
+
+
+def _where(goes_on, x: Marked, y: Marked) -> Marked:
+    """x in the rows that go on, y in the others; what decides is marked by nothing."""
+    if np.ndim(goes_on) == 0:
         return x
-    shape = (1,) * np.ndim(x.value)
-    return Marked(x.value, m.union(x.marks, decided_by.marks.reshape(*shape, -1)))
+    rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
+    where = np.broadcast_to(rows, np.shape(x.value))
+    marks = m.union(m.kept(x.marks, where), m.kept(y.marks, ~where))
+    return Marked(jnp.where(where, x.value, y.value), marks)
 
 
 def _at(x: Marked, step: int) -> Marked:

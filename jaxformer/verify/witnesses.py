@@ -12,15 +12,11 @@ import numpy as np
 from jaxformer.verify.taint import taint
 
 
-def by_taint(function, inputs, num_positions: int, columns):
-    """bool [outputs, columns]: is there a path at all? And a remark: what had no rule."""
-    found, unknown = taint(function, inputs, num_positions, columns)
+def by_taint(function, inputs, num_positions: int):
+    """bool [outputs, inputs]: is there a path at all? And remarks: see `taint`."""
+    found, remarks = taint(function, inputs, num_positions)
     outputs = int(np.prod(found.shape[:num_positions]))
-    remark = ""
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        remark = f"taint has no rule for {names}, and let all that went in come out"
-    return found.reshape(outputs, -1, len(columns)).any(axis=1), remark
+    return found.reshape(outputs, -1, found.shape[-1]).any(axis=1), remarks
 
 
 def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):

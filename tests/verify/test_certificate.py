@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.verify import PROPERTIES, certificate, certify
+from jaxformer.verify import PROPERTIES, certificate, certify, dependency
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
@@ -126,6 +126,33 @@ def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
     assert not found.holds and found.layer == layer, found
 
 
+@pytest.mark.parametrize("blind", ["taint", "derivative", "change"])
+def test_a_blind_witness_is_told(blind, monkeypatch):
+    """Its pairs are those that the others see: taint is at fault, or no effect is said to be."""
+    honest = getattr(dependency, f"by_{blind}")
+
+    def sees_nothing(*arguments):
+        found = honest(*arguments)
+        return (0 * found[0], ()) if blind == "taint" else 0 * found
+
+    model = tiny.build(num_layers=1)
+    subject = subject_of(model, tiny.weights(model, 0))
+    monkeypatch.setattr(dependency, f"by_{blind}", sees_nothing)
+    found = subject.dependency
+    assert len(found.disagreements) == subject.rule.sum()
+    monkeypatch.setattr(dependency, f"by_{blind}", honest)
+    assert examine(subject, "causal").holds == (blind != "taint")
+
+
+def test_sharp_attention_is_causal_too():
+    """Weights that round to 0 hide what a change would do; the path is there, and that is said."""
+    model = tiny.build(num_layers=1)
+    params = jax.tree.map(jnp.array, tiny.weights(model, 0)["params"])
+    params["blocks"]["attention"]["query"]["kernel"] *= 100
+    found = examine(subject_of(model, {"params": params}), "causal")
+    assert found.holds and "no effect is seen" in found.detail
+
+
 def test_a_source_that_is_read_wrong_is_told(monkeypatch):
     """Its padding seen, as a token without features; a token of it hidden."""
     from jaxformer.functional.masks import Padding
@@ -171,6 +198,10 @@ def test_what_cannot_be_certified_is_refused():
     with pytest.raises(ValueError, match="not autoregressive"):
         next(certify(model, tiny.weights(model, 0)))
     model = tiny.build()
-    for length in (7, 17):
-        with pytest.raises(ValueError, match=f"length is {length}; it must be in 8 … 16"):
+    for length in (11, 17):
+        with pytest.raises(ValueError, match=f"length is {length}; it must be in 12 … 16"):
             next(certify(model, tiny.weights(model, 0), length=length))
+    with pytest.raises(ValueError, match="seed is -1; it must be a whole number"):
+        next(certify(model, tiny.weights(model, 0), seed=-1))
+    with pytest.raises(ValueError, match="they must hold 'params'"):
+        next(certify(model, tiny.weights(model, 0)["params"]))

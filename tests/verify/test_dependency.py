@@ -158,6 +158,39 @@ def test_infinity_gets_past_a_zero():
     assert any("infinite" in entry.why for entry in found.disagreements)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32])
+def test_ids_of_any_width_are_changed(dtype):
+    found = dependency_matrix(
+        lambda ids: jnp.cumsum(ids, dtype=ids.dtype), np.arange(5, dtype=dtype)
+    )
+    np.testing.assert_array_equal(found.matrix, rules.causal(5))
+    assert not found.disagreements
+
+
+def test_where_there_is_no_derivative_it_is_left_out_and_said():
+    def function(x):
+        return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1]
+
+    x = tiny.embeddings(0, 3, 2)
+    found = dependency_matrix(function, x)
+    assert "derivative" not in found.witnesses and "no derivative" in found.remarks[0]
+    np.testing.assert_array_equal(found.matrix, np.eye(3, dtype=bool))
+    with pytest.raises(ValueError, match="Reverse-mode"):
+        dependency_matrix(function, x, witnesses=("derivative",))
+
+
+def test_a_sample_does_not_change_what_taint_finds():
+    """A zero that depends on an input is none, whichever inputs the others are asked of."""
+    z = jnp.array([[-1.0], [1.0], [1.0], [1.0]])
+
+    def function(z):
+        return z + jnp.maximum(z[:1], 0) * z[1:2]
+
+    for seed in range(3):
+        how = {"witnesses": ("derivative", "taint"), "sample": 1, "seed": seed}
+        assert dependency_matrix(function, z, **how).matrix[:, 1].all()
+
+
 def test_what_has_no_rule_is_remarked():
     x = tiny.embeddings(0, 3, 3)
     found = dependency_matrix(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(3)), x)
@@ -184,7 +217,12 @@ REFUSED = {
     },
     "inputs are float32 (3,)": {"inputs": np.ones(3, np.float32)},
     "the function gives ShapeDtypeStruct(shape=()": {"function": jnp.sum},
-    "sample is 0; it must be at least 1": {"sample": 0},
+    "sample is 0; it must be a whole number of at least 1": {"sample": 0},
+    "sample is 2.5; it must be a whole number": {"sample": 2.5},
+    "seed is -1; it must be a whole number of at least 0": {"seed": -1},
+    "witnesses is 'taint'; it must be a tuple": {"witnesses": "taint"},
+    "inputs are dict; they must be one array": {"inputs": {"x": 1}},
+    "others are what inputs are at 0; they must differ": {"others": np.ones((3, 2), np.float32)},
     "others are": {"others": np.ones((2, 2))},
 }
 

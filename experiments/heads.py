@@ -79,12 +79,14 @@ def ablated(model, variables, tokens, means):
 
 
 def read(paths, tokenizer, length: int, rows: int, seed: int = 0):
-    """(held-out windows of the text, random tokens that come twice), [rows, length] each."""
+    """(held-out windows of the text, random tokens that come twice), [rows, length] each,
+    or one less if that is odd."""
     documents = read_documents(paths)[0] if paths else standard_library()
     held_out = split(documents, 0.05)[1]
     ids = [token for some in held_out for token in tokenizer.encode(some.text)]
-    random = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, (rows, length // 2))
-    return evenly(np.array(ids), length - 1, rows), np.tile(random, 2).astype(np.int32)
+    half = length // 2
+    random = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, (rows, half))
+    return evenly(np.array(ids), 2 * half - 1, rows), np.tile(random, 2).astype(np.int32)
 
 
 def draw(scores, untrained, parts, path: Path) -> None:

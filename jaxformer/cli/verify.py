@@ -12,7 +12,7 @@ from jaxformer.cli.arguments import parse
 
 @dataclass(frozen=True)
 class VerifyArguments:
-    """Hold a run to ten properties, on this machine; exit status 0 only if all hold, else 1."""
+    """Hold a run to its properties, on this machine; exit status 0 only if all hold, else 1."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """a run folder; certificate.json and certificate.png are written into it"""

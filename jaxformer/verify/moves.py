@@ -57,7 +57,7 @@ def _rows_of(rows, count: int):
 # Of how many of the first operands are the elements moved? The others say where to.
 _MANY = 1 << 20
 MOVED = {"slice": 1, "rev": 1, "split": 1, "gather": 1, "dynamic_slice": 1, "pad": 2}
-MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "expand_dims": 1}
+MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "stack": _MANY, "unstack": 1, "tile": 1}
 
 
 def gathered(primitive):

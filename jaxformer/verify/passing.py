@@ -86,10 +86,11 @@ def _select(params, inputs, outputs):
 
 
 _ELEMENTWISE = """
-    abs acos acosh asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos
-    cosh digamma eq erf erf_inv erfc expm1 floor ge gt imag integer_pow is_finite le lgamma
-    log log1p logistic lt max min ne neg nextafter not or pow real reduce_precision rem round rsqrt
-    sign sin sinh sqrt square stop_gradient tan tanh xor
+    abs acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy copy_p
+    cos cosh digamma eq eq_to erf erf_inv erfc expm1 floor ge gt imag integer_pow is_finite le le_to
+    lgamma log log1p logistic lt lt_to max min ne neg nextafter not or population_count pow real
+    reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin
+    sinh sqrt square stop_gradient tan tanh xor
 """.split()
 
 

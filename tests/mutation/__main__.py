@@ -37,7 +37,7 @@ def _first_red(folder, test: str, name: str) -> str | None:
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if run.returncode not in (0, 1):  # 1: tests failed; anything else: they did not run
         raise RuntimeError(f"{name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}")
-    red = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
     return red.group(1) if red else None
 
 

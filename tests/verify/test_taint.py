@@ -87,6 +87,9 @@ FUNCTIONS = {
         lambda x: x.at[jnp.array([0, 0])].add(x[4:]),
         SELF | np.array([[i == 0 and j >= 4 for j in range(LENGTH)] for i in range(LENGTH)]),
     ),
+    "again and again": (lambda x: jnp.tile(x, (2, 1)), np.tile(SELF, (2, 1))),
+    "taken apart and put together": (lambda x: jnp.stack(jnp.unstack(x)[::-1]), SELF[::-1]),
+    "by bits": (lambda x: (x * 100).astype(jnp.int32) << 1 >> 2, SELF),
     "reshaped": (
         lambda x: x.reshape(3, 2, 4).swapaxes(0, 1).reshape(LENGTH, 4),
         SELF[[0, 2, 4, 1, 3, 5]],

@@ -149,7 +149,7 @@ def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
     refused(capsys, ["evaluate", trained], "FILE")
     refused(capsys, ["evaluate", trained, __file__, "--stride", "99"], "stride", "99")
     refused(capsys, ["verify", "nowhere"], "nowhere", "not a folder")
-    refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "8 … 32")
+    refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "12 … 32")
     refused(capsys, ["verify", trained, "--seed", "-1"], "seed is -1")
     assert not (trained / "certificate.json").exists()
     refused(capsys, ["fly"], "fly", "train")

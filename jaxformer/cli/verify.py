@@ -27,8 +27,6 @@ class VerifyArguments:
 def main(argv: list[str]) -> int:
     """Load, examine, print, draw."""
     arguments = parse(VerifyArguments, "verify", argv)
-    if arguments.seed < 0:
-        raise ValueError(f"seed is {arguments.seed}; it must be at least 0")
     from jaxformer.cli.runtime import start_jax
 
     start_jax()

@@ -31,9 +31,10 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True)
 class Dependency:
-    """matrix: bool [*output positions, *input positions]; effects: float of the same shape, the
-    largest derivative or change that was seen, NaN where neither was asked for; witnesses: of how
-    many pairs each was asked; disagreements: where they differ; remarks: what to know besides."""
+    """matrix: bool [*output positions, *input positions], what any witness saw; effects: float of
+    the same shape, the largest derivative or change, NaN where neither was asked for; witnesses: of
+    how many pairs each was asked; disagreements: where they differ; remarks: what to know besides.
+    """
 
     matrix: np.ndarray
     effects: np.ndarray
@@ -61,7 +62,7 @@ def dependency_matrix(
     is_ids = not jnp.issubdtype(inputs.dtype, jnp.floating)
     by_default, witnesses = witnesses is None, _checked(witnesses, is_ids)
     for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
-        if number is not None and not (_is_whole(number) and number >= least):
+        if number is not None and not (is_whole(number) and number >= least):
             raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
     if others is not None and np.shape(others) != inputs.shape:
         raise ValueError(f"others are {np.shape(others)}; inputs are {inputs.shape}")
@@ -115,7 +116,8 @@ def _array(inputs):
         raise ValueError(f"inputs are {type(inputs).__name__}; they must be one array") from error
 
 
-def _is_whole(number) -> bool:
+def is_whole(number) -> bool:
+    """Of any integer type, and not a bool, which Python counts among them."""
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.decoding.autoregressive import require_autoregressive
 from jaxformer.verify import rules
-from jaxformer.verify.dependency import Dependency, dependency_matrix
+from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
 from jaxformer.verify.layers import trace
 
 
@@ -110,10 +110,10 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
     longest = model.config.max_length
     length = min(longest, 128) if length is None else length
-    if not isinstance(length, int) or not 12 <= length <= longest:
+    if not (is_whole(length) and 12 <= length <= longest):
         raise ValueError(
             f"length is {length!r}; it must be in 12 … {longest}, the model's max_length"
         )
-    if not isinstance(seed, int) or seed < 0:
+    if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     return Subject(model, {"params": variables["params"]}, length, seed)

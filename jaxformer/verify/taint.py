@@ -159,13 +159,12 @@ class _Run:
         which, *operands = inputs
         branches = equation.params["branches"]
         number = min(max(int(which.value), 0), len(branches) - 1)
-        taken = self.closed(branches[number], operands)
         if which.marks is None:
-            return taken
+            return self.closed(branches[number], operands)
         each = [self.closed(branch, operands) for branch in branches]
         return [
             Marked(x.value, m.union(m.ranked(which, x.value), *(y.marks for y in others)))
-            for x, others in zip(taken, zip(*each, strict=True), strict=True)
+            for x, others in zip(each[number], zip(*each, strict=True), strict=True)
         ]
 
 

@@ -46,8 +46,8 @@ BUGS = (
     Bug(
         "taint takes one branch for all",
         "verify/taint.py",
-        "each = [self.closed(branch, operands) for branch in branches]",
-        "each = [taken]",
+        "zip(each[number], zip(*each, strict=True), strict=True)",
+        "zip(each[number], zip(each[number]), strict=True)",
         TAINT,
     ),
     Bug(

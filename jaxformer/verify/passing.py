@@ -86,11 +86,12 @@ def _select(params, inputs, outputs):
 
 
 _ELEMENTWISE = """
-    abs acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz convert_element_type copy copy_p
-    cos cosh digamma eq eq_to erf erf_inv erfc expm1 floor ge gt imag integer_pow is_finite le le_to
-    lgamma log log1p logistic lt lt_to max min ne neg nextafter not or population_count pow real
-    reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin
-    sinh sqrt square stop_gradient tan tanh xor
+    abs acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj
+    convert_element_type copy copy_p cos cosh digamma eq eq_to erf erf_inv erfc expm1 floor ge
+    gt imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min ne neg
+    nextafter not or population_count pow real reduce_precision rem round rsqrt shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient tan tanh
+    xor
 """.split()
 
 
@@ -123,6 +124,35 @@ def _cumulated(params, inputs, outputs):
         whole = np.flip(whole, axis)
     whole = np.bitwise_or.accumulate(whole, axis=axis)
     return [np.flip(whole, axis) if params["reverse"] else whole]
+
+
+def _pooled(params, inputs, outputs):
+    """Windows, axis by axis: each element by all that its window holds."""
+    (x,) = inputs
+    marks, shape = x.marks, np.shape(x.value)
+    names = "window_dimensions window_strides padding base_dilation window_dilation".split()
+    for axis, how in enumerate(zip(*(params[name] for name in names), strict=True)):
+        size, stride, (before, _), apart, dilation = how
+        if (size, stride, before, np.shape(outputs[0])[axis]) == (1, 1, 0, shape[axis]):
+            continue  # nothing moves along it
+        marks = m.expand(marks, (*marks.shape[:axis], shape[axis], *marks.shape[axis + 1 : -1]))
+        first = np.arange(np.shape(outputs[0])[axis]) * stride - before
+        marks = m.union(*(_fetched(marks, axis, first + k * dilation, apart) for k in range(size)))
+    return [marks]
+
+
+def _fetched(marks, axis, places, apart):
+    """The marks at these places along an axis whose elements lie so far apart, none between."""
+    there = (places % apart == 0) & (places >= 0) & (places // apart < marks.shape[axis])
+    some = marks.take(np.where(there, places // apart, 0), axis)
+    return some * there.astype(np.uint8).reshape(-1, *(1,) * (marks.ndim - axis - 1))
+
+
+def _transformed(params, inputs, outputs):
+    """Fourier's, over the last axes."""
+    (x,) = inputs
+    rank = np.ndim(x.value)
+    return [m.merged(x.marks, range(rank - len(params["fft_lengths"]), rank))]
 
 
 def _sorted(params, inputs, outputs):
@@ -195,6 +225,8 @@ _RULES = {
     ),
     "reduce_max": _largest,
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _cumulated),
+    **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _pooled),
+    "fft": _transformed,
     **dict.fromkeys(("sort", "top_k"), _sorted),
     "transpose": _transposed,
     "squeeze": _squeezed,
@@ -202,7 +234,7 @@ _RULES = {
     "reshape": _reshaped,
     "dot_general": product,
     "scatter": scattered,
-    **dict.fromkeys("scatter-add scatter_add scatter-mul scatter_mul".split(), added_at),
+    **{f"scatter{sign}{how}": added_at for sign in "-_" for how in ("add", "mul", "min", "max")},
 }
 _MADE = {"gather": gathered, "conv_general_dilated": convolved}
 

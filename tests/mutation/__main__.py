@@ -31,7 +31,7 @@ def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
         for test in bug.tests.split():
             begin = time.perf_counter()
             reds = [_first_red(folder, f"tests/{test}", bug.name, seed) for seed in range(seeds)]
-            found.append((test, min(reds, key=bool) and reds[0], time.perf_counter() - begin))
+            found.append((test, reds[0] if all(reds) else None, time.perf_counter() - begin))
     return found
 
 

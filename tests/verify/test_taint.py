@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +120,32 @@ FUNCTIONS = {
         lambda x: jax.vmap(lambda c: jnp.convolve(c, jnp.ones(3), mode="same"), 1, 1)(x),
         rules.convolved(LENGTH, 3, causal=False),
     ),
+    "the mean of a window": (
+        lambda x: nn.avg_pool(x[None], (3,), (1,), [(2, 0)])[0],
+        rules.convolved(LENGTH, 3),
+    ),
+    "the largest of two windows": (
+        lambda x: nn.max_pool(x[None], (3,), (3,))[0],
+        np.repeat(SELF[:2, :2], 3, axis=1),
+    ),
+    "the smallest of a wide window": (
+        lambda x: jax.lax.reduce_window(
+            x, np.inf, jax.lax.min, (2, 1), (1, 1), ((2, 0), (0, 0)), window_dilation=(2, 1)
+        ),
+        rules.convolved(LENGTH, 2, dilation=2),
+    ),
+    "a window with gaps": (
+        lambda x: jax.lax.reduce_window(
+            x, 0.0, jax.lax.add, (2, 2), (1, 1), ((0, 1), (0, 0)), base_dilation=(2, 1)
+        ),
+        np.repeat(SELF, 2, axis=0)[1:],
+    ),
+    "waves along it": (lambda x: jnp.fft.fft(x, axis=0).real, ALL),
+    "waves across it": (lambda x: jnp.fft.irfft(jnp.fft.rfft(x)), SELF),
+    "the largest in a place": (
+        lambda x: x.at[jnp.array([0, 0])].max(x[4:]),
+        SELF | np.array([[i == 0 and j >= 4 for j in range(LENGTH)] for i in range(LENGTH)]),
+    ),
     "a state": (_scan, LOWER),
     "a state from behind": (lambda x: _scan(x, reverse=True), LOWER.T),
     "a loop": (lambda x: _while(x)[1], np.roll(SELF, 3, axis=0)),
@@ -208,6 +235,9 @@ CHOICES = (
     "chosen by another",
     "with the largest",
     "the two largest",
+    "the largest of two windows",
+    "the smallest of a wide window",
+    "the largest in a place",
 )
 
 

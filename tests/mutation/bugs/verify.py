@@ -79,6 +79,13 @@ BUGS = (
         TAINT,
     ),
     Bug(
+        "a pool's window forgets its dilation",
+        "verify/passing.py",
+        "first + k * dilation",
+        "first + k",
+        TAINT,
+    ),
+    Bug(
         "who is wrong about a path is forgiven",
         "verify/certificate.py",
         "return compared.holds and not wrong,",

@@ -127,10 +127,12 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def segment_rows(draw, length=LENGTH, ids=(1, 2, 3)):
     """Segment ids of one row: packed documents in runs, padding between, inside and around them."""
-    runs = draw(st.lists(st.tuples(st.sampled_from((0, *ids)), st.integers(1, 7)), max_size=4))
+    # Each id once, and of half the row at most, so that most rows hold several documents.
+    run = st.tuples(st.sampled_from((*ids, 0)), st.integers(1, -(-length // 2)))
+    runs = draw(st.lists(run, min_size=1, max_size=4, unique_by=lambda run: run[0]))
     row = [segment for segment, count in runs for _ in range(count)][:length]
     row += [draw(st.sampled_from(ids))] * (length - len(row))
-    holes = draw(st.sets(st.integers(0, length - 1), max_size=3))
+    holes = draw(st.sets(st.integers(0, length - 1), max_size=length // 4))
     return [0 if index in holes else segment for index, segment in enumerate(row)]
 
 

@@ -36,13 +36,11 @@ def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
 
 
 def _first_red(folder, test: str, name: str, seed: int) -> str | None:
-    options = ["-x", "-n0", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
+    options = ["-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     only = ["-m", "hypothesis"] if seed else []
-    command = [sys.executable, "-m", "pytest", *options, *only, test]
-    # Tests that start processes of their own must find the copy too. Where CI is set, seeds are not
-    # looked at.
+    command = [sys.executable, "-m", "pytest", *options, f"--hypothesis-seed={seed}", *only, test]
+    # Tests that start processes of their own must find the copy too.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    environment.pop("CI", None)
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if run.returncode == 5 and seed:
         return "no cases are generated"

@@ -132,7 +132,7 @@ def segment_rows(draw, length=LENGTH, ids=(1, 2, 3)):
     runs = draw(st.lists(run, min_size=1, max_size=4, unique_by=lambda run: run[0]))
     row = [segment for segment, count in runs for _ in range(count)][:length]
     row += [draw(st.sampled_from(ids))] * (length - len(row))
-    holes = draw(st.sets(st.integers(0, length - 1), max_size=length // 4))
+    holes = draw(st.sets(st.integers(0, length - 1), max_size=3))
     return [0 if index in holes else segment for index, segment in enumerate(row)]
 
 

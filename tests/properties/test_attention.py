@@ -85,7 +85,9 @@ def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
     inputs = random_inputs(seed, 2, size=size)
     seen = [rules.visible(ids, **numbers) for ids in segments]
     places = Places(LENGTH, positions, documents)
-    check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**2))
+    # Scores of size² are rounded in their last digits; in gradients that is multiplied by size².
+    # Where a softmax is saturated, the gradients beside it are small.
+    check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**3))
 
 
 @pytest.mark.parametrize("rule", RULES)

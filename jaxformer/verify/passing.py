@@ -127,25 +127,13 @@ def _cumulated(params, inputs, outputs):
 
 
 def _pooled(params, inputs, outputs):
-    """Windows, axis by axis: each element by all that its window holds."""
+    """The largest of ones and zeros in the same windows, bit by bit."""
     (x,) = inputs
-    marks, shape = x.marks, np.shape(x.value)
+    bits = np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1)
     names = "window_dimensions window_strides padding base_dilation window_dilation".split()
-    for axis, how in enumerate(zip(*(params[name] for name in names), strict=True)):
-        size, stride, (before, _), apart, dilation = how
-        if (size, stride, before, np.shape(outputs[0])[axis]) == (1, 1, 0, shape[axis]):
-            continue  # nothing moves along it
-        marks = m.expand(marks, (*marks.shape[:axis], shape[axis], *marks.shape[axis + 1 : -1]))
-        first = np.arange(np.shape(outputs[0])[axis]) * stride - before
-        marks = m.union(*(_fetched(marks, axis, first + k * dilation, apart) for k in range(size)))
-    return [marks]
-
-
-def _fetched(marks, axis, places, apart):
-    """The marks at these places along an axis whose elements lie so far apart, none between."""
-    there = (places % apart == 0) & (places >= 0) & (places // apart < marks.shape[axis])
-    some = marks.take(np.where(there, places // apart, 0), axis)
-    return some * there.astype(np.uint8).reshape(-1, *(1,) * (marks.ndim - axis - 1))
+    how = {name: (*params[name], (0, 0) if name == "padding" else 1) for name in names}
+    found = jax.lax.reduce_window(jax.numpy.asarray(bits), np.uint8(0), jax.lax.max, **how)
+    return [np.packbits(np.asarray(found), axis=-1)]
 
 
 def _transformed(params, inputs, outputs):

@@ -65,6 +65,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="SEEDS", help="red by so many")
     parser.add_argument("--sound", type=int, metavar="SEEDS", help="try the tests on sound code")
     arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds is {arguments.seeds}; it must be at least 1")
     words = arguments.words
     chosen = [bug for bug in BUGS if not words or any(word in bug.name for word in words)]
     if arguments.sound:

@@ -15,8 +15,9 @@ import jax  # noqa: E402
 # The suite is one long compilation, and XLA's older code for fused loops, which jax 0.11 no longer
 # has, compiles in half the time. Flags that are set are left alone: `XLA_FLAGS= pytest
 # tests/parity` tries what users run.
+SUITE_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 if jax.__version_info__ < (0, 11):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", SUITE_XLA_FLAGS)
 
 # A test that counts compilations, or times one, must not find them on disk.
 jax.config.update("jax_enable_compilation_cache", False)

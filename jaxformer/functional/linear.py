@@ -37,6 +37,7 @@ def join(*maps):
 
 
 _MANY = 384  # inputs from which `by_rows` is faster on two cores: at 128 it is not, at 512 it is
+_FEW_ROWS = 64  # rows of x up to which a product with such weights goes part by part
 
 
 @jax.tree_util.register_dataclass
@@ -80,6 +81,15 @@ def _in(weights, dtype):
 
 
 def _rows_times(rows: Rows, x, dtype):
+    """x W for x [rows, in_dim]: part by part for a few rows, else one plain product.
+
+    A plain product keeps every core busy with many rows, and must be what they get: XLA:CPU of
+    jaxlib 0.10.2 compiles norm → broadcast over the parts → batched product of 4,096 rows or more
+    into a wrong program (docs/hazards.md).
+    """
+    if len(x) > _FEW_ROWS:
+        kernel = rows.array.reshape(-1, x.shape[-1])[: rows.out_dim]
+        return jnp.einsum("bi,oi->bo", x, kernel, preferred_element_type=dtype)
     parts = jnp.broadcast_to(x, (len(rows.array), *x.shape))
     y = jnp.einsum("poi,pbi->pob", rows.array, parts, preferred_element_type=dtype)
     return y.reshape(-1, len(x))[: rows.out_dim].T

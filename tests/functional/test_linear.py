@@ -23,7 +23,7 @@ def drawn(seed, in_dim, out_dim, use_bias):
     seed=st.integers(0, 99),
     in_dim=st.just(8),
     out_dim=st.sampled_from([1, 4, 9]),
-    rows=st.sampled_from([1, 5]),
+    rows=st.sampled_from([1, 5, 40]),  # times 2: beyond 64 rows packed weights go another way
     use_bias=st.booleans(),
 )
 def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
@@ -35,11 +35,12 @@ def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
         np.testing.assert_allclose(compiled(layout, x), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("out_dim", [4, 5])
-def test_wide_results_are_not_rounded_to_the_operands_dtype(out_dim):
+def test_wide_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
     """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
     weights = drawn(0, 64, out_dim, True)
-    x = jax.random.normal(jax.random.key(1), (3, 64)).astype("bfloat16")
+    x = jax.random.normal(jax.random.key(1), (rows, 64)).astype("bfloat16")
     kernel = np.asarray(weights["kernel"].astype("bfloat16"), np.float64)
     wanted = np.asarray(x, np.float64) @ kernel + np.asarray(weights["bias"], np.float64)
     for layout in (weights, by_rows(weights, "bfloat16")):

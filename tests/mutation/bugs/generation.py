@@ -3,6 +3,7 @@
 from tests.mutation.bug import (
     AUTOREGRESSIVE,
     GENERATION,
+    REAL_SIZES,
     Bug,
 )
 
@@ -30,6 +31,13 @@ BUGS = (
         f"{GENERATION}::test_truncation_is_that_of_a_sort",
     ),
     # ---- the loop
+    Bug(
+        "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
+        "functional/linear.py",
+        "    if len(x) > _FEW_ROWS:\n",
+        "    if len(x) > 100_000:\n",
+        REAL_SIZES,
+    ),
     Bug(
         "draws forget the step",
         "decoding/sampling.py",

@@ -1,0 +1,143 @@
+"""Generation at sizes that users have, by programs compiled as users compile them.
+
+    python -m tests.properties.real_sizes            # all of them, a minute or two
+    python -m tests.properties.real_sizes --quick    # one of a kind, as the suite does
+
+The suite compiles with flags of its own, and one of them hid a wrong program of XLA:CPU: see
+docs/hazards.md. So this is a process of its own, with whatever flags its environment has.
+"""
+
+import dataclasses
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+
+import jaxformer as jf
+from jaxformer.models.build import init
+
+WIDTH, VOCAB_SIZE, NEW = 512, 64, 4
+CHECKED = 6  # rows of a batch that are compared with themselves alone
+
+TRANSFORMER = jf.DecoderConfig(
+    vocab_size=VOCAB_SIZE,
+    max_length=8192 + NEW,
+    num_layers=1,
+    embed_dim=WIDTH,
+    num_heads=8,
+    mlp_dim=WIDTH,
+    tie_embeddings=False,
+)
+CONFIGS = {
+    "layer norm": TRANSFORMER,
+    "rms norm, grouped heads": dataclasses.replace(
+        TRANSFORMER, norm="rms", positions="rotary", num_kv_heads=2, activation="swiglu"
+    ),
+    "post-norm": dataclasses.replace(TRANSFORMER, norm_position="post", positions="sinusoidal"),
+    "convolutional": jf.ConvolutionalConfig(
+        VOCAB_SIZE, max_length=8192 + NEW, num_layers=1, embed_dim=WIDTH
+    ),
+}
+PAIR = jf.EncoderDecoderConfig(
+    vocab_size=VOCAB_SIZE,
+    max_length=2048,
+    num_layers=1,
+    embed_dim=WIDTH,
+    num_heads=8,
+    num_kv_heads=1,
+    mlp_dim=WIDTH,
+)
+
+
+def made(config):
+    """The model and weights that are far from their first values: logits differ clearly."""
+    model = jf.build(config)
+    variables = init(model, jax.random.key(0))
+    return model, jax.tree.map(lambda x: x if x.ndim == 1 else 3 * x, variables)
+
+
+def ragged(rng, batch: int, longest: int, shortest: int = 1) -> list[list[int]]:
+    """A row of ids for each, one of them as long as can be."""
+    lengths = [longest, *rng.integers(shortest, longest + 1, batch - 1)]
+    return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
+
+
+def same(what: str, found, alone, row: int) -> None:
+    """A row of the batch is the row alone: its tokens, and log P as far as rounding goes."""
+    np.testing.assert_array_equal(found.tokens[row], alone.tokens[0], f"{what}, row {row}: tokens")
+    np.testing.assert_allclose(
+        found.log_probs[row], alone.log_probs[0], 0, 2e-3, err_msg=f"{what}, row {row}: log_probs"
+    )
+
+
+def generated(name: str, batch: int, bucket: int) -> None:
+    model, variables = made(CONFIGS[name])
+    prompts = ragged(np.random.default_rng(batch), batch, bucket, bucket // 2 + 1)
+    how = {"max_new_tokens": NEW, "sampler": jf.Sampler(temperature=0.0)}
+    found = jf.generate(model, variables, prompts, **how)
+    for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
+        if batch == 1:  # alone it is the same program: read in pieces of 64 instead
+            alone = by_pieces(model, variables, prompts[0])
+        else:
+            alone = jf.generate(model, variables, [prompts[row]], **how)
+        same(f"{name}, {batch} × {bucket}", found, alone, row)
+
+
+def by_pieces(model, variables, prompt, piece: int = 64):
+    """What `generate` gives, greedily, the prompt read `piece` tokens at a time."""
+    cache = jf.start(model, variables, 1, len(prompt) + NEW)
+    for begin in range(0, len(prompt), piece):
+        some = np.array([prompt[begin : begin + piece]])
+        logits, cache = jf.advance(model, variables, some, cache)
+    tokens, log_probs = [], []
+    for _ in range(NEW):
+        log_p = jax.nn.log_softmax(logits[0, -1])
+        tokens.append(int(log_p.argmax()))
+        log_probs.append(float(log_p.max()))
+        logits, cache = jf.advance(model, variables, np.array([[tokens[-1]]]), cache)
+    return jf.Generation(np.array([tokens]), np.array([NEW]), np.array([log_probs]))
+
+
+def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] | None) -> None:
+    """Beam search over many rows: what each row alone gives, its sources too."""
+    config = PAIR if source else dataclasses.replace(CONFIGS["layer norm"], num_kv_heads=1)
+    model, variables = made(config)
+    rng = np.random.default_rng(batch)
+    prompts = ragged(rng, batch, bucket)
+    sources = ragged(rng, *source) if source else None
+    how = {"max_new_tokens": NEW, "beam_width": beam_width}
+    found = jf.beam_search(model, variables, prompts, source=sources, **how)
+    for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
+        read = None if sources is None else [sources[row]]
+        alone = jf.beam_search(model, variables, [prompts[row]], source=read, **how)
+        what = f"beam {batch} × {bucket} × {beam_width}"
+        np.testing.assert_allclose(
+            found.scores[row], alone.scores[0], 0, 2e-3, err_msg=f"{what}, row {row}: scores"
+        )
+
+
+QUICK = (
+    partial(generated, "layer norm", 32, 128),
+    partial(generated, "layer norm", 64, 128),
+    partial(searched, 1024, 1, 4, None),  # 4,096 hypotheses, a token each
+)
+OTHERS = (
+    partial(generated, "layer norm", 128, 32),
+    partial(generated, "rms norm, grouped heads", 32, 128),
+    partial(generated, "post-norm", 32, 128),
+    partial(generated, "convolutional", 32, 128),
+    partial(generated, "layer norm", 1, 4096),
+    partial(searched, 32, 128, 2, None),
+    partial(searched, 64, 1, 2, (64, 128)),
+)
+
+
+def main(arguments: list[str]) -> None:
+    for case in QUICK if arguments == ["--quick"] else QUICK + OTHERS:
+        case()
+        print(*case.args, "every row is what it is alone", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -62,6 +62,17 @@ def _known(variables, *accepted: str):
     )
 
 
+def refuse_broken(broken, variables) -> None:
+    """FloatingPointError if some row's logits are NaN (broken: bool [batch]): no token follows from
+    them. The message names the row, and the weights that are not finite, if any are."""
+    if not broken.any():
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(variables)
+    names = [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
+    why = f"nor are the weights {', '.join(names[:3])}" if names else "the weights are"
+    raise FloatingPointError(f"the logits of row {int(broken.argmax())} are not finite; {why}")
+
+
 def start(model, variables, batch_size: int, capacity: int, source=None):
     """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted.
 
@@ -170,7 +181,8 @@ def score(
     prefix-LM the prefix, which its outputs have seen).
 
     source: a row for each, as for `start`. segments: int [batch, length]; 0 is padding, 1, 1, 2, 2,
-    … packed documents, none of which scores the first token of the next.
+    … packed documents, none of which scores the first token of the next. FloatingPointError if the
+    logits are not finite; inside jit the score is then NaN.
     """
     require_autoregressive(model)
     _known(variables, "params")  # whole rows are not read by what `prepare` gives
@@ -179,7 +191,10 @@ def score(
     read = model.read_source(source)
     if read is not None and len(read[0]) != len(tokens):
         raise ValueError(f"source has {len(read[0])} rows; tokens have {len(tokens)}")
-    return _score(model, variables, tokens, segments, read)
+    scores = _score(model, variables, tokens, segments, read)
+    if not isinstance(scores, jax.core.Tracer):
+        refuse_broken(np.isnan(scores), variables)
+    return scores
 
 
 @partial(jax.jit, static_argnums=0)

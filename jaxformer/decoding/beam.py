@@ -22,6 +22,7 @@ from jaxformer.decoding.autoregressive import (
     live_slots,
     prepare,
     prompt_bucket,
+    refuse_broken,
     require_autoregressive,
     slots,
     start,
@@ -75,6 +76,7 @@ class Search(NamedTuple):
     live: Beam
     finished: Beam
     step: jax.Array  # int [], tokens generated
+    broken: jax.Array  # bool [batch], a hypothesis was continued from logits that are NaN
 
     def done(self):
         """bool [batch]: the row has as many finished hypotheses as it may."""
@@ -96,7 +98,8 @@ def beam_search(
     """The num_hypotheses best continuations of each prompt that a beam of this width finds.
 
     prompts, stop_tokens, source: as for `generate`. A hypothesis that has not stopped after
-    max_new_tokens counts as it is, unless its row was done before.
+    max_new_tokens counts as it is, unless its row was done before. FloatingPointError if logits are
+    not finite.
     """
     require_autoregressive(model)
     if beam_width < 1:
@@ -120,6 +123,7 @@ def beam_search(
         until = max_new_tokens if live is None else min(max_new_tokens, live - width)
         search, over = _go_on(model, weights, search, stops, penalty, until, live)
     beam = _best(search, penalty)
+    refuse_broken(np.asarray(search.broken), variables)
     lengths, scores = np.asarray(beam.lengths()), np.asarray(beam.scores(length_penalty))
     lengths = np.where(np.isfinite(beam.log_probs), lengths, 0)
     tokens = np.asarray(beam.tokens)[..., :max_new_tokens]
@@ -136,7 +140,8 @@ def _begin(state, beam_width: int, room: int) -> Search:
     empty = jnp.full((batch, beam_width, room), -1)
     nothing = jnp.full((batch, beam_width), -jnp.inf)
     live, finished = Beam(empty, nothing.at[:, 0].set(0.0)), Beam(empty, nothing)
-    return Search(state.cache.take(rows), state.logits[rows], live, finished, jnp.int32(0))
+    cache, logits = state.cache.take(rows), state.logits[rows]
+    return Search(cache, logits, live, finished, jnp.int32(0), jnp.zeros(batch, bool))
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
@@ -178,6 +183,7 @@ def _extend(search: Search, stops, length_penalty, beam_width: int):
     batch, vocab_size = search.live.log_probs.shape[0], search.logits.shape[-1]
     log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beam_width, vocab_size)
     totals = (search.live.log_probs[:, :, None] + log_probs).reshape(batch, -1)
+    broken = search.broken | (~search.done() & jnp.isnan(totals).any(axis=1))
     # Enough that beam_width of them go on, even if every hypothesis could stop as well.
     number = min(beam_width * (1 + len(stops)), beam_width * vocab_size)
     best, index = jax.lax.top_k(totals, number)
@@ -193,6 +199,7 @@ def _extend(search: Search, stops, length_penalty, beam_width: int):
     search = search._replace(
         live=extended.take(goes_on[1])._replace(log_probs=goes_on[0]),
         finished=finished.best(beam_width, length_penalty),
+        broken=broken,
     )
     parents, tokens = (jnp.take_along_axis(x, goes_on[1], axis=1) for x in (parents, tokens))
     return search, parents, tokens

@@ -17,6 +17,7 @@ from jaxformer.decoding.autoregressive import (
     live_slots,
     prepare,
     prompt_bucket,
+    refuse_broken,
     require_autoregressive,
     slots,
     start,
@@ -67,6 +68,7 @@ def generate(
     fold_in(fold_in(key, i), t), so a row does not depend on its neighbours and the same key gives
     the same text. stop_tokens end a row. source: for a model that reads one, a row of ids for each
     prompt. on_tokens is called after every block of steps with the new tokens of each row.
+    FloatingPointError if logits are not finite: no token follows from them.
     """
     require_autoregressive(model)
     if key is None and not sampler.greedy:
@@ -84,13 +86,15 @@ def generate(
     cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
     state = prefill(model, weights, *padded(prompts, width, left=True), cache)
     numbers, tokens, log_probs, read = sampler.numbers(), [], [], width
-    for _ in range(blocks):
+    for block in range(blocks):
         read += STEPS
         state, new = decode_block(
             model, weights, state, numbers, key, stops, live_slots(state.cache, read)
         )
         tokens.append(np.asarray(new[0]))
         log_probs.append(np.asarray(new[1]))
+        wanted = log_probs[-1][:, : max_new_tokens - STEPS * block]
+        refuse_broken(np.isnan(wanted).any(axis=1), variables)
         if on_tokens:
             on_tokens(_without_padding(tokens, max_new_tokens))
         if np.asarray(state.stopped).all():

@@ -9,6 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.functional import fused
@@ -24,7 +25,7 @@ def dot_product_attention(
     query: Float[Array, "*batch heads queries head_dim"],
     key: Float[Array, "*batch kv_heads keys head_dim"],
     value: Float[Array, "*batch kv_heads keys value_dim"],
-    mask: Mask | Bool[Array, "*rows queries keys"] | None = None,
+    mask: Mask | Bool[Array, "*rows_and_heads queries keys"] | None = None,
     *,
     query_places: Places | None = None,
     key_places: Places | None = None,
@@ -35,9 +36,10 @@ def dot_product_attention(
     """o_i = Σ_j α_ij v_j with α_i = softmax_j(scale · q_i·k_j over the keys that i may see).
 
     mask: a rule of `masks`, asked about `query_places` and `key_places` (by default positions
-    0, 1, 2, … without padding); or a bool array, true where a query may see a key; None: everyone
-    sees everyone. Keys that are padding by `key_places` are seen by no one, whatever the rule. A
-    query that may see nothing gets zeros, and its gradients are finite.
+    0, 1, 2, … without padding); or a bool array, true where a query may see a key, of shape
+    [*batch, queries, keys] or, with as many axes as the query, [*batch, heads or 1, queries, keys];
+    None: everyone sees everyone. Keys that are padding by `key_places` are seen by no one, whatever
+    the rule. A query that may see nothing gets zeros, and its gradients are finite.
     scale: 1/√head_dim unless given. Errors: ValueError naming the shapes that do not fit.
     implementation: "explicit" (this formula, whole), "blockwise" (query block by query block,
     never all scores at once), "fused" (cuDNN; raises ValueError with the reason where it cannot),
@@ -46,6 +48,11 @@ def dot_product_attention(
     """
     query_places = query_places or Places(query.shape[-2])
     key_places = key_places or Places(key.shape[-2])
+    if not isinstance(mask, Mask) and np.ndim(mask) == query.ndim > 2:
+        if mask.shape[-3] != 1:
+            how = (query_places, key_places, scale, implementation, tap)
+            return _masked_by_head(query, key, value, mask, *how)
+        mask = mask[..., 0, :, :]  # one for all heads
     mask = _as_rule(mask)
     _check(query, key, value, mask, query_places, key_places, implementation)
     if key_places.segments is not None:
@@ -54,6 +61,31 @@ def dot_product_attention(
     return masked_attention(
         query, key, value, mask, query_places, key_places, scale, implementation, tap
     )
+
+
+def _masked_by_head(query, key, value, mask, query_places, key_places, scale, implementation, tap):
+    """A mask of its own for each head: heads become rows of a batch, of one head each."""
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if mask.shape[-3] != heads or heads % kv_heads:
+        raise ValueError(
+            f"mask is {mask.shape}; with an axis of heads that must be 1 or {heads}, the query's"
+        )
+    key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
+    places = [place.with_axis(-2) for place in (query_places, key_places)]
+
+    def tap_heads(name, weights):
+        return tap(name, weights[..., 0, :, :])[..., None, :, :]
+
+    output = dot_product_attention(
+        *(x[..., None, :, :] for x in (query, key, value)),
+        mask,
+        query_places=places[0],
+        key_places=places[1],
+        scale=scale,
+        implementation=implementation,
+        tap=tap_heads,
+    )
+    return output[..., 0, :, :]
 
 
 def masked_attention(

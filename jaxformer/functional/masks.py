@@ -43,6 +43,15 @@ class Places:
         segments = None if self.segments is None else self.segments[..., start:stop]
         return Places(stop - start, positions, segments)
 
+    def with_axis(self, axis: int) -> "Places":
+        """The same for arrays with one more axis there; what all rows share stays as it is."""
+        positions, segments = self.positions, self.segments
+        if np.ndim(positions) > 1:
+            positions = jax.numpy.expand_dims(positions, axis)
+        if segments is not None:
+            segments = jax.numpy.expand_dims(segments, axis)
+        return Places(self.length, positions, segments)
+
     def where(self):
         return np.arange(self.length) if self.positions is None else self.positions
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from jaxformer.functional import Causal, Packed, Places, Prefix, Window, blockwise
 from jaxformer.functional import dot_product_attention as attend
-from jaxformer.functional.masks import Table
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
@@ -99,14 +97,6 @@ def test_a_row_in_order_needs_no_places(rule, seed):
     check(mask, "blockwise", random_inputs(seed, 2), None, seen)
 
 
-@pytest.mark.parametrize("kv_heads, implementation", [(1, "blockwise"), (2, "explicit")])
-@given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
-def test_any_table_is_its_formula(kv_heads, implementation, seed, table):
-    """Any bool array may be the mask; consecutive query heads share a key head."""
-    table[:, ::5] = False  # some queries see nothing
-    check(None, implementation, random_inputs(seed, kv_heads), jnp.asarray(table), table)
-
-
 @pytest.mark.parametrize("rule", ["causal", "window", "prefix"])
 def test_real_block_sizes_are_the_formula(rule, monkeypatch):
     """150 queries, three blocks as they are in use, the last one ragged."""
@@ -114,25 +104,6 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
     mask, numbers = RULES[rule]
     inputs = random_inputs(0, 2, length=150, batch=1)
     check(mask, "blockwise", inputs, None, [rules.visible([1] * 150, **numbers)])
-
-
-@given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
-def test_a_table_joins_a_rule(seed, table):
-    """Table & Causal: both hold, in several blocks of queries as well."""
-    inputs, causal = random_inputs(seed, 2), rules.visible([1] * LENGTH)
-    found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))
-    for row in range(2):
-        wanted = oracle.attention(*(x[row] for x in inputs[:3]), table[row] & causal)
-        tiny.close(found[row], wanted)
-
-
-@cache
-def under_table_and_causal():
-    def run(query, key, value, table):
-        mask = Table(table) & Causal()
-        return attend(query, key, value, mask, implementation="blockwise")
-
-    return jax.jit(run)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

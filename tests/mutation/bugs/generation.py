@@ -3,6 +3,7 @@
 from tests.mutation.bug import (
     AUTOREGRESSIVE,
     GENERATION,
+    NONFINITE,
     REAL_SIZES,
     Bug,
 )
@@ -31,6 +32,27 @@ BUGS = (
         f"{GENERATION}::test_truncation_is_that_of_a_sort",
     ),
     # ---- the loop
+    Bug(
+        "NaN logits become tokens",
+        "decoding/generate.py",
+        "        refuse_broken(np.isnan(wanted).any(axis=1), variables)\n",
+        "",
+        NONFINITE,
+    ),
+    Bug(
+        "a beam goes on from NaN logits",
+        "decoding/beam.py",
+        "jnp.isnan(totals).any(axis=1)",
+        "jnp.isnan(best).all(axis=1)",
+        NONFINITE,
+    ),
+    Bug(
+        "a score may be NaN",
+        "decoding/autoregressive.py",
+        "        refuse_broken(np.isnan(scores), variables)\n",
+        "        pass\n",
+        NONFINITE,
+    ),
     Bug(
         "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
         "functional/linear.py",

@@ -16,6 +16,7 @@ from tests.mutation.bug import (
     OPTIONS,
     PERTURBED,
     POSITIONS,
+    TABLES,
     Bug,
 )
 
@@ -159,7 +160,7 @@ BUGS = (
         MASKS,
         "        return self.array[..., rows, columns]",
         "        return self.array[..., : rows.stop - rows.start, columns]",
-        f"{ATTENTION}::test_any_table_is_its_formula "
+        f"{TABLES}::test_any_table_is_its_formula "
         f"{DEPENDENCY}::test_any_table_composes_and_the_residual_adds_the_diagonal",
     ),
     Bug(
@@ -175,5 +176,13 @@ BUGS = (
         "    in_order = query_places.positions is None and key_places.positions is None\n",
         "    in_order = True\n",
         f"{ATTENTION}::test_queries_may_stand_anywhere",
+    ),
+    # ---- masks that are arrays
+    Bug(
+        "an axis of heads is taken for one of rows",  # the layout of torch and Flax
+        "functional/attention.py",
+        "np.ndim(mask) == query.ndim > 2",
+        "False",
+        f"{TABLES}::test_a_table_may_have_an_axis_of_heads",
     ),
 )

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import Reading, read_segments, same_document
 from jaxformer.models.check import as_array, check_tokens
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import bucket
 
 
@@ -44,6 +45,15 @@ def prepare(model, variables):
 
 
 _prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
+
+
+def refuse_tracers(name: str, *trees) -> None:
+    """ValueError inside jit, vmap or grad, for what runs a loop on the host."""
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees)):
+        raise ValueError(
+            f"{name} was called on traced arrays; its loop runs on the host, so inside jit, vmap "
+            "or grad use start and advance"
+        )
 
 
 def weights_of(variables):
@@ -80,9 +90,8 @@ def start(model, variables, batch_size: int, capacity: int, source=None):
     length]. Each is encoded once, and serves batch_size / sources rows in turn.
     """
     require_autoregressive(model)
-    for name, value in (("batch_size", batch_size), ("capacity", capacity)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
+    batch_size = whole_number("batch_size", batch_size, 1)
+    capacity = whole_number("capacity", capacity, 1)
     read = model.read_source(source)
     if read is not None and batch_size % len(read[0]):
         raise ValueError(
@@ -105,8 +114,10 @@ def advance(model, variables, tokens, cache, segments=None):
     tokens than there are slots left is a ValueError; inside, it gives NaN.
     """
     require_autoregressive(model)
-    tokens, segments = as_array(tokens), as_array(segments)
+    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
+    if not tokens.shape[1]:
+        raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
     rows = len(cache.reading.position)
     if len(tokens) != rows:
         raise ValueError(f"tokens have {len(tokens)} rows; the cache was started for {rows}")
@@ -186,8 +197,10 @@ def score(
     """
     require_autoregressive(model)
     _known(variables, "params")  # whole rows are not read by what `prepare` gives
-    tokens, segments = as_array(tokens), as_array(segments)
+    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"tokens are {tokens.dtype} {tokens.shape}; score needs their ids")
     read = model.read_source(source)
     if read is not None and len(read[0]) != len(tokens):
         raise ValueError(f"source has {len(read[0])} rows; tokens have {len(tokens)}")

@@ -23,12 +23,14 @@ from jaxformer.decoding.autoregressive import (
     prepare,
     prompt_bucket,
     refuse_broken,
+    refuse_tracers,
     require_autoregressive,
     slots,
     start,
     weights_of,
 )
 from jaxformer.decoding.generate import STEPS, check_prompts, prefill
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded
 
 
@@ -102,9 +104,9 @@ def beam_search(
     not finite.
     """
     require_autoregressive(model)
-    if beam_width < 1:
-        raise ValueError(f"beam_width is {beam_width}; it must be at least 1")
-    if not 1 <= num_hypotheses <= beam_width:
+    refuse_tracers("beam_search", variables, prompts, source)
+    beam_width = whole_number("beam_width", beam_width, 1)
+    if whole_number("num_hypotheses", num_hypotheses, 1) > beam_width:
         raise ValueError(
             f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
         )

@@ -18,6 +18,7 @@ from jaxformer.decoding.autoregressive import (
     prepare,
     prompt_bucket,
     refuse_broken,
+    refuse_tracers,
     require_autoregressive,
     slots,
     start,
@@ -25,6 +26,7 @@ from jaxformer.decoding.autoregressive import (
 )
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
 from jaxformer.functional.losses import token_losses
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded, row_of_ids
 
 STEPS = 16  # tokens a block
@@ -71,11 +73,14 @@ def generate(
     FloatingPointError if logits are not finite: no token follows from them.
     """
     require_autoregressive(model)
+    refuse_tracers("generate", variables, prompts, source, key)
     if key is None and not sampler.greedy:
         raise ValueError(
             f"key is None, but sampling at temperature {sampler.temperature} needs one "
             "(jax.random.key(seed)); only temperature 0 does without"
         )
+    if key is not None and not is_key(key):
+        raise ValueError(f"key is {key!r}; it must be one key, jax.random.key(seed)")
     prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     key = None if sampler.greedy else key
     batch_size, longest = len(prompts), max(map(len, prompts))
@@ -135,11 +140,18 @@ def decode_block(model, weights, state: State, numbers: Numbers | None, key, sto
     return state._replace(cache=wide.widen(state.cache)), (tokens.T, log_probs.T)
 
 
+def is_key(key) -> bool:
+    """Whether this is one random key: a typed one or, as of old, two words."""
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return shape == ()
+    return dtype == jnp.uint32 and shape == (2,)
+
+
 def check_prompts(model, prompts, max_new_tokens, stop_tokens, source):
     """(the prompts, the stop tokens) as arrays, or a ValueError that names what is wrong."""
     config = model.config
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+    whole_number("max_new_tokens", max_new_tokens, 1)
     if not isinstance(stop_tokens, Iterable):
         raise ValueError(f"stop_tokens is {stop_tokens!r}; it must be a collection of token ids")
     stops = row_of_ids("stop_tokens", list(stop_tokens), config.vocab_size)

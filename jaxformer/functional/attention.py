@@ -101,7 +101,15 @@ def masked_attention(
     if implementation == "fused":
         return fused.fused_attention(query, key, value, mask, scale)
     if implementation == "blockwise":
-        return blockwise_attention(query, key, value, mask, query_places, key_places, scale)
+        try:
+            return blockwise_attention(query, key, value, mask, query_places, key_places, scale)
+        except TypeError as error:
+            if "forward-mode" not in str(error):
+                raise
+            raise ValueError(
+                "blockwise attention has no forward-mode derivative (jvp, jacfwd); use "
+                'implementation="explicit", in a model Execution(attention="explicit")'
+            ) from error
     visible = mask(query_places, key_places)
     return explicit_attention(query, key, value, visible, scale, tap=tap)
 

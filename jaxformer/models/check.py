@@ -1,15 +1,37 @@
 """What is refused before a model computes anything."""
 
+from collections.abc import Mapping
+from difflib import get_close_matches
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.functional.taps import Patch
 from jaxformer.models.rows import bucket, padded, row_of_ids
 
 
-def as_array(x):
+def as_array(name: str, x):
     """Lists as NumPy arrays (inside a jit, jnp would trace even what is known); None stays."""
-    return x if x is None or hasattr(x, "dtype") else np.asarray(x)
+    if x is None or hasattr(x, "dtype"):
+        return x
+    try:
+        return np.asarray(x)
+    except ValueError:
+        raise ValueError(
+            f"{name} are rows of unequal lengths; pad them to one length, with segments 0 there"
+        ) from None
+
+
+def check_variables(variables):
+    """Refuse what is not {"params": …} with parameters that are floats."""
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        held = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
+        raise ValueError(f"variables hold {held}; they must hold 'params' (model.init gives them)")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ValueError(f"parameter {name} is {jnp.result_type(leaf)}; parameters are floats")
 
 
 def check_tokens(tokens, config, segments=None):
@@ -47,14 +69,14 @@ def check_source(source, config, segments, batch_size: int):
 
 def checked_tokens(tokens, config, segments):
     """(tokens, segments) for JAX, lists too, once `check_tokens` has accepted them."""
-    tokens, segments = as_array(tokens), as_array(segments)
+    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, config, segments)
     return jnp.asarray(tokens), None if segments is None else jnp.asarray(segments)
 
 
 def checked_source(source, config, segments, batch_size: int):
     """The same of a source; it is one text, whatever its segments are called: 1, 0 for padding."""
-    source, segments = as_array(source), as_array(segments)
+    source, segments = as_array("source", source), as_array("source_segments", segments)
     check_source(source, config, segments, batch_size)
     return jnp.asarray(source), None if segments is None else jnp.asarray(segments != 0, int)
 
@@ -85,11 +107,24 @@ def padded_source(source, config, name: str):
     return padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
 
 
-def check_points(names, points):
-    """Refuse a name that is none of a model's points."""
-    for name in names:
+def check_hooks(capture, patch, points):
+    """Refuse names that are none of a model's points, and patches that are none."""
+    if isinstance(capture, str):
+        raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
+    if not isinstance(patch, Mapping | None):
+        raise ValueError(f"patch is a {type(patch).__name__}; it must map names to Patch values")
+    for name in (*capture, *(patch or {})):
         if name not in points:
-            raise ValueError(f"no point is named {name!r}; there are {', '.join(points)}")
+            nearest = get_close_matches(str(name), points, 1, 0)
+            raise ValueError(
+                f"no point is named {name!r} (nearest: {nearest[0]!r}); there are "
+                f"{', '.join(points)}"
+            )
+    for name, entry in (patch or {}).items():
+        if not isinstance(entry, Patch):
+            raise ValueError(
+                f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value)"
+            )
 
 
 def _check_ids(name, tokens, vocab_size, embed_dim):

@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.models.check import check_points, checked_tokens
+from jaxformer.models.check import check_hooks, check_variables, checked_tokens
 from jaxformer.models.config import Execution
 
 
@@ -24,11 +24,18 @@ class LanguageModel(nn.Module):
         parts = self.functional.initializers(self.config.complete)
         self.weights = {name: self.param(name, init) for name, init in parts.items()}
 
+    @nn.nowrap
+    def apply(self, variables, *args, **kwargs):
+        """Flax's `apply`, the variables checked first."""
+        check_variables(variables)
+        return super().apply(variables, *args, **kwargs)
+
     def __call__(
         self, tokens, segments: Int[Array, "batch length"] | None = None
     ) -> Float[Array, "batch length vocab"]:
         """Logits in float32."""
-        return self.functional.logits(self.weights, self.hidden_states(tokens, segments))
+        hidden = self.hidden_states(tokens, segments)
+        return self.functional.logits(self.weights, hidden)
 
     def hidden_states(
         self, tokens, segments: Int[Array, "batch length"] | None = None
@@ -38,10 +45,21 @@ class LanguageModel(nn.Module):
 
     def head(self):
         """The output map's weights: kernel [dim, vocab_size] and, if it has one, bias."""
+        self.require_bound()
         return self.functional.head(self.weights)
+
+    @nn.nowrap
+    def require_bound(self):
+        """Raise ValueError unless this is called through `apply` or `init`."""
+        if self.scope is None:
+            raise ValueError(
+                f"this {type(self).__name__} has no parameters of its own; call "
+                'model.apply(variables, …), for other methods with method="…"'
+            )
 
     def run(self, function, tokens, *source, segments, **options):
         """A pass: the function of the weights, the tokens and, if it reads one, the source."""
+        self.require_bound()
         tokens, segments = checked_tokens(tokens, self.config, segments)
         config, key = self.config.complete, None
         if self.has_rng("dropout"):
@@ -66,7 +84,7 @@ class Inspectable(LanguageModel):
         return self.run_inspected(tokens, segments=segments, capture=capture, patch=patch)
 
     def run_inspected(self, tokens, *source, capture, patch, **options):
-        check_points((*capture, *(patch or {})), self.points)
+        check_hooks(capture, patch, self.points)
         hooks = {"capture": tuple(capture), "patch": patch}
         hidden, captured = self.run(self.functional.inspect, tokens, *source, **hooks, **options)
         return self.functional.logits(self.weights, hidden), captured

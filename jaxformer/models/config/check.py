@@ -12,19 +12,25 @@ def at_least(least: int, config, *names: str) -> None:
     NumPy one becomes Python's, which JSON knows."""
     for name in names:
         value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-        if value is None is default:
-            continue
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if not whole or index(value) < least:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-        object.__setattr__(config, name, index(value))
+        if not value is None is default:
+            object.__setattr__(config, name, whole_number(name, value, least))
+
+
+def whole_number(name: str, value, least: int) -> int:
+    """The value as Python's int; ValueError unless it is a whole number of at least so much."""
+    if not hasattr(value, "__index__") or isinstance(value, bool) or index(value) < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return index(value)
 
 
 def one_of(config) -> None:
-    """Every field of a Literal type has one of its values."""
+    """Every field of a Literal type has one of its values; jnp.bfloat16 becomes its name."""
     for name, kind in type_hints(type(config)).items():
         accepted = getattr(kind, "__args__", ())
         is_choice = getattr(kind, "__origin__", None) is Literal
+        if name == "dtype" and not isinstance(config.dtype, str):
+            known = getattr(config.dtype, "name", getattr(config.dtype, "__name__", config.dtype))
+            object.__setattr__(config, name, known if known in accepted else config.dtype)
         if is_choice and getattr(config, name) not in accepted:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {accepted}")
 

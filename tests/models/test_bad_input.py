@@ -1,0 +1,121 @@
+"""What a person may hand to a model or to decoding by mistake: an error that names it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.functional import Causal, dot_product_attention
+from tests.properties import tiny
+
+TOKENS = tiny.tokens(0, 1, 6)
+KEY = jax.random.key(0)
+
+
+def model():
+    return tiny.build(num_layers=1)
+
+
+def weights():
+    return tiny.weights(model(), 0)
+
+
+def generate(prompts=((1, 2),), key=KEY, max_new_tokens=2, variables=None):
+    variables = weights() if variables is None else variables
+    return jf.generate(model(), variables, prompts, max_new_tokens=max_new_tokens, key=key)
+
+
+def inspect(**hooks):
+    return model().apply(weights(), TOKENS, method="inspect", **hooks)
+
+
+REFUSED = {
+    "generate was called on traced arrays": [
+        lambda: jax.jit(lambda v: generate(variables=v).tokens)(weights()),
+        lambda: jax.vmap(lambda key: generate(key=key).tokens)(jax.random.split(KEY, 2)),
+        lambda: jax.vmap(lambda prompts: generate(prompts).tokens)(jnp.ones((2, 1, 3), int)),
+    ],
+    "beam_search was called on traced arrays": [
+        lambda: jax.jit(
+            lambda v: jf.beam_search(model(), v, [[1]], max_new_tokens=2).tokens,
+        )(weights())
+    ],
+    "patch 'block.input' is a tuple; it must be a Patch": [
+        lambda: inspect(patch={"block.input": (True, 0.0)})
+    ],
+    "patch is a list; it must map names to Patch": [lambda: inspect(patch=["block.input"])],
+    "capture is 'block.input'; it must be a tuple": [lambda: inspect(capture="block.input")],
+    "no point is named 'blok.input' .nearest: 'block.input'": [
+        lambda: inspect(capture=("blok.input",)),
+        lambda: inspect(patch={"blok.input": jf.Patch(True, 0.0)}),
+    ],
+    r"no parameters of its own; call model.apply\(variables": [
+        lambda: model()(TOKENS),
+        lambda: model().inspect(TOKENS),
+        lambda: model().hidden_states(TOKENS),
+        lambda: model().head(),
+    ],
+    "parameter .*kernel is int32; parameters are floats": [
+        lambda: model().apply(
+            jax.tree.map(lambda x: x.astype(int) if x.ndim == 3 else x, weights()), TOKENS
+        )
+    ],
+    "variables hold blocks.*; they must hold 'params'": [
+        lambda: model().apply(dict(sorted(weights()["params"].items())), TOKENS)
+    ],
+    r"variables hold \[1\]; they must hold 'params'": [lambda: model().apply([1], TOKENS)],
+    "tokens are rows of unequal lengths": [
+        lambda: model().apply(weights(), [[1, 2], [3]]),
+        lambda: jf.score(model(), weights(), [[1, 2], [3]]),
+    ],
+    r"tokens are float32 \(1, 3, 8\); score needs their ids": [
+        lambda: jf.score(model(), weights(), jnp.ones((1, 3, 8)))
+    ],
+    r"tokens are \(1, 0\); there must be at least one": [
+        lambda: jf.advance(model(), weights(), TOKENS[:, :0], jf.start(model(), weights(), 1, 4))
+    ],
+    "max_new_tokens is 2.5; it must be a whole number": [lambda: generate(max_new_tokens=2.5)],
+    "batch_size is 1.5; it must be a whole": [lambda: jf.start(model(), weights(), 1.5, 4)],
+    "capacity is True; it must be a whole": [lambda: jf.start(model(), weights(), 1, True)],
+    "beam_width is 2.5; it must be a whole": [
+        lambda: jf.beam_search(model(), weights(), [[1]], max_new_tokens=2, beam_width=2.5)
+    ],
+    "key is 5; it must be one key": [lambda: generate(key=5)],
+    r"(?s)key is Array.*; it must be one key": [lambda: generate(key=jax.random.split(KEY, 3))],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_mistake_is_named(message):
+    for mistake in REFUSED[message]:
+        with pytest.raises(ValueError, match=message):
+            mistake()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.dtype("bfloat16"), "bfloat16"])
+def test_a_dtype_may_be_that_of_jax(dtype):
+    """The config is the same whichever way it is written: equal, hashable, and plain text."""
+    config = jf.DecoderConfig(dtype=dtype)
+    assert config == jf.DecoderConfig(dtype="bfloat16") and config.dtype == "bfloat16"
+    assert type(config.dtype) is str and hash(config) == hash(jf.DecoderConfig(dtype="bfloat16"))
+    with pytest.raises(ValueError, match=r"dtype is .*float16.*; it must be one of"):
+        jf.DecoderConfig(dtype=np.float16)
+
+
+def test_an_old_key_is_a_key_too():
+    same = generate(key=jax.random.PRNGKey(0)), generate(key=jax.random.key(0))
+    np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
+
+
+def test_forward_mode_asks_for_explicit_attention():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 6, 4)), jnp.float32)
+
+    def run(x, implementation):
+        return dot_product_attention(x, x, x, Causal(), implementation=implementation)
+
+    with pytest.raises(ValueError, match=r'no forward-mode derivative.*implementation="explicit"'):
+        jax.jvp(lambda x: run(x, "auto"), (x,), (x,))
+    _, tangent = jax.jvp(lambda x: run(x, "explicit"), (x,), (x,))
+    _, pull_back = jax.vjp(lambda x: run(x, "blockwise"), x)
+    tiny.close((pull_back(jnp.ones_like(x))[0] * x).sum(), tangent.sum())

@@ -31,26 +31,26 @@ def initializers(config) -> dict:
     return with_head(stack_initializers(config), config, config.embed_dim)
 
 
-def self_attention_mask(config) -> Mask:
-    """Causal (or prefix) within a document, through a window if the config has one."""
+def self_attention_mask(config, mask: Mask | None = None) -> Mask:
+    """Causal (or prefix) within a document, through a window if the config has one; or the caller's
+    mask, within a document too."""
+    if mask is not None:
+        return mask & Packed()
     mask = Prefix(config.prefix) if config.prefix else Causal()
     if config.window is not None:
         mask = mask & Window(config.window)
     return mask & Packed()
 
 
-def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
-    """Whole rows to the last hidden states [batch, length, dim].
-
-    segments: int [batch, length], 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
-    """
-    how = {"segments": segments, "dropout_key": dropout_key}
-    return inspect(weights, tokens, config, execution, **how)[0]
+def hidden_states(weights, tokens, config, execution, **options):
+    """Whole rows to the last hidden states [batch, length, dim]: see `read_rows`."""
+    return inspect(weights, tokens, config, execution, **options)[0]
 
 
-def inspect(weights, tokens, config, execution, **options):
+def inspect(weights, tokens, config, execution, *, mask: Mask | None = None, **options):
     """(hidden states, what passed through the points named in `capture`): see `read_rows`."""
-    return read_rows(weights, tokens, config, execution, self_attention_mask(config), **options)
+    rule = self_attention_mask(config, mask)
+    return read_rows(weights, tokens, config, execution, rule, **options)
 
 
 def start(config, batch_size: int, capacity: int) -> Cache:
@@ -58,12 +58,12 @@ def start(config, batch_size: int, capacity: int) -> Cache:
     return empty_cache(config, batch_size, capacity)
 
 
-def advance(weights, tokens, cache: Cache, config, *, segments=None):
+def advance(weights, tokens, cache: Cache, config, *, mask: Mask | None = None, segments=None):
     """The hidden states of the next tokens [batch, new], and the cache after them.
 
     A row that stops inside a prefix, which must be read at once, gets NaN.
     """
-    before, mask = cache.reading.position, self_attention_mask(config)
+    before, mask = cache.reading.position, self_attention_mask(config, mask)
     x, cache = read_on(weights, tokens, cache, config, mask, segments=segments)
     if config.prefix:
         after = cache.reading.position

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.feedforward import activate
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import Packed
+from jaxformer.functional.masks import Mask, Packed
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.transformer import POINTS, read_rows, stack_initializers
 
@@ -30,9 +30,10 @@ def initializers(config) -> dict:
     return with_head(parts, config, dim)
 
 
-def encode(weights, tokens, config, execution, **options):
+def encode(weights, tokens, config, execution, *, mask: Mask | None = None, **options):
     """(a vector for each token [batch, length, dim], what `capture` names): see `read_rows`."""
-    return read_rows(weights, tokens, config, execution, Packed(), **options)
+    rule = Packed() if mask is None else mask & Packed()
+    return read_rows(weights, tokens, config, execution, rule, **options)
 
 
 def hidden_states(weights, tokens, config, execution, **options):

@@ -17,7 +17,7 @@ from jaxformer.functional.attention import dot_product_attention, folded_attenti
 from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.masks import Causal, Packed, Padding, Places
+from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Places
 from jaxformer.functional.transformer import (
     POINTS,
     empty_cache,
@@ -32,7 +32,11 @@ from jaxformer.functional.transformer import (
 __all__ = ["POINTS", "advance", "head", "hidden_states", "initializers", "inspect", "logits"]
 __all__ += ["prepare", "start"]
 POINTS = (*POINTS, *CROSS_POINTS)
-_OWN_ROW = Causal() & Packed()
+
+
+def self_attention_mask(mask: Mask | None = None) -> Mask:
+    """Of the decoder: causal within a document, or the caller's mask, within a document too."""
+    return (Causal() if mask is None else mask) & Packed()
 
 
 def initializers(config) -> dict:
@@ -79,6 +83,7 @@ def inspect(
     config,
     execution,
     *,
+    mask: Mask | None = None,
     segments=None,
     source_segments=None,
     dropout_key=None,
@@ -86,6 +91,8 @@ def inspect(
     patch=None,
 ):
     """(hidden states, what passed through the points of the decoder named in `capture`).
+
+    mask: of the decoder's self-attention; None: causal.
 
     source_segments: int [batch, source length], 0 for padding, as `segments` are for the tokens.
     """
@@ -112,7 +119,7 @@ def inspect(
         tokens,
         config,
         execution,
-        _OWN_ROW,
+        self_attention_mask(mask),
         block=partial(cross_block, look_up=look_up),
         segments=segments,
         dropout_key=keys[1],
@@ -135,7 +142,9 @@ def start(weights, source, config, execution, batch_size: int, capacity: int, so
     return SourceCache(empty_cache(config, batch_size, capacity), memory, visible)
 
 
-def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
+def advance(
+    weights, tokens, cache: SourceCache, config, *, mask: Mask | None = None, segments=None
+):
     """The hidden states of the next tokens [batch, new], and the cache after them."""
 
     def look_up(weights, query, tap):
@@ -151,7 +160,7 @@ def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
         tokens,
         cache.own,
         config,
-        _OWN_ROW,
+        self_attention_mask(mask),
         block=partial(cross_block, look_up=look_up),
         segments=segments,
     )

@@ -11,7 +11,7 @@ known while tracing are NumPy arrays and stay static.
 """
 
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import and_
 from typing import Any
 
@@ -57,10 +57,15 @@ class Places:
 
 
 class Mask:
-    """A rule. Subclasses are frozen dataclasses; `absolute` says whether the rule needs positions
-    counted in the document, or only the order of two tokens, which is their order along the row."""
+    """A rule. Subclasses are frozen dataclasses, registered by jax.tree_util.register_static, whose
+    `__call__` is written with operators that NumPy and JAX arrays share, so that it can be asked
+    about positions known while tracing and about those stored in a cache.
 
-    absolute = False
+    needs_positions: whether the rule counts positions in the document; False if it asks only for
+    the order of two tokens, which is their order along the row, padding or not.
+    """
+
+    needs_positions = True
 
     def __call__(self, query: Places, key: Places):
         """bool [*batch, query length, key length] (or broadcastable to it): may query see key?"""
@@ -86,6 +91,8 @@ class Mask:
 class Causal(Mask):
     """A query at t sees keys at s ≤ t: the lower triangle, diagonal included."""
 
+    needs_positions = False
+
     def __call__(self, query, key):
         return key.where()[..., None, :] <= query.where()[..., :, None]
 
@@ -99,7 +106,6 @@ class Window(Mask):
     """A query at t sees keys at s > t − size. With `Causal`: itself and the size − 1 before it."""
 
     size: int
-    absolute = True  # padding inside a document sets tokens further apart along the row
 
     def __post_init__(self):
         if self.size < 1:
@@ -118,7 +124,6 @@ class Prefix(Mask):
     """Causal, but the first `length` positions are seen by all (prefix-LM, Raffel et al. 2020)."""
 
     length: int
-    absolute = True
 
     def __call__(self, query, key):
         before = key.where()[..., None, :] <= query.where()[..., :, None]
@@ -133,6 +138,8 @@ class Prefix(Mask):
 class Padding(Mask):
     """Keys that are padding or empty slots (segment 0) are seen by no one."""
 
+    needs_positions = False
+
     def __call__(self, query, key):
         return np.True_ if key.segments is None else (key.segments != 0)[..., None, :]
 
@@ -141,6 +148,8 @@ class Padding(Mask):
 @dataclass(frozen=True)
 class Packed(Mask):
     """A query sees its own document only; padding sees nothing and is seen by no one."""
+
+    needs_positions = False
 
     def __call__(self, query, key):
         if query.segments is None or key.segments is None:
@@ -157,8 +166,8 @@ class All(Mask):
     parts: tuple[Mask, ...] = ()
 
     @property
-    def absolute(self):
-        return any(rule.absolute for rule in self.parts)
+    def needs_positions(self):
+        return any(rule.needs_positions for rule in self.parts)
 
     def __call__(self, query, key):
         return reduce(and_, (rule(query, key) for rule in self.parts), np.True_)
@@ -183,9 +192,19 @@ class Table(Mask):
     """No rule but the answers themselves, bool [*batch, queries, keys]: a mask from elsewhere."""
 
     array: Any
+    needs_positions = False
 
     def __call__(self, query, key):
         return self.array
 
     def tile(self, query, key, rows, columns):
         return self.array[..., rows, columns]
+
+
+@cache
+def first_forward_edge(mask: Mask, length: int) -> tuple[int, int] | None:
+    """The first (query, key) with key > query that the rule lets through in a row of this length;
+    None: the rule is causal there."""
+    seen = mask(Places(length), Places(length))
+    later = np.triu(np.broadcast_to(np.asarray(seen), (length, length)), 1)
+    return tuple(map(int, np.argwhere(later)[0])) if later.any() else None

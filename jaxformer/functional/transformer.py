@@ -104,7 +104,7 @@ def read_rows(
         documents, positions, _ = read_segments(segments, Reading.begin(segments.shape[0]))
         # Order within a document is order along the row: only a rule that counts (a window, a
         # prefix) needs the counted positions, which are not known while tracing.
-        places = Places(length, positions if mask.absolute else None, documents)
+        places = Places(length, positions if mask.needs_positions else None, documents)
 
     embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     x = embed(weights, tokens, positions, config, segments)

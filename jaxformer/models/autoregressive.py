@@ -45,7 +45,8 @@ class Autoregressive(LanguageModel):
     def advance(self, weights, tokens, cache, segments=None, last_only: bool = False):
         """Logits of the new tokens (of the last alone on request) and the cache after them."""
         config = self.config.complete
-        hidden, cache = self.functional.advance(weights, tokens, cache, config, segments=segments)
+        options = {"segments": segments, **self.options}
+        hidden, cache = self.functional.advance(weights, tokens, cache, config, **options)
         return self.functional.logits(weights, hidden[:, -1:] if last_only else hidden), cache
 
 

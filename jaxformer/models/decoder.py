@@ -2,10 +2,10 @@
 
 from jaxformer.functional import decoder
 from jaxformer.models.autoregressive import Autoregressive
-from jaxformer.models.language_model import Inspectable
+from jaxformer.models.language_model import Transformer
 
 
-class Decoder(Inspectable, Autoregressive):
+class Decoder(Transformer, Autoregressive):
     """GPT-2, Llama and their relatives, as `config` says; `execution` says how it is run.
 
     >>> model = Decoder(preset("gpt2-124m"))

@@ -3,10 +3,10 @@
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional import encoder
-from jaxformer.models.language_model import Inspectable
+from jaxformer.models.language_model import Transformer
 
 
-class Encoder(Inspectable):
+class Encoder(Transformer):
     """BERT and its relatives: every output depends on every token of its document, so nothing is
     generated from it. Logits are of the token *at* a position, to be learnt where it was masked.
 

@@ -3,10 +3,10 @@
 from jaxformer.functional import encoder_decoder, recurrent_encoder_decoder
 from jaxformer.models.autoregressive import Sourced
 from jaxformer.models.check import checked_source
-from jaxformer.models.language_model import Inspectable
+from jaxformer.models.language_model import Transformer
 
 
-class EncoderDecoder(Inspectable, Sourced):
+class EncoderDecoder(Transformer, Sourced):
     """The Transformer of Vaswani et al. 2017, and its relatives, as `config` says.
 
     >>> model = EncoderDecoder(preset("transformer-base"))
@@ -19,7 +19,7 @@ class EncoderDecoder(Inspectable, Sourced):
     def inspect(
         self, tokens, segments=None, source=None, source_segments=None, *, capture=(), patch=None
     ):
-        """Logits, and what passed through points of the decoder: see `Inspectable.inspect`."""
+        """Logits, and what passed through points of the decoder: see `Transformer.inspect`."""
         source, source_segments = checked_source(source, self.config, source_segments, len(tokens))
         how = {"segments": segments, "source_segments": source_segments}
         return self.run_inspected(tokens, source, capture=capture, patch=patch, **how)

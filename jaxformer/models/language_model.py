@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.masks import Mask, first_forward_edge
 from jaxformer.models.check import check_hooks, check_variables, checked_tokens
 from jaxformer.models.config import Execution
 
@@ -57,6 +58,11 @@ class LanguageModel(nn.Module):
                 'model.apply(variables, …), for other methods with method="…"'
             )
 
+    @property
+    def options(self) -> dict:
+        """What its functions take besides config and execution."""
+        return {}
+
     def run(self, function, tokens, *source, segments, **options):
         """A pass: the function of the weights, the tokens and, if it reads one, the source."""
         self.require_bound()
@@ -64,12 +70,42 @@ class LanguageModel(nn.Module):
         config, key = self.config.complete, None
         if self.has_rng("dropout"):
             key = self.make_rng("dropout")
-        options = {"segments": segments, "dropout_key": key, **options}
+        options = {"segments": segments, "dropout_key": key, **self.options, **options}
         return function(self.weights, tokens, *source, config, self.execution, **options)
 
 
-class Inspectable(LanguageModel):
-    """A model whose `functional` has named POINTS, and `inspect` beside `hidden_states`."""
+class Transformer(LanguageModel):
+    """A model whose `functional` has named POINTS, and `inspect` beside `hidden_states`.
+
+    mask: who sees whom in self-attention (of the decoder, where there are two), any rule of
+    `functional.masks` or your own; it holds within each document. None: what the config says.
+    """
+
+    mask: Mask | None = None
+
+    @property
+    def options(self) -> dict:
+        if self.mask is None:
+            return {}
+        if not isinstance(self.mask, Mask):
+            raise ValueError(
+                f"mask is a {type(self.mask).__name__}; it must be a Mask, a rule about positions"
+            )
+        for name in ("window", "prefix"):
+            if getattr(self.config, name, None):
+                raise ValueError(
+                    f"{name} is {getattr(self.config, name)}; with a mask it must not be set: the "
+                    "mask says who sees whom"
+                )
+        return {"mask": self.mask}
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing can be generated: the caller's mask lets a token see a later one."""
+        if "mask" not in self.options:
+            return None
+        edge = first_forward_edge(self.mask, min(self.config.max_length, 512))
+        return edge and f"its mask lets position {edge[0]} see the later position {edge[1]}"
 
     @property
     def points(self) -> tuple[str, ...]:

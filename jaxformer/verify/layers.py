@@ -105,7 +105,7 @@ def first_broken(model, variables, x, others, segments, **read):
         found = dependency_matrix(run, x, witnesses=("taint", "change"), others=others)
         rule = np.zeros(found.matrix.shape, bool)
         for row, ids in enumerate(segments):
-            own = rules.of_layers(config, ids)[layer]
+            own = rules.of_layers(config, ids, getattr(model, "mask", None))[layer]
             rule[row, :, row] = rules.composed([own], len(ids), residual)
         compared = compare(found, rule)
         if not compared.holds:

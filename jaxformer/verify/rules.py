@@ -10,6 +10,7 @@ padding) or, for one document without padding, by its length.
 
 import numpy as np
 
+from jaxformer.functional.masks import Places as TokenInfo
 from jaxformer.models import config as configs
 
 
@@ -99,8 +100,27 @@ def composed(layers, alive, residual=True):
     return table
 
 
-def of_layers(config, segments) -> list:
-    """Who sees whom in each layer of the model that this config describes, for one row."""
+def asked(mask, segments):
+    """What a mask of the caller's says, within each document: asked once for each pair of tokens.
+
+    That rule is the specification here. What is held to it is every code path of the model.
+    """
+    documents, positions = read(segments)
+    length = len(documents)
+    seen = np.zeros((length, length), bool)
+    for i in range(length):
+        for j in range(length):
+            if documents[i] != 0 and documents[i] == documents[j]:
+                query, key = (TokenInfo(1, positions[k : k + 1], np.ones(1, int)) for k in (i, j))
+                seen[i, j] = np.asarray(mask(query, key)).item()
+    return seen
+
+
+def of_layers(config, segments, mask=None) -> list:
+    """Who sees whom in each layer of the model that this config describes, for one row; mask: the
+    caller's, where the model has one."""
+    if mask is not None:
+        return [asked(mask, segments)] * config.num_layers
     if isinstance(config, configs.ConvolutionalConfig):
         dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
         return [convolved(segments, config.kernel_size, d, config.causal) for d in dilations]
@@ -110,14 +130,14 @@ def of_layers(config, segments) -> list:
     return [visible(segments, window, prefix)] * config.num_layers
 
 
-def of(config, segments, num_layers: int | None = None):
+def of(config, segments, num_layers: int | None = None, mask=None):
     """bool [batch, length, batch, length] of rows of segment ids: the rule composed over the
     model's layers (the first num_layers of them), and nothing from row to row."""
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, length), bool)
     residual = getattr(config, "residual", False)
     for row, ids in enumerate(segments):
-        layers = of_layers(config, ids)[:num_layers]
+        layers = of_layers(config, ids, mask)[:num_layers]
         table[row, :, row] = composed(layers, ids, residual)
     return table
 

@@ -76,7 +76,7 @@ class Subject:
 
     @property
     def rule(self):
-        return rules.of(self.config, self.segments)
+        return rules.of(self.config, self.segments, mask=getattr(self.model, "mask", None))
 
     @property
     def segments(self):

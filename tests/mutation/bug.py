@@ -21,6 +21,7 @@ class Bug:
 DEPENDENCY = "properties/test_dependency.py"
 INVARIANCE = "properties/test_invariance.py"
 ATTENTION = "properties/test_attention.py"
+OWN_MASK = "properties/test_own_mask.py"
 TABLES = "properties/test_attention_tables.py"
 CHUNKING = "properties/test_chunking.py"
 GENERATION = "properties/test_generation.py"

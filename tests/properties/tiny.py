@@ -57,10 +57,11 @@ def covering(**factors):
 
 @cache
 def build(kind=jf.DecoderConfig, **options):
-    """A tiny model; options are fields of its config or of its execution."""
+    """A tiny model; options are fields of its config or of its execution, and its own mask."""
     execution = {name: options.pop(name) for name in EXECUTION if name in options}
+    own = {name: options.pop(name) for name in ("mask",) if name in options}
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
-    return jf.build(kind(**{**sizes, **options}).complete, jf.Execution(**execution))
+    return jf.build(kind(**{**sizes, **options}).complete, jf.Execution(**execution), **own)
 
 
 @cache

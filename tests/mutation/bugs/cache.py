@@ -66,7 +66,7 @@ BUGS = (
     Bug(
         "the cache reads a prefix causally",
         DECODER,
-        "before, mask = cache.reading.position, self_attention_mask(config)",
+        "before, mask = cache.reading.position, self_attention_mask(config, mask)",
         "before, mask = cache.reading.position, Causal() & Packed()",
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass",
     ),

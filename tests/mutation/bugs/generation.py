@@ -113,8 +113,8 @@ BUGS = (
     Bug(
         "score takes any id",
         "decoding/autoregressive.py",
-        "    check_tokens(tokens, model.config, segments)\n    read = model",
-        "    read = model",
+        "    check_tokens(tokens, model.config, segments)\n    if not jnp.issub",
+        "    if not jnp.issub",
         f"{GENERATION}::test_score_refuses_a_token_that_is_none",
     ),
     Bug(

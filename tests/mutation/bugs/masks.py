@@ -14,6 +14,7 @@ from tests.mutation.bug import (
     MASKS,
     ONE_DOCUMENT,
     OPTIONS,
+    OWN_MASK,
     PERTURBED,
     POSITIONS,
     TABLES,
@@ -57,7 +58,7 @@ BUGS = (
     Bug(
         "window ignored by the cache",
         DECODER,
-        "before, mask = cache.reading.position, self_attention_mask(config)",
+        "before, mask = cache.reading.position, self_attention_mask(config, mask)",
         "before, mask = cache.reading.position, Causal() & Packed()",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
@@ -176,6 +177,21 @@ BUGS = (
         "    in_order = query_places.positions is None and key_places.positions is None\n",
         "    in_order = True\n",
         f"{ATTENTION}::test_queries_may_stand_anywhere",
+    ),
+    # ---- a mask of the caller's
+    Bug(
+        "the cache forgets the caller's mask",
+        "models/autoregressive.py",
+        '        options = {"segments": segments, **self.options}\n',
+        '        options = {"segments": segments}\n',
+        f"{OWN_MASK}::test_any_chunking_is_one_pass",
+    ),
+    Bug(
+        "the caller's mask is asked about places in the row",
+        "functional/transformer.py",
+        "positions if mask.needs_positions else None",
+        "None",
+        f"{OWN_MASK}::test_jacobian_is_the_callers_rule {AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     # ---- masks that are arrays
     Bug(

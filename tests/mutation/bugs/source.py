@@ -90,8 +90,8 @@ BUGS = (
     Bug(
         "the encoder is causal",
         ENCODER_FILE,
-        "execution, Packed(), **options)",
-        'execution, __import__("jaxformer.functional.masks").functional.masks.Causal() & Packed(), **options)',
+        "rule = Packed() if",
+        'rule = __import__("jaxformer.functional.masks").functional.masks.Causal() & Packed() if',
         f"{ENCODER}::test_every_output_depends_on_all_of_its_document",
     ),
     Bug(
@@ -104,8 +104,8 @@ BUGS = (
     Bug(
         "an encoder sees the documents beside its own",
         ENCODER_FILE,
-        "execution, Packed(), **options)",
-        'execution, __import__("jaxformer.functional.masks").functional.masks.Padding(), **options)',
+        "rule = Packed() if",
+        'rule = __import__("jaxformer.functional.masks").functional.masks.Padding() if',
         f"{ENCODER}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(

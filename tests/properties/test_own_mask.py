@@ -1,0 +1,137 @@
+"""A mask that the caller wrote: one rule for whole rows, for the cache and for the certificate."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.functional import Causal, Mask
+from jaxformer.verify import certify, rules
+from tests.properties import tiny
+from tests.properties.chunks import chunked, cuts
+from tests.properties.witness import exactly, jacobian
+
+BATCH = 2
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Strided(Mask):
+    """A query sees every stride-th key, counted from itself."""
+
+    stride: int
+
+    def __call__(self, query, key):
+        return (query.where()[..., :, None] - key.where()[..., None, :]) % self.stride == 0
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Near(Mask):
+    """A query sees the keys within `distance`, on both sides."""
+
+    distance: int
+
+    def __call__(self, query, key):
+        return abs(query.where()[..., :, None] - key.where()[..., None, :]) <= self.distance
+
+
+CAUSAL = Causal() & Strided(3)
+MODELS = {
+    "decoder": {"mask": CAUSAL, "positions": "rotary"},
+    "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "mask": CAUSAL, "num_layers": 1},
+    "encoder": {"kind": jf.EncoderConfig, "mask": Near(2)},
+}
+
+
+def sees(name, query: int, key: int) -> bool:
+    if name == "encoder":
+        return abs(query - key) <= 2
+    return key <= query and (query - key) % 3 == 0
+
+
+def rule(name, model, segments):
+    """The rule above, composed over the layers, row by row."""
+    table = np.zeros((BATCH, tiny.LENGTH) * 2, bool)
+    for row, ids in enumerate(segments):
+        documents, positions = rules.read(ids)
+        one = np.array(
+            [
+                [
+                    d and d == e and sees(name, i, j)
+                    for e, j in zip(documents, positions, strict=True)
+                ]
+                for d, i in zip(documents, positions, strict=True)
+            ],
+            bool,
+        )
+        table[row, :, row] = rules.composed([one] * model.config.num_layers, ids)
+    return table
+
+
+@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
+def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
+    """Distances are counted in the document, padding or not."""
+    model = tiny.build(attention=attention, **MODELS[name])
+    x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
+    read = tiny.read(model, tiny.sources(model, seed, BATCH))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None, **read)
+    exactly(found, rule(name, model, segments))
+    np.testing.assert_array_equal(
+        rules.of(model.config, segments, mask=model.mask), rule(name, model, segments)
+    )
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
+def test_any_chunking_is_one_pass(name, seed, segments, chunks):
+    model = tiny.build(**MODELS[name])
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
+    sources = tiny.sources(model, seed, BATCH)
+    whole = tiny.apply(model)(variables, tokens, jnp.asarray(segments), **tiny.read(model, sources))
+    found, _ = chunked(model, variables, tokens, chunks, segments, source=sources)
+    tiny.close(found, whole, where=segments != 0)
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
+def test_generation_and_certificate_use_it(name):
+    model = tiny.build(**MODELS[name], max_length=24)
+    variables, prompts = tiny.weights(model, 0), tiny.tokens(0, BATCH, 5)
+    source = tiny.sources(model, 0, BATCH)
+    greedy = {"max_new_tokens": 6, "sampler": jf.Sampler(temperature=0.0)}
+    out = jf.generate(model, variables, prompts, source=source, **greedy)
+    text = np.concatenate([prompts, out.tokens], axis=1)
+    logits = tiny.apply(model)(variables, text, **tiny.read(model, source))
+    np.testing.assert_array_equal(out.tokens, logits[:, 4:-1].argmax(axis=-1))
+    failed = [str(found) for found in certify(model, variables, length=12) if not found.holds]
+    assert not failed
+
+
+def test_a_certificate_sees_that_the_mask_is_not_obeyed(monkeypatch):
+    """The model runs another mask than it says."""
+    model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
+    monkeypatch.setattr(type(model), "options", property(lambda self: {"mask": other}))
+    found = {p.name: p for p in certify(model, tiny.weights(model, 0), length=12)}
+    assert not found["causal"].holds
+
+
+def test_a_mask_that_cannot_be_used_is_refused():
+    variables, tokens = tiny.weights(tiny.build(), 0), tiny.tokens(0, 1, 6)
+
+    def generate(**options):
+        model = tiny.build(**options)
+        return jf.generate(model, variables, tokens, max_new_tokens=2, key=jax.random.key(0))
+
+    with pytest.raises(ValueError, match="lets position 0 see the later position 1"):
+        generate(mask=Near(2))
+    with pytest.raises(ValueError, match="window is 3; with a mask it must not be set"):
+        generate(mask=CAUSAL, window=3)
+    model = jf.Decoder(tiny.build().config, mask=np.tri(6, dtype=bool))
+    with pytest.raises(ValueError, match="mask is a ndarray; it must be a Mask"):
+        model.apply(variables, tokens)

@@ -37,7 +37,7 @@ _HOME = {
     "generate": "decoding.generate",
     "load": "artifacts.load",
     "parameter_count": "models.build",
-    "prepare": "decoding.autoregressive",
+    "prepare": "decoding.prepared",
     "preset": "models.config",
     "score": "decoding.autoregressive",
     "start": "decoding.autoregressive",

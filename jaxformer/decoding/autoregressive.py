@@ -14,37 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.decoding.prepared import held, require_autoregressive, weights_of
 from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import Reading, read_segments, same_document
 from jaxformer.models.check import as_array, check_tokens
 from jaxformer.models.config.check import whole_number
-from jaxformer.models.rows import bucket
-
-
-def require_autoregressive(model):
-    """Raise ValueError, with the reason, unless the model has the face."""
-    reason = "it has no cache to start and advance"
-    if all(hasattr(model, method) for method in ("prepare", "start", "advance")):
-        reason = model.refusal
-    if reason:
-        raise ValueError(
-            f"{type(model).__name__} is not autoregressive ({reason}), so nothing can be generated "
-            "from it or scored by it token by token"
-        )
-
-
-def prepare(model, variables):
-    """{"prepared": …}: to be given to `start`, `advance` and `generate` in place of variables.
-
-    These are the weights laid out for many small steps. `generate` does this at each call; who
-    calls it often does it once, at the price of a second copy of the weights in memory.
-    """
-    require_autoregressive(model)
-    name, weights = _known(variables, "prepared", "params")
-    return variables if name == "prepared" else {"prepared": _prepare(model, weights)}
-
-
-_prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
+from jaxformer.models.rows import bucket, power_of_two
 
 
 def refuse_tracers(name: str, *trees) -> None:
@@ -54,22 +29,6 @@ def refuse_tracers(name: str, *trees) -> None:
             f"{name} was called on traced arrays; its loop runs on the host, so inside jit, vmap "
             "or grad use start and advance"
         )
-
-
-def weights_of(variables):
-    """The weights that a model's own methods take."""
-    return _known(variables, "prepared", "params")[1]
-
-
-def _known(variables, *accepted: str):
-    """(name, weights) of the first of these that the variables hold."""
-    for name in accepted:
-        if name in variables:
-            return name, variables[name]
-    raise ValueError(
-        f"variables hold {', '.join(variables) or 'nothing'}; they must hold "
-        f"{' or '.join(map(repr, accepted))} (model.init gives 'params', prepare 'prepared')"
-    )
 
 
 def refuse_broken(broken, variables) -> None:
@@ -175,9 +134,9 @@ def live_slots(cache, needed: int) -> int | None:
 
 
 def slots(length: int) -> int:
-    """The least 3 · 2ⁿ that is at least `length` (and 48): half as much again as a prompt's bucket,
-    so that the steps after a prompt do not at once need the next."""
-    return 3 * bucket(-(-length // 3), smallest=16)
+    """The least 3 · 2ⁿ that is at least `length` (and 48). They are half as many as the buckets of
+    prompts: each is a program of all layers, and steps pass through one after the other."""
+    return 3 * power_of_two(-(-length // 3), 16)
 
 
 def prompt_bucket(length: int) -> int:
@@ -196,7 +155,7 @@ def score(
     logits are not finite; inside jit the score is then NaN.
     """
     require_autoregressive(model)
-    _known(variables, "params")  # whole rows are not read by what `prepare` gives
+    held(variables, "params")  # whole rows are not read by what `prepare` gives
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):

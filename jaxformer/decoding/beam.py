@@ -20,16 +20,14 @@ import numpy as np
 
 from jaxformer.decoding.autoregressive import (
     live_slots,
-    prepare,
     prompt_bucket,
     refuse_broken,
     refuse_tracers,
-    require_autoregressive,
     slots,
     start,
-    weights_of,
 )
 from jaxformer.decoding.generate import STEPS, check_prompts, prefill
+from jaxformer.decoding.prepared import prepared_variables, require_autoregressive, weights_of
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded
 
@@ -113,7 +111,7 @@ def beam_search(
     if not np.isfinite(length_penalty):
         raise ValueError(f"length_penalty is {length_penalty}; it must be finite")
     prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    variables = prepare(model, variables)
+    variables = prepared_variables(model, variables)
     weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
     room = -(-max_new_tokens // STEPS) * STEPS  # a program for a few values, not for each
     cache = start(model, variables, len(prompts), slots(width + room), source)

@@ -1,8 +1,8 @@
 """The incremental loop: prefill, then compiled blocks of steps with a test for the end between.
 
 Inside a block the trip count is fixed (a `lax.scan`), so an accelerator never waits for the host;
-the host looks once a block whether every row has stopped. Shapes come in buckets (prompts of 2ⁿ
-tokens, 3 · 2ⁿ live slots), so a length seen before never compiles again.
+the host looks once a block whether every row has stopped. Shapes come in buckets (prompts of 2ⁿ or
+3 · 2ⁿ tokens, 3 · 2ⁿ live slots), so a length seen before never compiles again.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,15 +15,13 @@ import numpy as np
 
 from jaxformer.decoding.autoregressive import (
     live_slots,
-    prepare,
     prompt_bucket,
     refuse_broken,
     refuse_tracers,
-    require_autoregressive,
     slots,
     start,
-    weights_of,
 )
+from jaxformer.decoding.prepared import prepared_variables, require_autoregressive, weights_of
 from jaxformer.decoding.sampling import Numbers, Sampler, choose
 from jaxformer.functional.losses import token_losses
 from jaxformer.models.config.check import whole_number
@@ -86,7 +84,7 @@ def generate(
     batch_size, longest = len(prompts), max(map(len, prompts))
     width = prompt_bucket(longest)
     blocks = -(-max_new_tokens // STEPS)
-    variables = prepare(model, variables)
+    variables = prepared_variables(model, variables)
     weights = weights_of(variables)
     cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
     state = prefill(model, weights, *padded(prompts, width, left=True), cache)

@@ -14,7 +14,12 @@ def row_of_ids(name: str, row, vocab_size: int, limit: str = "vocab_size") -> np
     return ids
 
 
-def bucket(length: int, smallest: int = 32) -> int:
+def bucket(length: int) -> int:
+    """The least of 32, 48, 64, 96, 128, … (2ⁿ and 3 · 2ⁿ) that is at least `length`."""
+    return min(power_of_two(length, 32), 3 * power_of_two(-(-length // 3), 16))
+
+
+def power_of_two(length: int, smallest: int) -> int:
     """The least power of two that is at least `length` (and `smallest`)."""
     return max(smallest, 1 << (length - 1).bit_length())
 

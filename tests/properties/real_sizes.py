@@ -73,7 +73,7 @@ def same(what: str, found, alone, row: int) -> None:
 
 def generated(name: str, batch: int, bucket: int) -> None:
     model, variables = made(CONFIGS[name])
-    prompts = ragged(np.random.default_rng(batch), batch, bucket, bucket // 2 + 1)
+    prompts = ragged(np.random.default_rng(batch), batch, bucket, 3 * bucket // 4 + 1)
     how = {"max_new_tokens": NEW, "sampler": jf.Sampler(temperature=0.0)}
     found = jf.generate(model, variables, prompts, **how)
     for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):

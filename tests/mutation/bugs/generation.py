@@ -4,6 +4,7 @@ from tests.mutation.bug import (
     AUTOREGRESSIVE,
     GENERATION,
     NONFINITE,
+    PREPARED,
     REAL_SIZES,
     Bug,
 )
@@ -30,6 +31,28 @@ BUGS = (
         "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
         "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
         f"{GENERATION}::test_truncation_is_that_of_a_sort",
+    ),
+    # ---- the packed weights that are kept
+    Bug(
+        "another model's packed weights are used",
+        "decoding/prepared.py",
+        "if not same or self._model != model or",
+        "if not same or",
+        f"{PREPARED}::test_what_is_used_is_what_was_given",
+    ),
+    Bug(
+        "old packed weights are used",
+        "decoding/prepared.py",
+        "if not same or self._model",
+        "if self._model",
+        f"{PREPARED}::test_what_is_used_is_what_was_given",
+    ),
+    Bug(
+        "packed weights outlive their parameters",
+        "decoding/prepared.py",
+        "weakref.ref(x, self._drop)",
+        "weakref.ref(x)",
+        f"{PREPARED}::test_nothing_is_kept_beyond_the_parameters",
     ),
     # ---- the loop
     Bug(

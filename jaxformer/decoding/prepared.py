@@ -1,0 +1,83 @@
+"""The weights as many small steps want them, and which model can take such steps."""
+
+import operator
+import weakref
+from functools import partial
+
+import jax
+
+
+def require_autoregressive(model):
+    """Raise ValueError, with the reason, unless the model is autoregressive."""
+    reason = "it has no cache to start and advance"
+    if all(hasattr(model, method) for method in ("prepare", "start", "advance")):
+        reason = model.refusal
+    if reason:
+        raise ValueError(
+            f"{type(model).__name__} is not autoregressive ({reason}), so nothing can be generated "
+            "from it or scored by it token by token"
+        )
+
+
+def prepare(model, variables):
+    """{"prepared": …}: to be given to `start`, `advance` and `generate` in place of variables.
+
+    These are the weights laid out for many small steps, a second copy of them in memory. `generate`
+    and `beam_search` do this themselves and keep the copy made last for as long as the parameters
+    that it was made of are alive; who goes to and fro between several models keeps them apart.
+    """
+    require_autoregressive(model)
+    name, weights = held(variables, "prepared", "params")
+    return variables if name == "prepared" else {"prepared": _prepare(model, weights)}
+
+
+_prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
+
+
+class LastPrepared:
+    """What `prepare` gave last, until one of the parameters that it was made of is gone."""
+
+    def __init__(self):
+        self._drop()
+
+    def _drop(self, _=None):
+        self._model, self._parameters, self._prepared = None, (), None
+
+    def of(self, model, variables):
+        """`prepare(model, variables)`; the second time in a row, what it gave the first time."""
+        leaves = jax.tree.leaves(variables)
+        writable = not all(isinstance(x, jax.Array) for x in leaves)
+        if writable or held(variables, "prepared", "params")[0] == "prepared":
+            return prepare(model, variables)
+        known = [reference() for reference in self._parameters]
+        same = len(known) == len(leaves) and all(map(operator.is_, known, leaves))
+        if not same or self._model != model or any(x.is_deleted() for x in leaves):
+            self._drop()  # before the new ones are made: two at once would not be needed
+            prepared = prepare(model, variables)
+            self._model, self._prepared = model, prepared
+            self._parameters = tuple(weakref.ref(x, self._drop) for x in leaves)
+        return self._prepared
+
+
+_LAST = LastPrepared()
+
+
+def prepared_variables(model, variables):
+    """What `generate` and `beam_search` work with: see `prepare`."""
+    return _LAST.of(model, variables)
+
+
+def weights_of(variables):
+    """The weights that a model's own methods take."""
+    return held(variables, "prepared", "params")[1]
+
+
+def held(variables, *accepted: str):
+    """(name, weights) of the first of these that the variables hold."""
+    for name in accepted:
+        if name in variables:
+            return name, variables[name]
+    raise ValueError(
+        f"variables hold {', '.join(variables) or 'nothing'}; they must hold "
+        f"{' or '.join(map(repr, accepted))} (model.init gives 'params', prepare 'prepared')"
+    )

@@ -1,15 +1,22 @@
-"""Checkpoints of a run, through Orbax: written whole or not at all, the newest few kept."""
+"""Checkpoints of a run, through Orbax: written whole or not at all, the newest few kept.
+
+Beside what Orbax writes lie the digests of its files, written last: what a disk, a copy or a person
+has changed since is seen, and the newest checkpoint that is whole is used.
+"""
 
 import errno
 import json
 import logging
 import shutil
+import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxformer.artifacts.digests import DIGESTS, damaged_file, write_digests
 from jaxformer.artifacts.run import next_free
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every save to whoever listens
@@ -34,30 +41,45 @@ class Checkpoints:
             ),
         )
 
+    def _numbered(self) -> list[Path]:
+        """The folders of checkpoints, whole or not, oldest first."""
+        paths = self._folder.iterdir() if self._folder.exists() else ()
+        return sorted((path for path in paths if path.name.isdecimal()), key=_step)
+
+    def _by_trust(self) -> list[Path]:
+        """In the order in which they are tried: those with digests, then those without, which an
+        earlier version wrote or whose save was cut short; of each the newest first."""
+        return sorted(self._numbered(), key=lambda path: (_has_digests(path), _step(path)))[::-1]
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that were written to the end, oldest first."""
-        if not self._folder.exists():
-            return []
-        return sorted(
-            int(path.name)
-            for path in self._folder.iterdir()
-            if path.name.isdecimal() and (path / "_CHECKPOINT_METADATA").exists()
-        )
+        return [_step(path) for path in self._numbered() if _is_committed(path)]
 
     def last(self) -> str:
         """Which checkpoint is the last good one, in words."""
-        steps = self.steps()
-        if not steps:
+        if not self.steps():
             return "there is no checkpoint yet"
-        return f"the last good checkpoint is {self._folder / str(steps[-1])}"
+        for folder in self._by_trust():
+            try:
+                _refuse_damage(folder)
+            except Unreadable:
+                continue
+            if _has_digests(folder):
+                return f"the last good checkpoint is {folder}"
+            return f"the last checkpoint is {folder}, which cannot be checked (no {DIGESTS})"
+        return f"no checkpoint in {self._folder} is whole"
 
     def save(self, step: int, params, rest, progress: dict) -> None:
         """Write a checkpoint; what was there stays until the new one is complete.
 
-        OSError (ENOSPC) before anything is written if the disk has no room for the arrays.
+        Before anything is written: NotFinite if an array holds NaN or an infinity, OSError (ENOSPC)
+        if the disk has no room for the arrays.
         """
         if step in self.steps():
             return
+        bad = not_finite({"params": params, "rest": rest})
+        if bad is not None:
+            raise NotFinite(f"{bad} is not finite; a checkpoint holds finite numbers alone")
         self._folder.mkdir(parents=True, exist_ok=True)
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
         free = shutil.disk_usage(self._folder).free
@@ -75,46 +97,97 @@ class Checkpoints:
             )
         if not saved:  # Orbax thinks it has a newer one
             raise OSError(f"the checkpoint of step {step} in {self._folder} was not written")
+        write_digests(self._folder / str(step))
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename the checkpoints after `step`, which cannot be read, so that a run which goes on
         from `step` can save its own; returns what they are called now."""
-        numbered = [path for path in self._folder.iterdir() if path.name.isdecimal()]
         return [
             path.rename(next_free(self._folder, f"{path.name}.unreadable"))
-            for path in sorted(numbered)
-            if int(path.name) > step
+            for path in self._numbered()
+            if _step(path) > step
         ]
 
     def restore(self, like_params, like_rest=None) -> tuple[int, dict, object, dict]:
-        """(step, params, rest, progress) of the newest checkpoint that can be read.
+        """(step, params, rest, progress) of the newest checkpoint that is whole.
 
         like_params, like_rest: trees of arrays or shapes; a checkpoint of another tree, shape or
-        dtype is a ValueError that names the first difference. like_rest None: rest is None.
+        dtype is a ValueError that names the first difference. like_rest None: rest is None. A
+        warning says which newer checkpoints are passed over, and why; one without digests is used
+        if none that has them is whole, with a warning. ValueError if no checkpoint can be read.
         """
-        steps = self.steps()
-        if not steps:
+        if not self.steps():
             raise ValueError(f"{self._folder} holds no complete checkpoint yet")
-        for step in reversed(steps):
+        unchecked = f"has no {DIGESTS}: an earlier version saved it, or a kill cut the save short"
+        faults = {
+            folder: f"{folder} {unchecked}"
+            for folder in self._numbered()
+            if not _has_digests(folder)
+        }
+        for folder in self._by_trust():
             try:
-                return step, *self._read(step, like_params, like_rest)
+                found = _read(folder, like_params, like_rest)
             except Unreadable as error:
-                unreadable = error  # half deleted by a kill: the one before may be whole
-        raise ValueError(f"no checkpoint in {self._folder} can be read: {unreadable}")
+                faults[folder] = str(error)
+                continue
+            _warn_of(faults, folder)
+            return _step(folder), *found
+        raise ValueError(
+            f"no checkpoint in {self._folder} can be read: {'; '.join(faults.values())}"
+        )
 
-    def _read(self, step, like_params, like_rest):
-        folder = self._folder / str(step)
-        params = _read_arrays(folder / "params", like_params)
-        rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
-        try:
-            progress = json.loads((folder / "progress" / "metadata").read_text())
-        except (OSError, ValueError) as error:
-            raise Unreadable(f"{folder}: {error}") from error
-        return params, rest, progress
+
+def _step(folder: Path) -> int:
+    return int(folder.name)
+
+
+def _is_committed(folder: Path) -> bool:
+    return (folder / "_CHECKPOINT_METADATA").exists()
+
+
+def _has_digests(folder: Path) -> bool:
+    return (folder / DIGESTS).exists()
+
+
+def _warn_of(faults: dict[Path, str], used: Path) -> None:
+    """Say what is wrong with checkpoints newer than the one used, and that it cannot be checked."""
+    for folder, fault in faults.items():
+        if folder == used:
+            warnings.warn(f"{fault}; it cannot be checked, and is used as it is", stacklevel=3)
+        elif _step(folder) > _step(used):
+            warnings.warn(f"{fault}; the checkpoint of step {used.name} is used", stacklevel=3)
 
 
 class Unreadable(Exception):
     """A checkpoint, or a part of it, is not what a finished save leaves."""
+
+
+class NotFinite(ValueError):
+    """An array that was to be saved holds NaN or an infinity."""
+
+
+def _read(folder: Path, like_params, like_rest):
+    """(params, rest, progress) of a checkpoint; Unreadable if it is damaged."""
+    _refuse_damage(folder)
+    params = _read_arrays(folder / "params", like_params)
+    rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
+    try:
+        progress = json.loads((folder / "progress" / "metadata").read_text())
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{folder}: {error}") from error
+    return params, rest, progress
+
+
+def _refuse_damage(folder: Path) -> None:
+    """Unreadable if the save was not finished, or a file is not what its digest says."""
+    try:
+        damaged = damaged_file(folder) if _has_digests(folder) else None
+    except OSError as error:
+        raise Unreadable(f"{folder} cannot be read: {error}") from error
+    if damaged is not None:
+        raise Unreadable(f"{folder} is damaged: {damaged} is not what its {DIGESTS} says")
+    if not _is_committed(folder):
+        raise Unreadable(f"{folder} was not written to the end")
 
 
 def _read_arrays(folder: Path, like):
@@ -128,9 +201,21 @@ def _read_arrays(folder: Path, like):
             raise Unreadable(f"{folder}: nothing is in it")
         refuse_difference(folder, found, like)
         try:
-            return checkpointer.restore(folder, as_shapes(like))
+            arrays = checkpointer.restore(folder, as_shapes(like))
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
+    bad = not_finite(arrays)
+    if bad is not None:
+        raise Unreadable(f"{folder}: {bad} is not finite")
+    return arrays
+
+
+def not_finite(tree) -> str | None:
+    """The path of the first array that holds NaN or an infinity; None if there is none."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(leaf).all():
+            return jax.tree_util.keystr(path, simple=True, separator="/")
+    return None
 
 
 def as_shapes(tree):

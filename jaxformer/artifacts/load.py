@@ -20,7 +20,7 @@ class Checkpoint(NamedTuple):
 
 
 def load(source: str | Path) -> Checkpoint:
-    """The newest checkpoint of a run folder.
+    """The newest whole checkpoint of a run folder; a warning if newer ones are damaged.
 
     ValueError if the folder is missing, holds no run or no complete checkpoint, or if its
     parameters are not those of its config.
@@ -33,7 +33,7 @@ def load(source: str | Path) -> Checkpoint:
 
 
 def load_variables(folder: RunFolder, model) -> dict:
-    """The parameters of the newest checkpoint, checked against the model's."""
+    """The parameters of the newest whole checkpoint, checked against the model's."""
     shapes = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
     _, params, _, _ = Checkpoints(folder.checkpoints).restore(shapes["params"])
     return {"params": params}

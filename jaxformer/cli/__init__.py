@@ -1,6 +1,7 @@
 """The command line: `jaxformer VERB …`, each verb a thin face on the rooms of the package."""
 
 import sys
+import warnings
 from importlib import import_module
 
 from jaxformer.cli.arguments import UsageError
@@ -39,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in VERBS:
         return _fail(f"verb is {argv[0]!r}; it must be one of {', '.join(VERBS)}", 2)
     try:
-        return import_module(f"jaxformer.cli.{argv[0]}").main(argv[1:]) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return import_module(f"jaxformer.cli.{argv[0]}").main(argv[1:]) or 0
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:
@@ -58,5 +61,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _fail(message: str, status: int) -> int:
     """One line on standard error."""
-    print(f"jaxformer: {' '.join(message.split())}", file=sys.stderr)
+    _say(message)
     return status
+
+
+def _warn(message, *_) -> None:
+    """In the place of `warnings.showwarning`: one line, without the code that it came from."""
+    _say(f"warning: {message}")
+
+
+def _say(message: str) -> None:
+    print(f"jaxformer: {' '.join(message.split())}", file=sys.stderr)

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint import Checkpoints, NotFinite
 from jaxformer.artifacts.run import SAMPLE, RunFolder
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
@@ -74,8 +74,12 @@ class Training:
     def save(self) -> None:
         """A checkpoint of this very step: parameters, optimiser, key and position in the data."""
         self.flush()
+        progress = {"data": self.batches.state()}
         with self._clock.paused():
-            self.checkpoints.save(self.step, *self.state.parts(), {"data": self.batches.state()})
+            try:
+                self.checkpoints.save(self.step, *self.state.parts(), progress)
+            except NotFinite as error:
+                raise self._diverged(f"step {self.step} is not saved: {error}") from None
 
     # ---- the loop
 
@@ -153,11 +157,11 @@ class Training:
         self._write(lines)
         if not np.isfinite(losses).all():
             bad = next(line["step"] for line in lines if not np.isfinite(line["loss"]))
-            raise Ended(
-                f"the loss is not finite at step {bad}; {self.checkpoints.last()}. "
-                "A smaller --learning-rate may help"
-            )
+            raise self._diverged(f"the loss is not finite at step {bad}")
         return lines[-1]
+
+    def _diverged(self, what: str) -> Ended:
+        return Ended(f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help")
 
     def _write(self, lines: list[dict]) -> None:
         with self.folder.metrics.open("a") as file:

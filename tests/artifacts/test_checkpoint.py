@@ -68,7 +68,8 @@ def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
         checkpoints.save(step, scaled(step), REST, {})
     broken = tmp_path / "2" / lost
     shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
-    assert checkpoints.restore(PARAMS, REST)[0] == 1
+    with pytest.warns(UserWarning, match=f"2 is damaged: {lost}"):
+        assert checkpoints.restore(PARAMS, REST)[0] == 1
     # And whoever goes on from there can save: the broken one is moved out of the way, not lost.
     assert checkpoints.set_aside_after(1) == [tmp_path / "2.unreadable"]
     for step in (2, 3):

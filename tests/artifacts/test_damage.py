@@ -1,0 +1,182 @@
+"""A damaged checkpoint is never used in silence: the newest whole one is, and what is said names
+the file; what is not finite is not saved."""
+
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.artifacts import checkpoint as checkpoint_module
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.digests import DIGESTS
+
+PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
+REST = {"optimizer": {"mu": jnp.zeros(4)}, "key": jnp.zeros(2, jnp.uint32)}
+
+
+def save(folder, *steps, keep=2):
+    """Checkpoints of these steps, each with its step in its kernel."""
+    checkpoints = Checkpoints(folder, keep)
+    for step in steps:
+        params = {**PARAMS, "blocks": {"kernel": jnp.full((2, 3), float(step))}}
+        checkpoints.save(step, params, REST, {"at": step})
+    return checkpoints
+
+
+def restored(checkpoints):
+    """The step that is restored; its arrays and its progress are of that step."""
+    step, params, rest, progress = checkpoints.restore(PARAMS, REST)
+    np.testing.assert_array_equal(params["blocks"]["kernel"], np.full((2, 3), float(step)))
+    assert progress == {"at": step} and rest.keys() == REST.keys()
+    return step
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A folder of checkpoints 1 and 2; tests put back what they damage."""
+    return save(tmp_path_factory.mktemp("pair"), 1, 2)._folder
+
+
+@contextmanager
+def damaged(path, content):
+    """The file holds `content` (None: it is gone), then what it held before."""
+    whole = path.read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+def flipped(content, position):
+    """One byte turned into its complement."""
+    changed = bytearray(content)
+    changed[position] ^= 0xFF
+    return bytes(changed)
+
+
+def test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one(pair):
+    """One byte of it changed, its second half, all of it or the whole file lost."""
+    good = Checkpoints(pair).last()
+    assert good == f"the last good checkpoint is {pair / '2'}"
+    for path in files(pair / "2"):
+        content = path.read_bytes()
+        changes = [flipped(content, position) for position in (0, len(content) // 3, -1)]
+        for remains in (*changes, content[: len(content) // 2], b"", None):
+            with damaged(path, remains):
+                assert Checkpoints(pair).last() == good.removesuffix("2") + "1", path
+    assert Checkpoints(pair).last() == good
+
+
+@pytest.mark.parametrize("part", ["params", "rest", "progress", "_CHECKPOINT_METADATA"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_the_checkpoint_before_is_restored_and_the_file_is_named(pair, part, damage):
+    """The largest file of each part: those of params and rest hold the numbers."""
+    below = [path for path in files(pair / "2") if path.relative_to(pair / "2").parts[0] == part]
+    path = max(below, key=lambda path: path.stat().st_size)
+    content = path.read_bytes()
+    remains = {"flip": flipped(content, 7), "truncate": content[:-1], "delete": None}[damage]
+    with damaged(path, remains), pytest.warns(UserWarning) as told:
+        assert restored(Checkpoints(pair)) == 1
+    (said,) = (str(warning.message) for warning in told)
+    assert str(pair / "2") in said and path.name in said and "checkpoint of step 1" in said
+    assert restored(Checkpoints(pair)) == 2
+
+
+def test_a_file_that_no_save_left_is_damage(pair):
+    """What else lies in a checkpoint was not written by the save that is vouched for."""
+    stray = pair / "2" / "params" / "stray"
+    stray.write_text("")
+    with pytest.warns(UserWarning, match="params/stray"):
+        assert restored(Checkpoints(pair)) == 1
+    stray.unlink()
+    assert restored(Checkpoints(pair)) == 2
+
+
+def test_where_all_are_damaged_that_is_an_error(tmp_path):
+    checkpoints = save(tmp_path, 1, 2)
+    for step in "12":
+        path = tmp_path / step / "progress" / "metadata"
+        path.write_bytes(flipped(path.read_bytes(), 0))
+    with pytest.raises(ValueError, match=f"{tmp_path}.*2 is damaged: progress/metadata"):
+        checkpoints.restore(PARAMS, REST)
+    assert checkpoints.last() == f"no checkpoint in {tmp_path} is whole"
+
+
+def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
+    """Killed between Orbax's commit and the digests: the one before is used. Where it is the only
+    one (keep=1), or all come from a version that wrote no digests, it is used, and that is said."""
+    checkpoints = save(tmp_path, 1, 2)
+    (tmp_path / "2" / DIGESTS).unlink()
+    with pytest.warns(UserWarning, match=f"2 has no {DIGESTS}.*checkpoint of step 1"):
+        assert restored(checkpoints) == 1
+    assert checkpoints.last().endswith(str(tmp_path / "1"))
+    (tmp_path / "1" / DIGESTS).unlink()
+    with pytest.warns(UserWarning, match=f"2 has no {DIGESTS}.*cannot be checked"):
+        assert restored(checkpoints) == 2
+    assert "cannot be checked" in checkpoints.last()
+    shutil.rmtree(tmp_path / "2" / "rest")
+    with pytest.warns(UserWarning) as told:
+        assert restored(checkpoints) == 1
+    said = [str(warning.message) for warning in told]
+    assert len(said) == 2 and "2/rest" in said[1] and "cannot be checked" in said[0]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_kill_before_the_digests_leaves_what_can_be_restored(tmp_path, monkeypatch, keep):
+    """And the run that goes on from there saves again."""
+    checkpoints = save(tmp_path, 1, keep=keep)
+    with monkeypatch.context() as patch:
+
+        def kill(folder):
+            raise KeyboardInterrupt
+
+        patch.setattr(checkpoint_module, "write_digests", kill)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2, keep=keep)
+    with pytest.warns(UserWarning, match=DIGESTS):
+        step = restored(checkpoints)
+    assert step == (2 if keep == 1 else 1)
+    checkpoints.set_aside_after(step)
+    assert restored(save(tmp_path, 3, keep=keep)) == 3
+
+
+BAD = {
+    "params/blocks/kernel": ({"blocks": {"kernel": jnp.array([1.0, jnp.inf])}}, REST),
+    "params/head": ({"blocks": jnp.ones(2), "head": jnp.array(jnp.nan, jnp.bfloat16)}, REST),
+    "rest/optimizer/mu": (PARAMS, {"optimizer": {"mu": jnp.array([-jnp.inf])}}),
+}
+
+
+@pytest.mark.parametrize("named", BAD)
+def test_what_is_not_finite_is_not_saved(tmp_path, named):
+    """The error names the array, and what was saved before stays."""
+    checkpoints = save(tmp_path, 1, keep=1)
+    with pytest.raises(ValueError, match=f"{named} is not finite"):
+        checkpoints.save(2, *BAD[named], {})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert restored(checkpoints) == 1
+
+
+def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
+    """As an earlier version may have saved it."""
+    checkpoints = save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint_module, "not_finite", lambda tree: None)
+    checkpoints.save(2, {**PARAMS, "head": {"bias": jnp.full(5, jnp.nan)}}, REST, {})
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=r"head/bias is not finite.*checkpoint of step 1"):
+        assert restored(checkpoints) == 1
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="there is no sha256sum here")
+def test_digests_are_those_of_sha256sum(pair):
+    """So that anybody can check a checkpoint, or a copy of it, without this package."""
+    command = ["sha256sum", "--check", "--strict", "--quiet", DIGESTS]
+    subprocess.run(command, cwd=pair / "2", check=True)

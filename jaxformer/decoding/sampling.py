@@ -5,6 +5,7 @@ Thresholds are found by bisecting the bit patterns of the logits, exactly and wi
 passes of compare-and-sum, where sorting 50,000 logits takes many times as long on a CPU.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,15 +16,22 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.models.config.check import at_least
 
+# Temperatures of which the reciprocal, too, is a float32 that no device flushes to zero: XLA
+# multiplies by it where the program says divide, and −∞ · 0 would be NaN.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
+
 
 @dataclass(frozen=True)
 class Sampler:
     """How a token is chosen. Temperature first, then top-k, top-p and min-p, each on what is left.
 
-    temperature: logits are divided by it; 0 is greedy (the most probable token, no randomness);
-    top_k: keep the k most probable tokens (0: all); top_p: keep the fewest, most probable first,
-    that together have at least this probability (Holtzman et al. 2020); min_p: keep those with at
-    least this fraction of the largest probability. Ties at a threshold are all kept.
+    temperature: logits are divided by it; 0 is greedy (the most probable token, no randomness), and
+    2¹²⁶ is the largest; top_k: keep the k most probable tokens (0, or as many as there are: all);
+    top_p: keep the fewest, most probable first, that together have at least this probability
+    (Holtzman et al. 2020); min_p: keep those with at least this fraction of the largest
+    probability. Ties at a threshold, which are equal logits, are all kept.
+
+    Errors: ValueError for what is no number, or not in its range.
     """
 
     temperature: float = 1.0
@@ -32,9 +40,14 @@ class Sampler:
     min_p: float = 0.0
 
     def __post_init__(self):
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or above")
         at_least(0, self, "top_k")
+        for name in ("temperature", "top_p", "min_p"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        if not 0.0 <= self.temperature <= _LARGEST:
+            raise ValueError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or above, and at most "
+                f"{_LARGEST:.8g}"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
         if not 0.0 <= self.min_p <= 1.0:
@@ -49,20 +62,32 @@ class Sampler:
         if self.greedy:
             return None
         return Numbers(
-            jnp.float32(max(self.temperature, np.finfo(np.float32).tiny)),  # less would be 0
-            jnp.int32(self.top_k),
+            jnp.float32(max(self.temperature, _SMALLEST)),  # less would be 0
+            jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # no vocabulary has so many
             jnp.float32(self.top_p),
-            jnp.float32(self.min_p),
+            jnp.float32(math.log(self.min_p) if self.min_p else -math.inf),
         )
 
 
+def _number(name: str, value) -> float:
+    """Python's float of a number of any kind; ValueError if it is none, such as True or "0.7"."""
+    try:
+        if hasattr(value, "__float__") and not isinstance(value, bool | np.bool_):
+            return float(value)
+    except OverflowError:  # a whole number beyond every float
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):  # an array of several, or of something else
+        pass
+    raise ValueError(f"{name} is {value!r}; it must be a number")
+
+
 class Numbers(NamedTuple):
-    """The fields of a `Sampler`, traced."""
+    """The fields of a `Sampler`, traced; log_min_p: the logarithm of min_p."""
 
     temperature: Array
     top_k: Array
     top_p: Array
-    min_p: Array
+    log_min_p: Array
 
 
 def choose(
@@ -78,9 +103,7 @@ def choose(
             jax.random.fold_in(jax.random.fold_in(key, row), step), logits
         )
 
-    # The largest comes to 0 first: divided by a very small temperature it must not overflow.
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    kept = truncate(numbers, logits / numbers.temperature)
+    kept = _tempered(numbers, truncate(numbers, logits))
     return jax.vmap(draw)(jnp.arange(len(logits)), kept).astype(jnp.int32)
 
 
@@ -93,8 +116,17 @@ def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
     return jnp.where(is_largest, index, last).min(axis=-1)
 
 
+def _tempered(numbers: Numbers, logits):
+    """Divided by the temperature. The largest comes to 0 first: divided by a very small one it must
+    not overflow."""
+    return (logits - logits.max(axis=-1, keepdims=True)) / numbers.temperature
+
+
 def truncate(numbers: Numbers, logits: Float[Array, "batch vocab"]) -> Float[Array, "batch vocab"]:
-    """−∞ for every token that top-k, then top-p, then min-p leave out; nothing to do: nothing."""
+    """−∞ for every token that top-k, then top-p, then min-p leave out; nothing to do: nothing.
+
+    Which logit is larger is asked before the temperature, by which different ones may become equal.
+    """
     vocab_size = logits.shape[-1]
     kept = jax.lax.cond(
         (numbers.top_k > 0) & (numbers.top_k < vocab_size),
@@ -103,12 +135,11 @@ def truncate(numbers: Numbers, logits: Float[Array, "batch vocab"]) -> Float[Arr
     )
 
     def nucleus():
-        probabilities = jax.nn.softmax(kept, axis=-1)
+        probabilities = jax.nn.softmax(_tempered(numbers, kept), axis=-1)
         return _keep(kept, probabilities, numbers.top_p)
 
     kept = jax.lax.cond(numbers.top_p < 1.0, nucleus, lambda: kept)
-    largest = kept.max(axis=-1, keepdims=True)
-    return jnp.where(kept >= largest + jnp.log(numbers.min_p), kept, -jnp.inf)
+    return jnp.where(_tempered(numbers, kept) >= numbers.log_min_p, kept, -jnp.inf)
 
 
 def _keep(logits, mass, wanted):
@@ -127,6 +158,7 @@ def _keep(logits, mass, wanted):
 
 
 def _ordered(x):
-    """float32 → uint32 such that greater floats have greater integers."""
+    """float32 → uint32 such that greater floats have greater integers: that of either zero is 2³¹,
+    from which positive ones count up and negative ones down."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+    return jnp.where(bits >> 31 == 1, -bits, bits | jnp.uint32(1 << 31))

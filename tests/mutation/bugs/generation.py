@@ -9,6 +9,8 @@ from tests.mutation.bug import (
     Bug,
 )
 
+SAMPLING = "decoding/test_sampling.py"
+
 BUGS = (
     # ---- sampling
     Bug(
@@ -31,6 +33,44 @@ BUGS = (
         "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
         "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
         f"{GENERATION}::test_truncation_is_that_of_a_sort",
+    ),
+    Bug(
+        "minus zero is below zero",
+        "decoding/sampling.py",
+        "    return jnp.where(bits >> 31 == 1, -bits,",
+        "    return jnp.where(bits >> 31 == 1, ~bits,",
+        f"{SAMPLING}::test_the_two_zeros_are_one_number "
+        f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
+    ),
+    Bug(
+        "top-k counts what the temperature has made equal",
+        "decoding/sampling.py",
+        "    kept = _tempered(numbers, truncate(numbers, logits))\n",
+        "    kept = truncate(\n"
+        "        numbers._replace(temperature=1.0), _tempered(numbers, logits)\n"
+        "    )\n",
+        f"{SAMPLING}::test_top_k_looks_at_the_logits_whatever_the_temperature",
+    ),
+    Bug(
+        "a temperature becomes infinity",
+        "decoding/sampling.py",
+        "        if not 0.0 <= self.temperature <= _LARGEST:\n",
+        "        if not 0.0 <= self.temperature < math.inf:\n",
+        f"{SAMPLING}::test_a_temperature_that_float32_cannot_hold_is_refused",
+    ),
+    Bug(
+        "a top-k beyond int32 overflows",
+        "decoding/sampling.py",
+        "jnp.int32(min(self.top_k, np.iinfo(np.int32).max))",
+        "jnp.int32(self.top_k)",
+        f"{SAMPLING}::test_a_top_k_beyond_the_vocabulary_keeps_everything",
+    ),
+    Bug(
+        "True is a temperature",
+        "decoding/sampling.py",
+        " and not isinstance(value, bool | np.bool_):\n",
+        ":\n",
+        f"{SAMPLING}::test_what_is_no_number_or_out_of_range_is_refused_by_name",
     ),
     # ---- the packed weights that are kept
     Bug(
@@ -93,8 +133,8 @@ BUGS = (
     Bug(
         "logits are multiplied by the temperature",
         "decoding/sampling.py",
-        "    kept = truncate(numbers, logits / numbers.temperature)\n",
-        "    kept = truncate(numbers, logits * numbers.temperature)\n",
+        "logits.max(axis=-1, keepdims=True)) / numbers.temperature\n",
+        "logits.max(axis=-1, keepdims=True)) * numbers.temperature\n",
         f"{GENERATION}::test_draws_have_the_frequencies_of_what_is_left",
     ),
     Bug(

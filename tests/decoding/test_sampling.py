@@ -1,0 +1,137 @@
+"""The sampler keeps exactly the tokens that its definition names, and refuses what is none."""
+
+from decimal import Decimal
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.decoding.sampling import choose, truncate
+
+SIZE = 12
+LARGEST = float(np.finfo(np.float32).max)
+HOTTEST = 2.0**126
+DENORMAL = float(np.finfo(np.float32).smallest_subnormal)
+
+# Values that recur, so that there are ties; the two zeros, the smallest numbers, neighbours.
+special = st.sampled_from(
+    [0.0, -0.0, DENORMAL, -DENORMAL, 1e-40, -1e-40, 1.0, 1.0 + 2.0**-23, -3.0]
+)
+finite = st.floats(-LARGEST, LARGEST, width=32) | st.floats(-20, 20, width=32) | special
+rows = st.lists(finite, min_size=SIZE, max_size=SIZE) | st.lists(
+    special, min_size=SIZE, max_size=SIZE
+)
+# Differences of 1e-38 and less are 0 to most devices: no temperature is near to that.
+samplers = st.builds(
+    jf.Sampler,
+    temperature=st.sampled_from([0.5, 1.0, 2.0, 1e-30, 1e30, HOTTEST]),
+    top_k=st.integers(0, SIZE + 2) | st.integers(0, 2**70),
+    top_p=st.just(1.0) | st.floats(0, 1, exclude_min=True),
+    min_p=st.just(0.0) | st.floats(0, 1),
+)
+
+
+@cache
+def truncation():
+    return jax.jit(truncate)
+
+
+def kept(logits, temperature, top_k, top_p, min_p):
+    """bool [vocab], in float64 and by sorting: the definition. Ties are ties of logits."""
+    logits = logits.astype(np.float64)
+    left = np.ones(len(logits), bool)
+    if 0 < top_k < len(logits):
+        left &= logits >= np.sort(logits)[-top_k]
+    gaps = (logits - logits.max()) / temperature
+    probabilities = np.where(left, np.exp(gaps), 0.0) / np.exp(gaps[left]).sum()
+    if top_p < 1.0:
+        largest_first = np.argsort(-logits)
+        enough = np.searchsorted(np.cumsum(probabilities[largest_first]), top_p)
+        left &= logits >= logits[largest_first[min(enough, len(logits) - 1)]]
+    return left & (gaps >= (np.log(min_p) if min_p else -np.inf))
+
+
+@settings(max_examples=20 * settings().max_examples)
+@given(row=rows, sampler=samplers)
+def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
+    """Of any finite logits; and the kept ones are as they were."""
+    logits = np.float32(row)
+    temperature = max(sampler.temperature, float(np.finfo(np.float32).tiny))
+
+    def nearly(factor):
+        thresholds = (min(1.0, p * factor) for p in (sampler.top_p, sampler.min_p))
+        return kept(logits, temperature, sampler.top_k, *thresholds)
+
+    # On the threshold itself float32 may decide either way.
+    expected = nearly(1.0)
+    assume((nearly(1 - 1e-4) == nearly(1 + 1e-4)).all())
+    found = np.asarray(truncation()(sampler.numbers(), logits[None]))[0]
+    np.testing.assert_array_equal(found > -np.inf, expected)
+    np.testing.assert_array_equal(found[expected], logits[expected])
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_the_two_zeros_are_one_number(zeros):
+    """Tied at the threshold, both are kept, whichever of them it is."""
+    logits = np.float32([[-1.0, *zeros, -2.0]])
+    for sampler in (jf.Sampler(top_k=1), jf.Sampler(top_p=0.3), jf.Sampler(min_p=1.0)):
+        left = np.asarray(truncation()(sampler.numbers(), logits))[0] > -np.inf
+        np.testing.assert_array_equal(left, [False, True, True, False])
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1.0, 1e30, HOTTEST])
+def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
+    """Divided by a large one they are all zero, next to a large one small ones are the same
+    number: the k largest are the k largest all the same."""
+    logits = np.float32([20.0, 2e-7, 3e-7, 1e-7, -5.0])
+    sampler = jf.Sampler(temperature=temperature, top_k=2)
+    drawn = jax.jit(choose)(sampler.numbers(), jax.random.key(0), 0, np.tile(logits, (500, 1)))
+    assert set(np.asarray(drawn).tolist()) <= {0, 2}
+    left = np.asarray(truncation()(sampler.numbers(), logits[None]))[0] > -np.inf
+    assert np.flatnonzero(left).tolist() == [0, 2]
+
+
+def test_the_largest_temperature_draws_from_all_alike():
+    """4,000 draws of 4 tokens: each a quarter of them, within 5 σ."""
+    rows = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))
+    numbers = jf.Sampler(temperature=HOTTEST).numbers()
+    drawn = jax.jit(choose)(numbers, jax.random.key(1), 0, rows)
+    counts = np.bincount(np.asarray(drawn), minlength=4)
+    assert (abs(counts - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)).all()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])
+@pytest.mark.parametrize(
+    "value", [True, np.True_, "0.7", None, float("nan"), float("inf"), 1j, [0.5], -1]
+)
+def test_what_is_no_number_or_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"^{name} is .*; it must be "):
+        jf.Sampler(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1e39, pytest.param(10**400, id="1e400"), np.float64(8.6e37)])
+def test_a_temperature_that_float32_cannot_hold_is_refused(value):
+    with pytest.raises(ValueError, match=r"^temperature is .*; it must be .*8\.5070592e\+37"):
+        jf.Sampler(temperature=value)
+
+
+@pytest.mark.parametrize("top_k", [SIZE, SIZE + 1, 2**31 - 1, 2**31, 3_000_000_000, 2**100])
+def test_a_top_k_beyond_the_vocabulary_keeps_everything(top_k):
+    logits = np.arange(SIZE, dtype=np.float32)[None]
+    found = truncation()(jf.Sampler(top_k=top_k).numbers(), logits)
+    np.testing.assert_array_equal(found, logits)
+
+
+@pytest.mark.parametrize("kind", [float, Decimal, np.float32, np.float64, np.array, jnp.float32])
+def test_numbers_of_every_kind_are_taken(kind):
+    """And the sampler can still be hashed, as what is compiled for is looked up."""
+    sampler = jf.Sampler(kind(0.5), np.int64(3), kind(0.5), kind(0.5))
+    assert sampler == jf.Sampler(0.5, 3, 0.5, 0.5) and hash(sampler) == hash(
+        jf.Sampler(0.5, 3, 0.5, 0.5)
+    )
+    assert jf.Sampler(kind(0)).greedy

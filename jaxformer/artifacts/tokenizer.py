@@ -1,7 +1,8 @@
 """A byte-level BPE tokenizer: any text in, the same text out.
 
 Text is taken as its UTF-8 bytes, so nothing is unknown and nothing is normalised away:
-``decode(encode(text)) == text`` for every string. Byte-level BPE is from Radford et al. 2019
+``decode(encode(text)) == text`` for every string, unless the tokenizer is another's that says why
+it cannot promise that. Byte-level BPE is from Radford et al. 2019
 ("Language Models are Unsupervised Multitask Learners", section 2.2); the work is done by the
 ``tokenizers`` library and the file on disk is its ``tokenizer.json``.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +21,15 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from jaxformer.artifacts.lossless import (
+    HARD_TEXTS,
+    NUM_BYTES,
+    byte_characters,
+    divides_at_spaces,
+    lossy_part,
+)
+
 END_OF_TEXT = "<|endoftext|>"
-NUM_BYTES = 256
 
 # What other people's byte-level vocabularies call it, in the order in which they are looked for.
 _NAMES_OF_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")
@@ -41,7 +50,9 @@ class Tokenizer:
     Attributes:
       vocab_size: one more than the largest id.
       end_of_text: the id that stands before each document and ends the one before. No text
-        encodes to it, not even a text that spells it out.
+        encodes to it, not even a text that spells it out, whoever made the tokenizer.
+      why_lossy: None if ``decode(encode(text)) == text`` for every text, as with each that
+        ``train`` gives; else which part (of another's, which was loaded) may change a text.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
@@ -55,13 +66,34 @@ class Tokenizer:
         known = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
         if not known:
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
+        if known[0] not in _special_tokens(backend).values():
+            backend.add_special_tokens([known[0]])  # no word of a text, and decoded to nothing
         backend.encode_special_tokens = True  # special tokens found in text are ordinary text
         backend.no_truncation()
         backend.no_padding()
+        parts = json.loads(backend.to_str())
         self._backend = backend
         self._token_bytes = _token_bytes(backend)
         self.end_of_text: int = backend.token_to_id(known[0])
         self.vocab_size: int = len(self._token_bytes)
+        self._spelled = _spelled(backend, self.end_of_text)
+        self._may_be_cut = False  # until it is known what the words are
+        self.why_lossy: str | None = lossy_part(parts, self._token_bytes) or self._changed_text()
+        self._may_be_cut = self.lossless and divides_at_spaces(parts)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every text comes back from its tokens."""
+        return self.why_lossy is None
+
+    def _changed_text(self) -> str | None:
+        """The first hard text that does not come back, in words."""
+        added = (token.content for token in self._backend.get_added_tokens_decoder().values())
+        texts = [*HARD_TEXTS, *(f"a {content} {content}b" for content in added)]
+        for text, ids in zip(texts, self.encode_many(texts), strict=True):
+            if self.decode(ids) != text:
+                return f"it changes the text {text!r}"
+        return None
 
     @classmethod
     def train(
@@ -135,17 +167,25 @@ class Tokenizer:
         except TypeError:
             _refuse_surrogates(texts)
             raise
-        return [[token for _ in parts for token in next(encodings).ids] for parts in pieces]
+        return [
+            [token for _ in parts for token in self._spell(next(encodings).ids)] for parts in pieces
+        ]
 
-    @staticmethod
-    def pieces(text: str) -> Iterator[str]:
+    def _spell(self, ids: list[int]) -> list[int]:
+        """The ids, special ones, to which merges may have led, in their bytes."""
+        if self._spelled.keys().isdisjoint(ids):
+            return ids
+        return [part for token in ids for part in self._spelled.get(token, (token,))]
+
+    def pieces(self, text: str) -> Iterator[str]:
         """Cuts a long text where that cannot change its tokens; short ones stay whole.
 
-        No word of byte-level BPE has a space after a non-space (a space can only lead), so a
-        word begins at each such space and takes no notice of what stands before it.
+        No word of GPT-2's has a space after a non-space (a space can only lead), so a word begins
+        at each such space and takes no notice of what stands before it. With other words the text
+        stays whole.
         """
         start = 0
-        while cut := _SAFE_CUT.search(text, start + _PIECE_LENGTH):
+        while self._may_be_cut and (cut := _SAFE_CUT.search(text, start + _PIECE_LENGTH)):
             yield text[start : cut.start()]
             start = cut.start()
         yield text[start:]
@@ -193,11 +233,31 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
             raise ValueError(f"text: has no UTF-8: {error}") from None
 
 
+def _special_tokens(backend: tokenizers.Tokenizer) -> dict[int, str]:
+    added = backend.get_added_tokens_decoder()
+    return {number: token.content for number, token in added.items() if token.special}
+
+
+def _spelled(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[int]]:
+    """Each special token in the tokens of single bytes from which merges would make it; the end of
+    text alone where some bytes have none, since a special token may stand there for the unknown."""
+    alphabet = {character: backend.token_to_id(character) for character in byte_characters()}
+    special = _special_tokens(backend)
+    if None in alphabet.values():
+        special = {end_of_text: special[end_of_text]}
+    return {
+        token: [alphabet[c] for c in content if alphabet.get(c) is not None]
+        for token, content in special.items()
+    }
+
+
 def _token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
     """The bytes of each id: b"" for special tokens and for ids that no token has."""
-    byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     vocabulary = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values()) + 1)
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise ValueError("tokenizer: two tokens of its vocabulary have the same id")
     added = backend.get_added_tokens_decoder()
     for content, token in vocabulary.items():
         if token in added:  # kept as they are written, not in the byte alphabet
@@ -207,10 +267,3 @@ def _token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
         else:
             raise ValueError(f"tokenizer: token {content!r} is not made of bytes")
     return table
-
-
-def _byte_characters() -> list[str]:
-    """The visible character by which GPT-2's vocabulary writes each byte, 0 to 255."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    stand_ins = iter(range(NUM_BYTES, 2 * NUM_BYTES))
-    return [chr(byte if byte in printable else next(stand_ins)) for byte in range(NUM_BYTES)]

@@ -1,11 +1,12 @@
 """What lies on disk: checkpoints of another model, or lost while a new one is written;
-damage that passes unnoticed."""
+damage that passes unnoticed; tokenizers that promise what they do not keep."""
 
 from tests.mutation.bug import Bug
 
 CHECKPOINT = "artifacts/checkpoint.py"
 TESTS = "artifacts/test_checkpoint.py"
 DAMAGE = "artifacts/test_damage.py"
+LOSSLESS = "artifacts/test_lossless.py"
 
 BUGS = (
     Bug(
@@ -96,5 +97,56 @@ BUGS = (
         "            except NotFinite as error:\n",
         "            except KeyError as error:\n",
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
+    ),
+    # ---- tokenizers
+    Bug(
+        "a normaliser changes texts and nothing is said",
+        "artifacts/lossless.py",
+        '    if parts["normalizer"] is not None:\n',
+        "    if False:\n",
+        f"{LOSSLESS}::test_what_may_change_a_text_is_named",
+    ),
+    Bug(
+        "a pre-tokenizer that drops what it divides at is lossless",
+        "artifacts/lossless.py",
+        'step["type"] not in _DIVIDES or removes',
+        'step["type"] not in _DIVIDES',
+        f"{LOSSLESS}::test_what_may_change_a_text_is_named",
+    ),
+    Bug(
+        "an added token takes in spaces and nothing is said",
+        "artifacts/lossless.py",
+        '        if token["lstrip"] or token["rstrip"]:\n',
+        "        if False:\n",
+        f"{LOSSLESS}::test_what_may_change_a_text_is_named",
+    ),
+    Bug(
+        "a text encodes to the end of text",
+        "artifacts/tokenizer.py",
+        "        if self._spelled.keys().isdisjoint(ids):\n",
+        "        if True:\n",
+        f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer "
+        f"{LOSSLESS}::test_an_end_of_text_found_in_a_text_is_written_in_its_bytes",
+    ),
+    Bug(
+        "without all bytes, what is unknown is the end of text",
+        "artifacts/tokenizer.py",
+        "        special = {end_of_text: special[end_of_text]}\n",
+        "        special = {}\n",
+        f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer",
+    ),
+    Bug(
+        "texts are cut whatever the tokenizer",
+        "artifacts/tokenizer.py",
+        "self._may_be_cut = self.lossless and divides_at_spaces(parts)",
+        "self._may_be_cut = True",
+        f"{LOSSLESS}::test_no_text_is_cut_where_that_changes_its_tokens",
+    ),
+    Bug(
+        "two tokens share an id",
+        "artifacts/tokenizer.py",
+        "    if len(set(vocabulary.values())) < len(vocabulary):\n",
+        "    if False:\n",
+        f"{LOSSLESS}::test_two_tokens_with_one_id_are_refused",
     ),
 )

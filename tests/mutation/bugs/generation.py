@@ -183,8 +183,8 @@ BUGS = (
     Bug(
         "score takes prepared weights for variables",
         "decoding/autoregressive.py",
-        '    _known(variables, "params")',
-        '    _known(variables, "params", "prepared")',
+        '    held(variables, "params")',
+        '    held(variables, "params", "prepared")',
         f"{GENERATION}::test_score_says_that_it_needs_the_params",
     ),
     Bug(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding.prepared import held, require_autoregressive, weights_of
+from jaxformer.decoding.prepared import require_autoregressive, weights_of
 from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import Reading, read_segments, same_document
 from jaxformer.models.check import as_array, check_tokens
@@ -155,7 +155,6 @@ def score(
     logits are not finite; inside jit the score is then NaN.
     """
     require_autoregressive(model)
-    held(variables, "params")  # whole rows are not read by what `prepare` gives
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):

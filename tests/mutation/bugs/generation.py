@@ -181,13 +181,6 @@ BUGS = (
         f"{GENERATION}::test_score_refuses_a_token_that_is_none",
     ),
     Bug(
-        "score takes prepared weights for variables",
-        "decoding/autoregressive.py",
-        '    held(variables, "params")',
-        '    held(variables, "params", "prepared")',
-        f"{GENERATION}::test_score_says_that_it_needs_the_params",
-    ),
-    Bug(
         "a prefix is scored though it was seen",
         "decoding/autoregressive.py",
         "positions[:, 1:] >= model.first_chunk",

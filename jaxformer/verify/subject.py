@@ -1,6 +1,6 @@
 """What a certificate is about: a model, its weights, and the texts on which it is tried."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
@@ -15,12 +15,16 @@ from jaxformer.verify.layers import trace
 
 @dataclass(frozen=True)
 class Subject:
-    """What is certified, and the texts on which it is."""
+    """What is certified, and the texts on which it is.
+
+    model: in float32, whatever the dtype of the model that was given.
+    """
 
     model: object
     variables: dict
     length: int
     seed: int = 0
+    dtype: str = "float32"
 
     @property
     def config(self):
@@ -104,7 +108,11 @@ class Subject:
 
 def subject_of(model, variables, *, length: int | None = None, seed: int = 0) -> Subject:
     """length: tokens of the rows on which the properties are tried; None: the model's, 128 at
-    most. ValueError: a model that cannot be certified, and why."""
+    most. ValueError: a model that cannot be certified, and why.
+
+    The properties are exact, and the rounding of bfloat16 (2⁻⁸) would hide a bug of its size: a
+    model is certified as the same model, of the same parameters, in float32.
+    """
     require_autoregressive(model)
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
@@ -116,4 +124,6 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
         )
     if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
-    return Subject(model, {"params": variables["params"]}, length, seed)
+    # A copy, for a model of somebody's own class must stay one.
+    twin = model.copy(config=replace(model.config, dtype="float32"))
+    return Subject(twin, {"params": variables["params"]}, length, seed, model.config.dtype)

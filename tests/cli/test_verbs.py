@@ -132,6 +132,23 @@ def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, m
     jax.clear_caches()
 
 
+def test_a_bfloat16_run_is_certified_in_float32(trained, tmp_path, capsys, monkeypatch):
+    """The same parameters, and properties that rounding would break."""
+    import shutil
+
+    from jaxformer.verify import certificate as room
+
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    assert jf.load(folder).model.config.dtype == "bfloat16"
+    rounded = {name: room.PROPERTIES[name] for name in ("cached = full", "jitted = eager")}
+    monkeypatch.setattr(room, "PROPERTIES", rounded)
+    assert main(["verify", str(folder), "--length", "12"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("; in float32\n") == 2 and "2 of 2 properties hold" in said
+
+
 def test_help_does_not_wait_for_jax():
     import subprocess
     import sys

@@ -4,6 +4,7 @@ from tests.mutation.bug import Bug
 
 TAINT = "verify/test_taint.py::test_every_path_and_no_other"
 COMPARED = "verify/test_dependency.py"
+PRECISION = "verify/test_precision.py"
 CERTIFICATE = "verify/test_certificate.py::test_a_bug_fails_its_property_at_its_layer"
 
 BUGS = (
@@ -157,6 +158,27 @@ BUGS = (
         "np.asarray(log_probs), tokens[:, 1:, None]",
         "np.asarray(log_probs), tokens[:, :-1, None]",
         "verify/test_certificate.py::test_who_has_seen_its_target_is_below_the_floor",
+    ),
+    Bug(
+        "a bfloat16 model is certified with its rounding",
+        "verify/subject.py",
+        'replace(model.config, dtype="float32")',
+        "model.config",
+        f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
+    ),
+    Bug(
+        "what is certified is another class's model",
+        "verify/subject.py",
+        "model.copy(config=replace",
+        "__import__('jaxformer').build(replace",
+        f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
+    ),
+    Bug(
+        "a certificate does not say that it is of float32",
+        "verify/certificate.py",
+        'detail += "; in float32"',
+        "pass",
+        f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
     ),
     Bug(
         "verify ends well whatever it found",

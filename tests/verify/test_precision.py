@@ -1,0 +1,56 @@
+"""A bfloat16 model is certified as its float32 twin: a bug as small as its rounding shows."""
+
+import pytest
+
+import jaxformer as jf
+from jaxformer.verify.certificate import examine
+from jaxformer.verify.subject import subject_of
+from tests.properties import tiny
+
+ROUNDED = ("cached = full", "batch-independent", "jitted = eager")
+KINDS = {
+    "decoder": {"positions": "rotary", "norm": "rms", "num_layers": 1},
+    "lstm": {"kind": jf.RecurrentConfig},
+    "cnn": {"kind": jf.ConvolutionalConfig},
+    "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "max_source_length": 9},
+    "attention lstm": {"kind": jf.RecurrentEncoderDecoderConfig},
+}
+
+
+def subject(dtype="bfloat16", **options):
+    model = tiny.build(dtype=dtype, **options)
+    return subject_of(model, tiny.weights(model, 0))
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "decoder" else pytest.mark.slow) for k in KINDS]
+)
+def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
+    """The same arithmetic in the same order, and so the same numbers in the same words."""
+    half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])
+    for name in ROUNDED:
+        found, twin = examine(half, name), examine(single, name)
+        assert found.holds and found.detail == f"{twin.detail}; in float32", found
+
+
+def test_every_property_says_in_which_precision_it_was_found():
+    half, single = subject(num_layers=1), subject("float32", num_layers=1)
+    for name in ("deterministic", "loss floor", "finite in bfloat16"):
+        said = ("; in float32" in examine(x, name).detail for x in (half, single))
+        assert tuple(said) == (name != "finite in bfloat16", False)
+
+
+class OffCache(jf.Decoder):
+    """What a bfloat16 run rounds its logits by, and no rounding."""
+
+    def advance(self, *arguments, **options):
+        logits, cache = super().advance(*arguments, **options)
+        return 1.002 * logits, cache
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_that_is_off_by_two_in_a_thousand_fails(dtype):
+    sound = tiny.build(dtype=dtype)
+    model = OffCache(sound.config, execution=sound.execution)
+    found = examine(subject_of(model, tiny.weights(model, 0)), "cached = full")
+    assert not found.holds and "off by 0.00" in found.detail

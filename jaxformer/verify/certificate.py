@@ -107,12 +107,13 @@ def _reads_its_source(subject):
 
 def _cached(subject):
     """Read in random chunks, a row gives what it gives in one pass, and leaves the same cache."""
-    rng, length = np.random.default_rng(subject.seed), min(subject.length, 64)
+    rng, first = np.random.default_rng(subject.seed), subject.first_chunk
+    length = min(subject.length, first + 63)
     tokens = subject.tokens(2, length)
     whole = subject.compiled(tokens)
     _, kept = _advanced(subject, tokens, [length])
     worst = 0.0
-    for sizes in ([length], *(_chunks(rng, length) for _ in range(3))):
+    for sizes in ([length], *(_chunks(rng, length, first) for _ in range(3))):
         logits, cache = _advanced(subject, tokens, sizes)
         worst = max(worst, off := _distance(logits, whole))
         if off > TOLERANCE:
@@ -132,11 +133,12 @@ def _advanced(subject, tokens, sizes):
     return np.concatenate(logits, axis=1), cache
 
 
-def _chunks(rng, length: int):
-    """Of two sizes, each of which is compiled."""
+def _chunks(rng, length: int, first: int):
+    """Of two sizes, each of which is compiled, but the first as large as the model needs it."""
     sizes = rng.choice([1, 11], length).tolist()
-    some = list(itertools.takewhile(lambda total: total <= length, itertools.accumulate(sizes)))
-    return sizes[: len(some)] + [1] * (length - some[-1] if some else length)
+    sizes[0] = max(sizes[0], first)
+    ends = [end for end in itertools.accumulate(sizes) if end <= length]
+    return sizes[: len(ends)] + [1] * (length - ends[-1])
 
 
 def _few(sizes):
@@ -228,8 +230,7 @@ def _deterministic(subject):
 
 def _probabilities(subject):
     """Σ_x P(x | text) over all x of the vocabulary, each by the log P of a text that ends in it."""
-    size, least = subject.config.vocab_size, getattr(subject.model, "first_chunk", 1)
-    text = subject.tokens(1, max(2, least))
+    size, text = subject.config.vocab_size, subject.tokens(1, max(2, subject.first_chunk))
     texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
 
     def log_prob(texts):
@@ -251,11 +252,11 @@ def _finite(subject):
 
 
 def _floor(subject):
-    """Nobody foretells uniform random tokens: below ln V, a model has seen what it was to say."""
-    rows = 32
+    """Nobody predicts uniform random tokens: below ln V, a model has seen what it predicts."""
+    rows, first = 32, subject.first_chunk
     tokens = subject.tokens(rows, subject.length)
-    log_probs = jax.nn.log_softmax(subject.compiled(tokens)[:, :-1])
-    losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, 1:, None], axis=-1)
+    log_probs = jax.nn.log_softmax(subject.compiled(tokens)[:, first - 1 : -1])
+    losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, first:, None], axis=-1)
     losses = losses[..., 0].mean(axis=1)
     loss, error = losses.mean(), losses.std(ddof=1) / math.sqrt(rows)
     floor = math.log(subject.config.vocab_size)

@@ -17,7 +17,7 @@ from jaxformer.verify.layers import trace
 class Subject:
     """What is certified, and the texts on which it is.
 
-    model: in float32, whatever the dtype of the model that was given.
+    model: in float32, whatever the dtype of the model that was given, its config complete.
     """
 
     model: object
@@ -29,6 +29,11 @@ class Subject:
     @property
     def config(self):
         return self.model.config
+
+    @property
+    def first_chunk(self) -> int:
+        """The fewest tokens of a text that can be read at once at its start; none is predicted."""
+        return getattr(self.model, "first_chunk", 1)
 
     @cached_property
     def source(self):
@@ -107,8 +112,9 @@ class Subject:
 
 
 def subject_of(model, variables, *, length: int | None = None, seed: int = 0) -> Subject:
-    """length: tokens of the rows on which the properties are tried; None: the model's, 128 at
-    most. ValueError: a model that cannot be certified, and why.
+    """length: tokens of the rows on which the properties are tried, more than the model's prefix;
+    None: the model's, and no more of them than 128 or than a prefix needs. ValueError: a model
+    that cannot be certified, and why.
 
     The properties are exact, and the rounding of bfloat16 (2⁻⁸) would hide a bug of its size: a
     model is certified as the same model, of the same parameters, in float32.
@@ -116,14 +122,16 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
     require_autoregressive(model)
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
-    longest = model.config.max_length
-    length = min(longest, 128) if length is None else length
-    if not (is_whole(length) and 12 <= length <= longest):
+    least, longest = max(12, model.first_chunk + 1), model.config.max_length
+    if longest < least:
+        raise ValueError(f"max_length is {longest}; to be certified it must be at least {least}")
+    length = min(longest, max(least, 128)) if length is None else length
+    if not (is_whole(length) and least <= length <= longest):
         raise ValueError(
-            f"length is {length!r}; it must be in 12 … {longest}, the model's max_length"
+            f"length is {length!r}; it must be in {least} … {longest}, the model's max_length"
         )
     if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     # A copy, for a model of somebody's own class must stay one.
-    twin = model.copy(config=replace(model.config, dtype="float32"))
+    twin = model.copy(config=replace(model.config.complete, dtype="float32"))
     return Subject(twin, {"params": variables["params"]}, length, seed, model.config.dtype)

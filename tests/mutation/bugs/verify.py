@@ -4,6 +4,7 @@ from tests.mutation.bug import Bug
 
 TAINT = "verify/test_taint.py::test_every_path_and_no_other"
 COMPARED = "verify/test_dependency.py"
+SUBJECT = "verify/test_subject.py"
 PRECISION = "verify/test_precision.py"
 CERTIFICATE = "verify/test_certificate.py::test_a_bug_fails_its_property_at_its_layer"
 
@@ -155,15 +156,15 @@ BUGS = (
     Bug(
         "the loss floor is of the tokens that were read",
         "verify/certificate.py",
-        "np.asarray(log_probs), tokens[:, 1:, None]",
-        "np.asarray(log_probs), tokens[:, :-1, None]",
+        "np.asarray(log_probs), tokens[:, first:, None]",
+        "np.asarray(log_probs), tokens[:, first - 1 : -1, None]",
         "verify/test_certificate.py::test_who_has_seen_its_target_is_below_the_floor",
     ),
     Bug(
         "a bfloat16 model is certified with its rounding",
         "verify/subject.py",
-        'replace(model.config, dtype="float32")',
-        "model.config",
+        'replace(model.config.complete, dtype="float32")',
+        "model.config.complete",
         f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
     ),
     Bug(
@@ -179,6 +180,35 @@ BUGS = (
         'detail += "; in float32"',
         "pass",
         f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
+    ),
+    Bug(
+        "a certificate reads sizes that are left open",
+        "verify/subject.py",
+        "replace(model.config.complete, ",
+        "replace(model.config, ",
+        f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
+    ),
+    Bug(
+        "a certificate cuts a prefix into chunks",
+        "verify/certificate.py",
+        "    sizes[0] = max(sizes[0], first)\n",
+        "",
+        f"{SUBJECT}::test_chunks_are_a_text_and_the_first_is_large_enough "
+        f"{SUBJECT}::test_a_prefix_is_read_in_one_chunk",
+    ),
+    Bug(
+        "a row of a certificate ends with its prefix",
+        "verify/subject.py",
+        "max(12, model.first_chunk + 1)",
+        "12",
+        f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
+    ),
+    Bug(
+        "the loss floor is of what a prefix sees",
+        "verify/certificate.py",
+        "rows, first = 32, subject.first_chunk",
+        "rows, first = 32, 1",
+        f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
     ),
     Bug(
         "verify ends well whatever it found",

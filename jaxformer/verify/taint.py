@@ -30,7 +30,7 @@ def taint(function, inputs, num_positions: int):
     """(bool [*output shape, positions], remarks on what had no rule or was supposed).
 
     function: an array to an array; the first num_positions axes of inputs are positions, numbered
-    along their rows. ValueError: a function that writes to references.
+    along their rows. ValueError: a function that has references, made in it or outside.
     """
     closed = jax.make_jaxpr(function)(inputs)
     positions = np.shape(inputs)[:num_positions]
@@ -86,7 +86,9 @@ class _Run:
 
     def equation(self, equation, inputs) -> list[Marked]:
         name, params = equation.primitive.name, equation.params
-        if any(type(x.aval).__name__ == "AbstractRef" for x in equation.outvars):
+        # Made here, or outside and closed over: then it is among what goes in.
+        held = (*equation.invars, *equation.outvars)
+        if any(type(x.aval).__name__ == "AbstractRef" for x in held):
             raise ValueError(
                 f"the function has a reference ({name}); taint follows values only: leave it out "
                 "of witnesses"

@@ -3,6 +3,7 @@
 from tests.mutation.bug import Bug
 
 TAINT = "verify/test_taint.py::test_every_path_and_no_other"
+REFERENCES = "verify/test_references.py"
 COMPARED = "verify/test_dependency.py"
 SUBJECT = "verify/test_subject.py"
 PRECISION = "verify/test_precision.py"
@@ -37,6 +38,20 @@ BUGS = (
         "    return [m.kept(x.marks, ~_negligible(params, x))]",
         "    return [x.marks]",
         TAINT,
+    ),
+    Bug(
+        "taint loses what goes through a reference made outside",
+        "verify/taint.py",
+        "held = (*equation.invars, *equation.outvars)",
+        "held = equation.outvars",
+        f"{REFERENCES}::test_a_reference_made_outside_is_refused",
+    ),
+    Bug(
+        "taint loses what goes through a reference made inside",
+        "verify/taint.py",
+        "held = (*equation.invars, *equation.outvars)",
+        "held = ()",
+        f"{REFERENCES}::test_a_reference_made_inside_is_refused",
     ),
     Bug(
         "what has no rule stops taint",

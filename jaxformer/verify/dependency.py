@@ -237,14 +237,15 @@ def compare(found: Dependency, rule) -> Comparison:
 
 
 def assert_dependencies(function, inputs, rule, **options) -> Dependency:
-    """AssertionError, and the edges, unless the function depends on its inputs as the rule says.
+    """AssertionError, the edges and the remarks, unless the function depends on its inputs as the
+    rule says.
 
     In a test of your own: assert_dependencies(model, tokens, rules.causal(len(tokens))).
     """
     found = dependency_matrix(function, inputs, **options)
     compared = compare(found, rule)
     if not compared.holds:
-        raise AssertionError(str(compared))
+        raise AssertionError("; ".join((str(compared), *found.remarks)))
     return found
 
 

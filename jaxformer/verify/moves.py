@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.marks import everything
+from jaxformer.verify.marks import Marked, everything
 
 
 def moved(primitive):
@@ -61,29 +61,63 @@ MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "stack": _MANY, "unst
 
 
 def gathered(primitive):
-    """By clean indices, as elements are moved; from a clean table, each row by its own index."""
+    """By clean indices, as elements are moved; by others, from anywhere in their row of the table,
+    where both have rows (`vmap`)."""
     plain = moved(primitive)
 
     def rule(params, inputs, outputs):
         operand, indices = inputs
-        if indices.marks is None or operand.marks is not None:
+        if indices.marks is None:
             return plain(params, inputs, outputs)
-        numbers = params["dimension_numbers"]
-        each = m.merged(indices.marks, (indices.marks.ndim - 2,))  # the index vector's axis
-        shape = [1] * np.ndim(outputs[0])
-        batch = [axis for axis in range(len(shape)) if axis not in numbers.offset_dims]
-        for axis, size in zip(batch, each.shape[:-2], strict=True):
-            shape[axis] = size
-        return [each.reshape(*shape, each.shape[-1])]
+        numbers, rank = params["dimension_numbers"], np.ndim(outputs[0])
+        batch = [axis for axis in range(rank) if axis not in numbers.offset_dims]
+        rows = {
+            own: batch[there]
+            for own, there in zip(
+                numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+            )
+        }
+        each = _placed(indices.marks, dict(enumerate(batch)), rank)
+        return [m.union(each, _placed(operand.marks, rows, rank))]
 
     return rule
 
 
+def _placed(marks, places: dict[int, int], rank: int):
+    """Marks of `rank` axes: an axis goes to its place, one that has none is merged."""
+    if marks is None:
+        return None
+    rest = [axis for axis in range(marks.ndim - 1) if axis not in places]
+    order, shape = sorted(places, key=places.get), [1] * rank
+    for axis in order:
+        shape[places[axis]] = marks.shape[axis]
+    whole = m.merged(marks, rest).transpose(*order, *rest, marks.ndim - 1)
+    return whole.reshape(*shape, -1)
+
+
+def _somewhere(params, operand: Marked, indices: Marked, updates: Marked):
+    """Written at places that are not known, in their row where both have rows (`vmap`)."""
+    numbers, rank = params["dimension_numbers"], np.ndim(operand.value)
+    rows = dict(
+        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    window = numbers.update_window_dims
+    batch = [axis for axis in range(np.ndim(updates.value)) if axis not in window]
+    written = {batch[there]: own for there, own in rows.items()}
+    return [
+        m.union(
+            operand.marks,
+            _placed(indices.marks, rows, rank),
+            _placed(updates.marks, written, rank),
+        )
+    ]
+
+
 def scattered(params, inputs, outputs):
-    """Values set at clean places: each element is its last writer's. Anything else: everything."""
+    """Values set at clean places: each element is its last writer's."""
     operand, indices, updates = inputs
     if indices.marks is not None:
-        return everything(params, inputs, outputs)
+        return _somewhere(params, *inputs)
     if params["update_jaxpr"] is not None:  # a function of what stands there
         return [operand.marks] if updates.marks is None else everything(params, inputs, outputs)
     sizes = [int(np.prod(np.shape(x.value))) for x in (operand, updates)]
@@ -109,7 +143,7 @@ def added_at(params, inputs, outputs):
     its writers."""
     operand, indices, updates = inputs
     if indices.marks is not None:
-        return everything(params, inputs, outputs)
+        return _somewhere(params, *inputs)
     if updates.marks is None:
         return [operand.marks]
     how = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}

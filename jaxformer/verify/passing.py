@@ -86,18 +86,39 @@ def _select(params, inputs, outputs):
 
 
 _ELEMENTWISE = """
-    abs acos acosh asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj
-    convert_element_type copy copy_p cos cosh digamma eq eq_to erf erf_inv erfc expm1 floor ge
-    gt imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min ne neg
-    nextafter not or population_count pow real reduce_precision rem round rsqrt shift_left
+    abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
+    conj convert_element_type copy copy_p cos cosh digamma eq eq_to erf erf_inv erfc expm1 floor ge
+    gt igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log
+    log1p log2 logistic lt lt_to max mesh_cast min mulhi ne neg nextafter not or polygamma
+    population_count pow random_clone random_fold_in random_seed real reduce_precision
+    regularized_incomplete_beta relayout rem reshard round rsqrt sharding_constraint shift_left
     shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient tan tanh
-    xor
+    xor zeta
 """.split()
 
 
 def _each(params, inputs, outputs):
     """As many outputs as inputs, each what it was."""
     return [x.marks for x in inputs]
+
+
+def _behind(params, inputs, outputs):
+    """Axes more or fewer behind: one element is made of all of those, or all of those of it."""
+    rank = np.ndim(outputs[0])
+    return [m.union(*(_of_rank(x.marks, rank) for x in inputs))]
+
+
+def _of_rank(marks, rank: int):
+    if marks is None:
+        return None
+    whole = m.merged(marks, range(rank, marks.ndim - 1))
+    same = whole.shape[: min(rank, marks.ndim - 1)]
+    return whole.reshape(*same, *(1,) * (rank - len(same)), -1)
+
+
+def _nothing(params, inputs, outputs):
+    """What is printed gives nothing back."""
+    return []
 
 
 # ---- over axes
@@ -144,7 +165,8 @@ def _transformed(params, inputs, outputs):
 
 
 def _sorted(params, inputs, outputs):
-    axis = params.get("dimension", params.get("axis", -1)) % np.ndim(inputs[0].value)
+    names = ("dimension", "axis", "reduction_dimension")
+    axis = next((params[name] for name in names if name in params), -1) % np.ndim(inputs[0].value)
     whole = m.merged(m.union(*(x.marks for x in inputs)), (axis,))
     return [whole] * len(outputs)
 
@@ -206,7 +228,12 @@ _RULES = {
     "div": _quotient,
     **dict.fromkeys(("exp", "exp2"), _power),
     "select_n": _select,
-    **dict.fromkeys(("optimization_barrier", "name", "pvary"), _each),
+    **dict.fromkeys(
+        "bitcast_convert_type random_bits random_gamma random_split random_unwrap "
+        "random_wrap".split(),
+        _behind,
+    ),
+    **dict.fromkeys(("device_put", "optimization_barrier", "name", "pvary"), _each),
     **dict.fromkeys(
         "reduce_sum reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
         _reduced,
@@ -215,14 +242,19 @@ _RULES = {
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _cumulated),
     **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _pooled),
     "fft": _transformed,
-    **dict.fromkeys(("sort", "top_k"), _sorted),
+    **dict.fromkeys(("approx_top_k", "sort", "top_k"), _sorted),
     "transpose": _transposed,
     "squeeze": _squeezed,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshaped,
+    **dict.fromkeys(("debug_callback", "debug_print"), _nothing),
     "dot_general": product,
     "scatter": scattered,
-    **{f"scatter{sign}{how}": added_at for sign in "-_" for how in ("add", "mul", "min", "max")},
+    **{
+        f"scatter{sign}{how}": added_at
+        for sign in "-_"
+        for how in ("add", "sub", "mul", "min", "max")
+    },
 }
 _MADE = {"gather": gathered, "conv_general_dilated": convolved}
 

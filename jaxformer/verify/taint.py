@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxformer.verify import marks as m
+from jaxformer.verify.loops import of_any_length, widened
 from jaxformer.verify.marks import Marked, everything
 from jaxformer.verify.passing import FAR, rule_of, supposed
 
@@ -138,23 +139,35 @@ class _Run:
 
     def while_(self, equation, inputs):
         """For as long as it goes on; row by row, if what decides has rows (vmap). If inputs have a
-        say in that, every one that has any say has a say in all that comes out."""
+        say in that, so they have in what might then come out: in rows, see `loops`; without, every
+        one that has any say has a say in all."""
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
-        deciding, consts = inputs[:first], inputs[first : first + second]
-        carry = inputs[first + second :]
-        decided = False
+        consts, begin = inputs[: first + second], inputs[first + second :]
+
+        def decide(consts, carry):
+            return self.closed(params["cond_jaxpr"], [*consts[:first], *carry])[0]
+
+        def step(consts, carry):
+            return self.closed(params["body_jaxpr"], [*consts[first:], *carry])
+
+        carry, entered, decided = begin, begin, None
         while True:
-            (goes_on,) = self.closed(params["cond_jaxpr"], [*deciding, *carry])
-            decided = decided or goes_on.marks is not None
+            goes_on = decide(consts, carry)
+            decided = m.union(decided, goes_on.marks)
             if not np.any(goes_on.value):
                 break
-            following = self.closed(params["body_jaxpr"], [*consts, *carry])
+            entered, following = carry, step(consts, carry)
             carry = [_where(goes_on.value, x, y) for x, y in zip(following, carry, strict=True)]
-        if not decided:
+        if decided is None:
             return carry
-        values = [x.value for x in carry]
-        return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
+        if np.ndim(goes_on.value) == 0:
+            values = [x.value for x in carry]
+            return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
+        wide = list(map(widened, consts))
+        return of_any_length(
+            lambda carry: (decide(wide, carry), step(wide, carry)), decided, begin, entered, carry
+        )
 
     def cond_(self, equation, inputs):
         """The branch that is taken; if inputs have a say in which, all that any would give."""
@@ -177,7 +190,7 @@ def _longer(some, avals) -> int:
 
 
 def _where(goes_on, x: Marked, y: Marked) -> Marked:
-    """x in the rows that go on, y in the others; what decides is marked by nothing."""
+    """x in the rows that go on, y in the others; what marks that decision comes later."""
     if np.ndim(goes_on) == 0:
         return x
     rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))

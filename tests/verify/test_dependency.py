@@ -66,6 +66,13 @@ def test_a_broken_one_is_not_and_is_told_where():
     assert effects == sorted(effects, reverse=True) and effects[-1] > 0
 
 
+def test_a_failure_says_what_taint_has_no_rule_for():
+    """Edges that nothing but a missing rule brings are told from those that are there."""
+    x = tiny.embeddings(0, 3, 3)
+    with pytest.raises(AssertionError, match=r"spurious edges.*; taint has no rule for cholesky"):
+        assert_dependencies(lambda x: jnp.linalg.cholesky(x @ x.T), x, rules.visible(3, window=1))
+
+
 def test_an_edge_that_is_not_there_is_missed():
     x, rule = tiny.embeddings(0, LENGTH, 4), rules.bidirectional(LENGTH)
     with pytest.raises(AssertionError, match="28 missing edges"):

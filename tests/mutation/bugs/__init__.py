@@ -9,6 +9,7 @@ from tests.mutation.bugs import (
     model,
     recurrent,
     source,
+    taint,
     training,
     verify,
 )
@@ -23,5 +24,6 @@ BUGS = (
     *source.BUGS,
     *training.BUGS,
     *artifacts.BUGS,
+    *taint.BUGS,
     *verify.BUGS,
 )

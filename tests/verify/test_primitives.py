@@ -1,0 +1,224 @@
+"""Primitives of JAX that models and their loops are made of: each passes marks on exactly.
+
+As in test_taint: a function of six rows, and which of its outputs depend on which of them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxformer.verify.witnesses import by_change
+from tests.properties import tiny
+from tests.verify.test_taint import ALL, FIRST, LENGTH, LOWER, ORDER, SELF, found
+
+HERE = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("rows",)), PartitionSpec("rows"))
+
+
+def _bits(x, dtype):
+    return jax.lax.bitcast_convert_type(x, dtype)
+
+
+def _ids(x):
+    return jnp.int32(100 * jnp.abs(x))
+
+
+def _key(row):
+    return jax.random.key(_ids(row[0]))
+
+
+STRUCTURAL = {
+    "put on a device": (lambda x: jax.device_put(x, jax.devices()[0]), SELF),
+    "two put on a device": (lambda x: sum(jax.device_put((x, x[::-1]))), SELF | SELF[::-1]),
+    "placed": (lambda x: jax.lax.with_sharding_constraint(x[::-1], HERE), SELF[::-1]),
+    "as bits": (lambda x: _bits(_bits(x, jnp.int32) ^ 1, jnp.float32), SELF),
+    "as bytes": (lambda x: _bits(x, jnp.uint8), SELF),
+    "from bytes": (lambda x: _bits(_ids(x).astype(jnp.uint8), jnp.int32), SELF),
+    "said": (lambda x: (jax.debug.print("{}", x.shape), 2 * x)[1], SELF),
+    "less in a place": (
+        lambda x: jax.lax.scatter_sub(
+            x, np.array([0]), x[4], jax.lax.ScatterDimensionNumbers((0,), (0,), (0,))
+        ),
+        SELF | (FIRST[:, None] & (np.arange(LENGTH) == 4)),
+    ),
+    "fetched from where inputs say": (lambda x: x[_ids(x[:, 0]) % LENGTH], ALL),
+    "fetched within a row": (jax.vmap(lambda row: row[_ids(row[:2]) % 4]), SELF),
+    "written where an input says": (
+        lambda x: x.at[_ids(x[:1, 0]) % LENGTH].set(x[5]),
+        SELF | FIRST | (np.arange(LENGTH) == 5),
+    ),
+    "added within a row": (jax.vmap(lambda row: row.at[_ids(row[:2]) % 4].add(row[2:])), SELF),
+    "about the largest": (lambda x: jax.lax.approx_max_k(x, 2, 0)[0], ALL[:2]),
+    "about the largest feature": (lambda x: jax.lax.approx_max_k(x, 2)[0], SELF),
+    "gamma functions": (lambda x: jax.scipy.special.gammainc(1 + jnp.abs(x), 2.0), SELF),
+    "Bessel functions": (jax.scipy.special.i1e, SELF),
+    "drawn by a seed of its own": (jax.vmap(lambda row: jax.random.normal(_key(row), 2)), SELF),
+    "drawn by a key of integers": (
+        jax.vmap(lambda row: jax.random.normal(jax.random.PRNGKey(_ids(row[0])), 2)),
+        SELF,
+    ),
+    "drawn by a split key": (
+        jax.vmap(lambda row: jax.random.uniform(jax.random.split(_key(row))[1])),
+        SELF,
+    ),
+    "drawn by a folded key": (
+        jax.vmap(
+            lambda row: jax.vmap(lambda n: jax.random.bits(jax.random.fold_in(_key(row), n)))(
+                jnp.arange(3)
+            )
+        ),
+        SELF,
+    ),
+    "drawn from a gamma distribution": (
+        jax.vmap(lambda row: jax.random.gamma(_key(row), 1 + jnp.abs(row))),
+        SELF,
+    ),
+    "drawn by one seed": (
+        lambda x: x + jax.random.normal(_key(x[0]), (LENGTH, 1)),
+        SELF | FIRST,
+    ),
+}
+
+
+# ---- loops that each row leaves by itself (`vmap` of a while_loop)
+
+
+def _looped(step, begin=lambda row: jnp.abs(row[0])):
+    """For each row: double a number and take a step, until the number is above 2."""
+
+    def one(row):
+        def goes_on(state):
+            return state[0] < 2
+
+        def once(state):
+            return 2 * state[0] + 0.1, step(state[1], row)
+
+        return jax.lax.while_loop(goes_on, once, (begin(row), row))[1]
+
+    return one
+
+
+def _counted(row):
+    """Its own features one after the other, while they are small."""
+
+    def goes_on(state):
+        return (state[0] < 4) & (state[1] < row[0])
+
+    return jax.lax.while_loop(goes_on, lambda s: (s[0] + 1, s[1] + row[s[0]]), (0, -3.0))[1]
+
+
+def _filled(row):
+    """A place of its own written in each step."""
+
+    def once(state):
+        count, sums = state
+        return count + 1, sums.at[count].set(sums[count - 1] + row[count])
+
+    def goes_on(state):
+        return (state[0] < 4) & (state[1][state[0] - 1] < row[0])
+
+    return jax.lax.while_loop(goes_on, once, (0, row))[1]
+
+
+def _above(x):
+    """Row i has what row i − 1 had."""
+    return jax.lax.ppermute(x, "rows", [(i, (i + 1) % LENGTH) for i in range(LENGTH)])
+
+
+def _in_turn(row):
+    """Row 0 counts its steps, and its input is in their number alone; the others take the same
+    number of steps whatever comes, and each takes from the one above."""
+    first = jax.lax.axis_index("rows") == 0
+
+    def once(state):
+        number, sums = state
+        return 2 * number + 0.1, 1 + sums + jnp.where(first, 0.0, 1.0) * _above(sums)
+
+    begin = jnp.where(first, jnp.abs(row[0]), 0.01), jnp.where(first, jnp.ones(4), row)
+    return jax.lax.while_loop(lambda state: state[0] < 2, once, begin)[1]
+
+
+def _too_late(x):
+    """Row 1 takes no step; in a first one it would read what row 0, which reads nothing, has only
+    before its own."""
+
+    def one(row, begin, here):
+        def once(state):
+            number, here, sums = state
+            there = jnp.where(jax.lax.axis_index("rows") == 0, 0.0, 1.0) * _above(here)
+            return 2 * number + 0.1, jnp.zeros_like(here), sums + there * x[5]
+
+        return jax.lax.while_loop(lambda state: state[0] < 2, once, (begin, here, row))[2]
+
+    first = np.arange(LENGTH) == 0
+    begin = jnp.where(first, 0.5, 2 + jnp.abs(x[:, 0]))
+    rows = jnp.where(first[:, None], 1.0, x)
+    return jax.vmap(one, axis_name="rows")(rows, begin, np.float32(first))
+
+
+LOOPS = {
+    "each to its own end": (jax.vmap(_looped(lambda state, row: state + row)), SELF),
+    "none goes on": (
+        jax.vmap(_looped(lambda state, row: state + row, lambda row: jnp.abs(row[0]) + 2)),
+        SELF,
+    ),
+    "some decide": (
+        lambda x: jax.vmap(_looped(lambda state, row: state + row[1:].sum()))(
+            jnp.where((ORDER > 1)[:, None], x, 0.5)
+        ),
+        SELF & (ORDER > 1)[:, None],
+    ),
+    "with another": (
+        lambda x: jax.vmap(_looped(lambda state, row: state + x[0]))(x),
+        SELF | FIRST,
+    ),
+    "features by number": (jax.vmap(_counted), SELF),
+    "places by number": (jax.vmap(_filled), SELF),
+    "rows of rows": (
+        lambda x: jax.vmap(jax.vmap(_looped(lambda state, row: 2 * state)))(
+            x.reshape(3, 2, 4)
+        ).reshape(LENGTH, 4),
+        SELF,
+    ),
+    "rows that mix": (
+        jax.vmap(
+            _looped(lambda state, row: state + jax.lax.all_gather(state, "rows").max(axis=0)),
+            axis_name="rows",
+        ),
+        ALL,
+    ),
+    "rows that read one that decides": (jax.vmap(_in_turn, axis_name="rows"), LOWER),
+    "an end that rows share": (
+        jax.vmap(
+            _looped(
+                lambda state, row: 2 * state,
+                lambda row: jax.lax.all_gather(jnp.abs(row[0]), "rows").max(),
+            ),
+            axis_name="rows",
+        ),
+        ALL,
+    ),
+}
+FUNCTIONS = STRUCTURAL | LOOPS
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_path_and_no_other(name):
+    function, expected = FUNCTIONS[name]
+    np.testing.assert_array_equal(found(function, tiny.embeddings(0, LENGTH, 4)), expected)
+
+
+def test_a_step_that_is_not_taken_could_have_been_an_earlier_one():
+    """A 0 of the step that is looked at stops nothing."""
+    assert found(_too_late, tiny.embeddings(0, LENGTH, 4))[1, 5]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_changes_has_a_path(name):
+    """From many points, for an end that comes elsewhere is what a loop's marks are there for."""
+    function, expected = FUNCTIONS[name]
+    x = tiny.embeddings(0, LENGTH, 4)
+    others = (size * tiny.embeddings(seed, LENGTH, 4) for seed in range(1, 4) for size in (0.01, 1))
+    seen = [by_change(function, x, 1, np.arange(LENGTH), other) > 0 for other in others]
+    assert not (np.any(seen, axis=0) & ~expected).any()

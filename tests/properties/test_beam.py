@@ -127,7 +127,7 @@ def test_hypotheses_are_what_they_say(name, seed, stops):
 def test_what_cannot_be_searched_is_refused_by_name():
     model, variables, _ = setup("decoder", 0)
     wrong = {
-        "beam_width is 0; it must be at least 1": {"beam_width": 0},
+        "beam_width is 0; it must be a whole number of at least 1": {"beam_width": 0},
         "length_penalty is nan; it must be finite": {"length_penalty": float("nan")},
         "num_hypotheses is 5; it must be in 1 … beam_width": {"num_hypotheses": 5},
         "max_new_tokens is 0": {"max_new_tokens": 0},

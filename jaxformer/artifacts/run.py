@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxformer.models.config import DecoderConfig
 
 FORMAT = 1
-SAMPLE = "---- step "  # what a sample in samples.txt begins with, before its step
+_HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 
 
 class RunFolder:
@@ -62,10 +62,8 @@ class RunFolder:
     def cut_after(self, step: int) -> None:
         """Drop what was written down after `step`, and what a kill left half written."""
         if self.samples.exists():
-            parts = re.split(rf"(?m)^{SAMPLE}(\d+)$", self.samples.read_text(encoding="utf-8"))
-            pairs = zip(parts[1::2], parts[2::2], strict=True)
-            kept = [f"{SAMPLE}{number}{text}" for number, text in pairs if int(number) <= step]
-            write_whole(self.samples, "".join(kept))
+            kept = [sample for sample in self.read_samples() if sample[0] <= step]
+            write_whole(self.samples, "".join(_section(*sample) for sample in kept))
         if not self.metrics.exists():
             return
         kept = []
@@ -78,11 +76,27 @@ class RunFolder:
                 kept.append(line + "\n")
         write_whole(self.metrics, "".join(kept))
 
+    def add_sample(self, step: int, text: str) -> None:
+        """Append a sample to samples.txt."""
+        with self.samples.open("ab") as file:
+            file.write(_section(step, text).encode())
+
+    def read_samples(self) -> list[tuple[int, str]]:
+        """(step, text) of each sample."""
+        parts = _HEADER.split(self.samples.read_bytes().decode()) if self.samples.exists() else []
+        numbered = zip(parts[1::2], parts[2::2], strict=True)
+        return [(int(number), text.removesuffix("\n")) for number, text in numbered]
+
     def read_metrics(self) -> list[dict]:
         """One dict a line: `step` and what was measured then."""
         if not self.metrics.exists():
             return []
         return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+def _section(step: int, text: str) -> str:
+    """A sample as it stands in samples.txt."""
+    return f"---- step {step}\n{text}\n"
 
 
 def next_free(folder: Path, name: str) -> Path:

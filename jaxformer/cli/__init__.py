@@ -71,4 +71,6 @@ def _warn(message, *_) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"jaxformer: {' '.join(message.split())}", file=sys.stderr)
+    """One line on standard error; within its lines the message is shown as it is."""
+    lines = (line.strip() for line in message.splitlines())
+    print(f"jaxformer: {' '.join(line for line in lines if line)}", file=sys.stderr)

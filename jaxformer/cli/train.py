@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxformer.artifacts.run import SAMPLE, RunFolder, newest, next_free, parse_config
+from jaxformer.artifacts.run import RunFolder, newest, next_free, parse_config
 from jaxformer.cli.arguments import UsageError, parse
 from jaxformer.models.config import DecoderConfig, Execution
 from jaxformer.training.config import (
@@ -127,20 +127,19 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
 
 
 def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> int:
-    from rich.console import Console
-
     from jaxformer.cli.runtime import start_jax
+    from jaxformer.training.screen import Screen
 
-    console = Console(highlight=False, soft_wrap=True)
+    screen = Screen()
     try:
-        data = _prepare(folder, paths, config, console.print, is_new=not resume)
+        data = _prepare(folder, paths, config, screen.say, is_new=not resume)
         config = replace(config, model=fitted(config.model, data.tokenizer))
         write_run(folder, paths, config)
 
         start_jax()
         from jaxformer.training.loop import Training
 
-        training = Training(config, folder, data, console)
+        training = Training(config, folder, data, screen)
         if resume:
             training.resume()
         training.run()
@@ -151,7 +150,7 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
             last = Checkpoints(folder.checkpoints).last()
             raise OSError(f"the disk is full, so the run ends here; {last}") from error
         raise
-    _report(folder, data, console)
+    _report(folder, data, screen.say)
     return 0
 
 
@@ -207,16 +206,15 @@ def fitted(model: DecoderConfig, tokenizer) -> DecoderConfig:
     return replace(model, vocab_size=tokenizer.vocab_size)
 
 
-def _report(folder, data, console):
+def _report(folder, data, say):
     """The last evaluation beside what general compressors make of the same text."""
     final = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
     scores = {"this model": final["bits_per_byte"], **data.baselines}
-    console.print(
+    say(
         f"held-out text ({data.held_out.num_bytes / 1e6:.2f} MB), bits per byte: "
         + " · ".join(f"{name} {value:.3f}" for name, value in scores.items())
     )
-    if folder.samples.exists():
-        samples = folder.samples.read_text(encoding="utf-8")
-        console.print("a sample:\n", samples.rpartition(SAMPLE)[2])
-    console.print(f"picture: {folder.picture}   samples: {folder.samples}")
-    console.print(f'next: jaxformer generate {folder.path} --prompt "def "', markup=False)
+    if samples := folder.read_samples():
+        say(f"a sample:\n{samples[-1][1]}")
+    say(f"picture: {folder.picture}   samples: {folder.samples}")
+    say(f'next: jaxformer generate {folder.path} --prompt "def "')

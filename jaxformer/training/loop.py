@@ -8,11 +8,9 @@ from signal import SIGINT, default_int_handler, signal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from jaxformer.artifacts.checkpoint import Checkpoints, NotFinite
-from jaxformer.artifacts.run import SAMPLE, RunFolder
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.build import build, parameter_count
@@ -22,6 +20,7 @@ from jaxformer.training.evaluate import evaluate, evaluate_documents, half, summ
 from jaxformer.training.optimizer import make_optimizer, make_schedule
 from jaxformer.training.picture import draw_run
 from jaxformer.training.prepare import Prepared
+from jaxformer.training.screen import Screen
 from jaxformer.training.step import Batch, TrainState, init_state, make_step
 
 FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
@@ -42,8 +41,8 @@ class Interrupted(Ended):
 class Training:
     """A run in progress: its state, what it reads, and the files that it keeps up to date."""
 
-    def __init__(self, config: TrainingConfig, folder: RunFolder, data: Prepared, console: Console):
-        self.config, self.folder, self.data, self.console = config, folder, data, console
+    def __init__(self, config: TrainingConfig, folder: RunFolder, data: Prepared, screen: Screen):
+        self.config, self.folder, self.data, self.screen = config, folder, data, screen
         self.model = build(config.model, config.execution)
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         self.schedule = make_schedule(config.optimizer, config.steps)
@@ -65,10 +64,10 @@ class Training:
             self.state = TrainState.of_parts(self.step, *parts)
             self.batches.restore(progress["data"])
             for path in self.checkpoints.set_aside_after(self.step):
-                self.console.print(f"a newer checkpoint cannot be read; it is now {path}")
-            self.console.print(f"resuming from the checkpoint of step {self.step}")
+                self.screen.say(f"a newer checkpoint cannot be read; it is now {path}")
+            self.screen.say(f"resuming from the checkpoint of step {self.step}")
         else:
-            self.console.print("no checkpoint yet: starting from the beginning")
+            self.screen.say("no checkpoint yet: starting from the beginning")
         self.folder.cut_after(self.step)
 
     def save(self) -> None:
@@ -123,7 +122,7 @@ class Training:
     def _compile(self):
         """The compiled step; says what it will need before anything is trained."""
         config = self.config
-        self.console.print(f"parameters: {parameter_count(config.model):,}")
+        self.screen.say(f"parameters: {parameter_count(config.model):,}")
         shape = (config.accumulate, config.batch_size, config.window)
         ids = jax.ShapeDtypeStruct(shape, jnp.int32)
         begin = time.perf_counter()
@@ -135,8 +134,8 @@ class Training:
         if memory is not None:
             size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
             needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
-        self.console.print(f"memory: {needed}")
-        self.console.print(f"compiled in {seconds:.1f} s")
+        self.screen.say(f"memory: {needed}")
+        self.screen.say(f"compiled in {seconds:.1f} s")
         return compiled
 
     # ---- what is written down
@@ -176,7 +175,7 @@ class Training:
             figures = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
             figures["scored"] = score.tokens
             self._write([{"step": self.step, **figures}])
-            self.console.print(
+            self.screen.say(
                 f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
                 f"{score.bits_per_byte:.3f} bits per byte"
             )
@@ -214,27 +213,22 @@ class Training:
             stop_tokens=(tokenizer.end_of_text,),
         )
         text = tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
-        with self.folder.samples.open("a", encoding="utf-8") as file:
-            file.write(f"{SAMPLE}{self.step}\n{text}\n")
+        self.folder.add_sample(self.step, text)
 
     @contextmanager
     def _progress(self):
         """A progress bar; gives a function that shows the newest line of metrics."""
-        columns = (
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task("", total=self.config.steps, completed=self.step)
+        steps = self.config.steps
+        with self.screen.bar(steps) as show:
+            show(self.step, f"step {self.step}/{steps}", "")
 
             def advance(line: dict) -> None:
-                left = self._clock.remaining(self.config.steps - self.step)
-                description = (
+                left = self._clock.remaining(steps - self.step)
+                said = (
                     f"loss {line['loss']:.3f} · {line['tokens_per_second']:,.0f} tokens/s · "
                     f"{left / 60:.1f} min left"
                 )
-                progress.update(task, completed=self.step, description=description)
+                show(self.step, f"step {self.step}/{steps}", said)
 
             yield advance
 

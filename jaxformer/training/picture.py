@@ -1,18 +1,16 @@
 """The picture of a run: loss and held-out bits per byte against steps."""
 
-import os
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from jaxformer.artifacts.picture import write_figure
 
 
 def draw_run(metrics: list[dict], path: Path, title: str, baselines: dict[str, float]) -> None:
     """Draw metrics.jsonl's lines to a PNG; baselines: bits per byte of compressors."""
     figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    figure.suptitle(title)
 
     trained = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     held_out = [line for line in metrics if "held_out_loss" in line]
@@ -35,9 +33,7 @@ def draw_run(metrics: list[dict], path: Path, title: str, baselines: dict[str, f
     right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.2)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, dpi=120, format="png")
-    os.replace(temporary, path)
+    write_figure(figure, title, path, dpi=120)
 
 
 def _smoothed(losses, decay: float = 0.95):

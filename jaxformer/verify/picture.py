@@ -8,15 +8,14 @@ import numpy as np
 def draw_dependency(found, rule, path: Path, title: str) -> None:
     """Of one row of tokens: on the left who depends on whom beside the rule, on the right the
     largest effect of each pair. Writes a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    from jaxformer.artifacts.picture import write_figure
+
     matrix, rule = found.matrix[0, :, 0], rule[0, :, 0]
     figure = Figure(figsize=(11, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
     left, right = figure.subplots(1, 2)
     kinds = {
         "depends, as the rule says": ("#2b5c8a", matrix & rule),
@@ -43,4 +42,4 @@ def draw_dependency(found, rule, path: Path, title: str) -> None:
     right.set_title("how much (white: exactly 0)")
     for axes in (left, right):
         axes.set(xlabel="input position", ylabel="output position")
-    figure.savefig(path, dpi=110, format="png")
+    write_figure(figure, title, path, dpi=110)

@@ -105,6 +105,22 @@ def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
         assert scores[-1] == pytest.approx(final, rel=1e-6)
 
 
+def test_a_name_and_a_sample_are_shown_as_they_are(trained, tmp_path, capsys):
+    """Neither is markup, an emoji or mathematics to what prints and draws it."""
+    import shutil
+
+    folder = RunFolder(shutil.copytree(trained, tmp_path / "$x_{$ :smile:"))
+    sample = "y = a[n] + c[key]  # [/bold] :smile:\n\tindented" + " long" * 50
+    folder.samples.write_text(f"---- step 6\nolder\n---- step 12\n{sample}\n")
+    lines = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:-1]))  # so that it is scored, and drawn, again
+    words = ["train", "--resume", "--out", str(folder.path), "--sample-tokens", "0"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"run folder: {folder.path}   documents: {folder.documents}\n" in said
+    assert f"a sample:\n{sample}\npicture: {folder.picture}" in said
+
+
 def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, monkeypatch):
     """Status 0 if all properties hold; 1 if one does not, which is named, with its layer."""
     import shutil

@@ -75,6 +75,21 @@ BUGS = (
         "    if rate == 0.0:\n        return x\n    key = jax.random.key(0) if key is None else key\n",
         f"{DISCIPLINE}::test_without_a_key_dropout_is_off",
     ),
+    # ---- what is shown: rich reads markup, matplotlib mathematics
+    Bug(
+        "a sample is read as markup",
+        "training/screen.py",
+        "        self._console.print(_Verbatim(text))\n",
+        "        self._console.print(text)\n",
+        "training/test_screen.py::test_text_is_shown_as_it_is",
+    ),
+    Bug(
+        "a run's name is read as mathematics",
+        "artifacts/picture.py",
+        "    figure.suptitle(title, parse_math=False)\n",
+        "    figure.suptitle(title)\n",
+        "training/test_screen.py::test_a_picture_of_any_title",
+    ),
     # ---- checkpoints: orbax#2972, gpt-neox#308
     Bug(
         "metrics after the restored step are kept",

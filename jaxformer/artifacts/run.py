@@ -61,20 +61,12 @@ class RunFolder:
 
     def cut_after(self, step: int) -> None:
         """Drop what was written down after `step`, and what a kill left half written."""
+        samples = [sample for sample in self.read_samples() if sample[0] <= step]
         if self.samples.exists():
-            kept = [sample for sample in self.read_samples() if sample[0] <= step]
-            write_whole(self.samples, "".join(_section(*sample) for sample in kept))
-        if not self.metrics.exists():
-            return
-        kept = []
-        for line in self.metrics.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                break
-            if entry["step"] <= step:
-                kept.append(line + "\n")
-        write_whole(self.metrics, "".join(kept))
+            write_whole(self.samples, "".join(_section(*sample) for sample in samples))
+        lines = [line for line in self.read_metrics() if line["step"] <= step]
+        if self.metrics.exists():
+            write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
     def add_sample(self, step: int, text: str) -> None:
         """Append a sample to samples.txt."""
@@ -82,16 +74,27 @@ class RunFolder:
             file.write(_section(step, text).encode())
 
     def read_samples(self) -> list[tuple[int, str]]:
-        """(step, text) of each sample."""
-        parts = _HEADER.split(self.samples.read_bytes().decode()) if self.samples.exists() else []
+        """(step, text) of each sample; of one that a kill left half written, its whole lines."""
+        parts = _HEADER.split(_whole_lines(self.samples))
         numbered = zip(parts[1::2], parts[2::2], strict=True)
-        return [(int(number), text.removesuffix("\n")) for number, text in numbered]
+        return [(int(number), text.removesuffix("\n")) for number, text in numbered if text]
 
     def read_metrics(self) -> list[dict]:
-        """One dict a line: `step` and what was measured then."""
-        if not self.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        """One dict a line: `step` and what was measured then; up to one that is not whole."""
+        found = []
+        for line in _whole_lines(self.metrics).split("\n")[:-1]:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+
+def _whole_lines(path: Path) -> str:
+    """The text of a file that lines are appended to (none if it is not there), without what a kill
+    left of the last one, perhaps in the middle of a character."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].decode(errors="replace")
 
 
 def _section(step: int, text: str) -> str:

@@ -149,4 +149,12 @@ BUGS = (
         "    if False:\n",
         f"{LOSSLESS}::test_two_tokens_with_one_id_are_refused",
     ),
+    Bug(
+        "what a kill left of a line is read",
+        "artifacts/run.py",
+        '    return data[: data.rfind(b"\\n") + 1].decode(errors="replace")\n',
+        "    return data.decode()\n",
+        "artifacts/test_run.py::test_a_file_of_samples_may_be_cut_at_any_byte "
+        "artifacts/test_run.py::test_a_file_of_metrics_may_be_cut_at_any_byte",
+    ),
 )

@@ -1,0 +1,60 @@
+"""A run folder's small files: what a kill leaves half written, and what is in them."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jaxformer.artifacts.run import RunFolder
+
+SAMPLES = {2: "été\n\n猫 \x85", 4: "\r\u2028é\n---- step 9 of it", 12: "😀"}
+METRICS = [{"step": step, "loss": step + 0.5} for step in (2, 4, 12)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return RunFolder(tmp_path_factory.mktemp("run"))
+
+
+@given(samples=st.dictionaries(st.integers(0, 99), st.text()))
+@example(samples=SAMPLES)
+def test_samples_are_read_as_they_were_written(folder, samples):
+    """But for one that has a line which looks like the next one's header."""
+    folder.samples.unlink(missing_ok=True)
+    for step, text in samples.items():
+        folder.add_sample(step, text)
+    assert folder.read_samples() == list(samples.items())
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 12])
+def test_a_file_of_samples_may_be_cut_at_any_byte(folder, step):
+    """What stays is whole lines, of samples up to the step; a header alone is no sample."""
+    folder.samples.unlink(missing_ok=True)
+    begins, ends = [], []  # of each sample, with its step; of each line that is no header
+    for number, text in SAMPLES.items():
+        begins.append((number, folder.samples.stat().st_size if begins else 0))
+        folder.add_sample(number, text)
+        whole = folder.samples.read_bytes()
+        header = begins[-1][1] + len(f"---- step {number}\n")
+        ends += [i + 1 for i in range(header, len(whole)) if whole[i] == ord("\n")]
+    later = min((begin for number, begin in begins if number > step), default=len(whole))
+    for cut in range(len(whole) + 1):
+        folder.samples.write_bytes(whole[:cut])
+        folder.cut_after(step)
+        kept = max((end for end in ends if end <= min(cut, later)), default=0)
+        assert folder.samples.read_bytes() == whole[:kept]
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 12])
+def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
+    """In the middle of a character too; what is whole is read by all who read it."""
+    lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in METRICS]
+    lines[1] = lines[1].replace("}", ', "text": "é猫"}')
+    whole = "".join(lines).encode()
+    for cut in range(len(whole) + 1):
+        folder.metrics.write_bytes(whole[:cut])
+        there = [json.loads(line) for line in lines if whole[:cut].count(line.encode())]
+        assert folder.read_metrics() == there
+        folder.cut_after(step)
+        assert folder.read_metrics() == [line for line in there if line["step"] <= step]

@@ -1,5 +1,5 @@
 """A run folder: config.json, tokenizer.json, documents.txt, tokens/, checkpoints/, metrics.jsonl,
-loss.png and samples.txt."""
+loss.png and samples.txt; and lock, which the process that trains in it holds."""
 
 import json
 import os
@@ -19,6 +19,7 @@ class RunFolder:
     def __init__(self, path):
         self.path = Path(path)
         self.config = self.path / "config.json"
+        self.lock = self.path / "lock"
         self.tokenizer = self.path / "tokenizer.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"

@@ -2,12 +2,14 @@
 
 import errno
 import shutil
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jaxformer.artifacts.lock import locked
 from jaxformer.artifacts.run import RunFolder, newest, next_free, parse_config
 from jaxformer.cli.arguments import UsageError, parse
 from jaxformer.models.config import DecoderConfig, Execution
@@ -127,22 +129,20 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
 
 
 def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> int:
-    from jaxformer.cli.runtime import start_jax
+    from jaxformer.training import prepare
     from jaxformer.training.screen import Screen
 
     screen = Screen()
+    texts = None
+    if not resume:
+        texts = prepare.gather(paths, config)  # nothing is created before it is accepted
+        claim(folder.path)
     try:
-        data = _prepare(folder, paths, config, screen.say, is_new=not resume)
-        config = replace(config, model=fitted(config.model, data.tokenizer))
-        write_run(folder, paths, config)
-
-        start_jax()
-        from jaxformer.training.loop import Training
-
-        training = Training(config, folder, data, screen)
-        if resume:
-            training.resume()
-        training.run()
+        with _alone(folder, screen.say):
+            data = _prepare(folder, paths, config, screen.say, texts)
+            config = replace(config, model=fitted(config.model, data.tokenizer))
+            write_run(folder, paths, config)
+            _run(config, folder, data, screen, resume)
     except Exception as error:
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -152,6 +152,33 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
         raise
     _report(folder, data, screen.say)
     return 0
+
+
+def _run(config: TrainingConfig, folder: RunFolder, data, screen, resume: bool) -> None:
+    from jaxformer.cli.runtime import start_jax
+
+    start_jax()
+    from jaxformer.training.loop import Training
+
+    training = Training(config, folder, data, screen)
+    if resume:
+        training.resume()
+    training.run()
+
+
+@contextmanager
+def _alone(folder: RunFolder, say):
+    """While open, no other process trains in the folder."""
+    with ExitStack() as held:
+        try:
+            if not held.enter_context(locked(folder.lock)):
+                say(f"no locks for {folder.path}: a second start on it would not be noticed")
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder.path} is being trained by another process; wait until it ends, or "
+                "choose another --out"
+            ) from None
+        yield
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
@@ -164,20 +191,18 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _prepare(folder: RunFolder, paths, config: TrainingConfig, say, is_new: bool):
-    """Read the text unless an earlier start has; nothing is created before it is accepted."""
+def _prepare(folder: RunFolder, paths, config: TrainingConfig, say, texts):
+    """Read the text unless an earlier start has; texts: what `gather` gave a new run, else None."""
     from jaxformer.training import prepare
 
-    if is_new or not prepare.is_prepared(folder):
-        documents, skipped = prepare.gather(paths, config)
-        if is_new:
-            claim(folder.path)
+    if not prepare.is_prepared(folder):
+        documents, skipped = texts or prepare.gather(paths, config)
         write_run(folder, paths, config)
         say(f"reading {len(documents)} documents ({len(skipped)} skipped) …")
         try:
             prepare.write_data(folder, config, documents, skipped)
         except ValueError:
-            if is_new:  # refused after all: there is no run
+            if texts:  # refused after all: there is no run
                 shutil.rmtree(folder.path)
             raise
     data = prepare.read_data(folder)

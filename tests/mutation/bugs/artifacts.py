@@ -150,6 +150,13 @@ BUGS = (
         f"{LOSSLESS}::test_two_tokens_with_one_id_are_refused",
     ),
     Bug(
+        "two processes train in one folder",
+        "artifacts/lock.py",
+        "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "        pass\n",
+        "cli/test_lock.py::test_a_second_process_is_refused_until_the_first_is_gone",
+    ),
+    Bug(
         "what a kill left of a line is read",
         "artifacts/run.py",
         '    return data[: data.rfind(b"\\n") + 1].decode(errors="replace")\n',

@@ -1,0 +1,54 @@
+"""One run folder, one process that trains in it; and as many as like that read it."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.artifacts import lock
+from jaxformer.cli import main
+
+ENDLESS = "--steps 1000000 --checkpoint-every 1000000 --evaluate-every 1000000".split()
+
+
+@pytest.fixture
+def start():
+    """Starts `jaxformer train`; what is still running at the end is killed."""
+    started = []
+
+    def start(*words):
+        command = [sys.executable, "-m", "jaxformer", "train", *map(str, words)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(trained, tmp_path, start, capsys):
+    """At once, with nothing of the run changed; a kill gives the lock back."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    first = start("--resume", "--out", folder, *ENDLESS)
+    assert first.stdout.readline().startswith("run folder:")
+    second = start("--resume", "--out", folder, "--steps", "77")
+    said, complaint = second.communicate(timeout=60)
+    assert (second.returncode, said) == (2, "")
+    assert complaint.count("\n") == 1 and f"{folder} is being trained" in complaint
+    assert '"steps": 77' not in (folder / "config.json").read_text()
+    assert main(["generate", str(folder), "--max-new-tokens", "1"]) == 0  # reading is not training
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    assert main(["train", "--resume", "--out", str(folder), "--steps", "12"]) == 0
+    assert "another process" not in capsys.readouterr().err
+
+
+def test_where_there_are_no_locks_it_is_said(trained, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    monkeypatch.setattr(lock, "fcntl", None)
+    assert main(["train", "--resume", "--out", str(folder)]) == 0
+    assert f"no locks for {folder}" in capsys.readouterr().out

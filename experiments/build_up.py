@@ -21,7 +21,7 @@ from windows import at_random, check_length, evenly, loss, text_parser
 import jaxformer as jf
 from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.corpus import read_documents, split, standard_library
+from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step
 
@@ -60,7 +60,7 @@ def read(paths):
     documents = read_documents(paths)[0] if paths else standard_library()
     train, held_out = (
         np.frombuffer("".join(document.text for document in some).encode(), np.uint8)
-        for some in split(documents, 0.05)
+        for some in split(documents, *DEFAULT_SPLIT)
     )
     check_length(train, LENGTH)
     return train, evenly(held_out, LENGTH, HELD_OUT)

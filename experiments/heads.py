@@ -22,7 +22,7 @@ from jaxformer.artifacts.load import load
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.taps import Patch
 from jaxformer.models.build import init
-from jaxformer.training.corpus import read_documents, split, standard_library
+from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 
 DETECTORS = ("the token before", "itself", "the first", "the same before", "one after the same")
 TASKS = ("on text", "on random tokens that come twice")
@@ -82,7 +82,7 @@ def read(paths, tokenizer, length: int, rows: int, seed: int = 0):
     """(held-out windows of the text, random tokens that come twice), [rows, length] each,
     or one less if that is odd."""
     documents = read_documents(paths)[0] if paths else standard_library()
-    held_out = split(documents, 0.05)[1]
+    held_out = split(documents, *DEFAULT_SPLIT)[1]
     ids = [token for some in held_out for token in tokenizer.encode(some.text)]
     half = length // 2
     random = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, (rows, half))

@@ -7,7 +7,7 @@ from record import Parser, at_least, picture
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional import cross_entropy
-from jaxformer.training.corpus import read_documents, split, standard_library
+from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
@@ -24,7 +24,7 @@ def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
     """(tokenizer, training ids, `number` held-out windows, bytes a token) of texts, or of the
     standard library's source; the tokenizer has learnt from every fourth training document."""
     documents = read_documents(paths)[0] if paths else standard_library()
-    train, held_out = split(documents, 0.05)
+    train, held_out = split(documents, *DEFAULT_SPLIT)
     tokenizer = Tokenizer.train((document.text for document in train[::4]), vocab_size)
 
     def stream(documents):

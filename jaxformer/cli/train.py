@@ -207,10 +207,11 @@ def _prepare(folder: RunFolder, paths, config: TrainingConfig, say, texts):
             raise
     data = prepare.read_data(folder)
     say(f"run folder: {folder.path}   documents: {folder.documents}")
+    total = data.train.num_bytes + data.held_out.num_bytes
     for name, stream in (("training", data.train), ("held out", data.held_out)):
         say(
-            f"{name}: {stream.num_documents} documents, {stream.num_bytes / 1e6:.2f} MB, "
-            f"{len(stream.ids) / 1e6:.2f} M tokens"
+            f"{name}: {stream.num_bytes:,} bytes ({stream.num_bytes / total:.1%}), "
+            f"{len(stream.ids):,} tokens, in {stream.num_documents:,} documents"
         )
     return data
 

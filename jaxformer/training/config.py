@@ -59,8 +59,8 @@ class TrainingConfig:
     """micro-batches an update"""
     window_length: int | None = None
     """tokens a window; None: max_length"""
-    held_out: float = 0.05
-    """fraction of the text that is held out"""
+    held_out: float | None = None
+    """fraction of the text that is held out; None: 0.05, or 500 kB if more, but at most 0.1"""
     label_smoothing: float = 0.0
     """probability spread over all tokens"""
     seed: int = 0
@@ -105,7 +105,7 @@ class TrainingConfig:
             )
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
-        if not 0 < self.held_out <= 0.5:
+        if self.held_out is not None and not 0 < self.held_out <= 0.5:
             raise ValueError(f"held_out is {self.held_out}; it must be in (0, 0.5]")
 
     @property

@@ -18,6 +18,10 @@ _NOT_LIBRARY |= {"__pycache__", "ensurepip", "lib-dynload"}
 _NOT_LIBRARY |= {"encodings"}
 _MACHINE_MADE = ("config-", "_sysconfigdata")
 
+# Unless told otherwise: (fraction, minimum_bytes) of `split`. Of a small text the fraction alone is
+# too little to tell two models apart.
+DEFAULT_SPLIT = (0.05, 500_000)
+
 # A document may be at most this part of the held-out text; one that is larger gives its end.
 _LARGEST_SHARE = 1 / 4
 
@@ -92,7 +96,7 @@ def read_documents(paths: Sequence[Path | str]) -> tuple[list[Document], list[st
 
 
 def split(
-    documents: Sequence[Document], fraction: float = 0.05, minimum_bytes: int = 500_000
+    documents: Sequence[Document], fraction: float = 0.05, minimum_bytes: int = 0
 ) -> tuple[list[Document], list[Document]]:
     """Divides the text into a part to train on and a part held out; both keep the order given.
 
@@ -101,7 +105,7 @@ def split(
     in the order of a digest of their content until it is reached. A document that would be more
     than a quarter of the held-out part (every document, when there are few) is not taken: its
     end, cut at a line break, is. So the held-out part is never more than 1.25 times its aim
-    (and a line break or so), and ``split([book], 0.1, 0)`` holds out the last tenth of a book.
+    (and a line break or so), and ``split([book], 0.1)`` holds out the last tenth of a book.
 
     The digest is of the content, not of the name: copies fall on the same side, so that nothing
     held out was trained on under another name, and neither the machine nor where the folder lies

@@ -10,7 +10,14 @@ import numpy as np
 from jaxformer.artifacts.run import RunFolder, write_whole
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.corpus import Document, baselines, read_documents, split, standard_library
+from jaxformer.training.corpus import (
+    DEFAULT_SPLIT,
+    Document,
+    baselines,
+    read_documents,
+    split,
+    standard_library,
+)
 from jaxformer.training.data import TokenStream, open_tokens, write_tokens
 
 
@@ -46,7 +53,7 @@ def gather(paths: Sequence[Path], config: TrainingConfig) -> tuple[list[Document
         )
     documents, skipped = read_documents(paths) if paths else (standard_library(), [])
     size = sum(document.num_bytes for document in documents)
-    if size * (1 - config.held_out) < config.window + 1:  # a token is at least a byte
+    if size * (1 - _how_much(config)[0]) < config.window + 1:  # a token is at least a byte
         raise ValueError(
             f"the text has {size} bytes, too few for one window of {config.window} tokens; "
             "give more text, or a smaller --window-length or --max-length"
@@ -59,7 +66,7 @@ def write_data(folder: RunFolder, config: TrainingConfig, documents, skipped) ->
 
     ValueError if the rest comes to fewer tokens than a window has.
     """
-    train, held_out = split(documents, config.held_out)
+    train, held_out = split(documents, *_how_much(config))
     folder.tokens.mkdir(parents=True, exist_ok=True)
     _list_documents(folder, train, held_out, skipped)
     tokenizer = Tokenizer.train((d.text for d in train), config.model.vocab_size)
@@ -83,6 +90,11 @@ def read_data(folder: RunFolder) -> Prepared:
         if stream.tokenizer != tokenizer.fingerprint:
             raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
     return Prepared(tokenizer, train, held_out, json.loads(folder.baselines.read_text()))
+
+
+def _how_much(config: TrainingConfig) -> tuple[float, int]:
+    """(fraction, minimum_bytes) to hold out."""
+    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0)
 
 
 def _list_documents(folder, train, held_out, skipped):

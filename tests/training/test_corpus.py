@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.training import corpus
-from jaxformer.training.corpus import Document, baselines, read_documents, split, standard_library
+from jaxformer.training.corpus import (
+    DEFAULT_SPLIT,
+    Document,
+    baselines,
+    read_documents,
+    split,
+    standard_library,
+)
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 
@@ -126,6 +133,16 @@ def test_the_minimum_takes_up_to_a_tenth():
     assert sizes == [20_000, 50_000, 100_000]
 
 
+@many_cases
+@given(st.integers(0, 1000), st.integers(30, 400), st.sampled_from([0.01, 0.03, 0.2]))
+def test_a_fraction_that_is_given_is_held_out_exactly(seed, number, fraction):
+    """However small the text: whole documents up to 1.25 times as much, else the end of each."""
+    sizes = random.Random(seed).choices(range(2, 2000), k=number)
+    documents = [Document("", f"{number} {'x' * size}") for number, size in enumerate(sizes)]
+    aim = fraction * _size(documents)
+    assert aim - number <= _size(split(documents, fraction)[1]) <= 1.25 * aim + number
+
+
 @pytest.mark.parametrize("fraction", [0, -0.1, 0.51, float("nan")])
 def test_a_fraction_out_of_range_is_refused(fraction):
     message = f"fraction: {fraction} is not accepted; more than 0 and at most 0.5 is"
@@ -148,7 +165,7 @@ def test_the_standard_library_is_large_enough_and_has_no_tests():
     assert not any("sysconfigdata" in name for name in names)
     assert 8e6 < _size(documents) < 16e6
 
-    train, held_out = split(documents)
+    train, held_out = split(documents, *DEFAULT_SPLIT)
     assert _size(train) + _size(held_out) == _size(documents)
     assert 500_000 <= _size(held_out) <= 0.07 * _size(documents)
     bits = baselines(held_out)

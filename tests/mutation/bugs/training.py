@@ -75,6 +75,13 @@ BUGS = (
         "    if rate == 0.0:\n        return x\n    key = jax.random.key(0) if key is None else key\n",
         f"{DISCIPLINE}::test_without_a_key_dropout_is_off",
     ),
+    Bug(
+        "a fraction that is given has a minimum",
+        "training/prepare.py",
+        "    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0)\n",
+        "    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 500_000)\n",
+        "training/test_prepare.py::test_the_flag_says_how_much_is_held_out",
+    ),
     # ---- what is shown: rich reads markup, matplotlib mathematics
     Bug(
         "a sample is read as markup",

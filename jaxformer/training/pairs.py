@@ -20,6 +20,9 @@ from jaxformer.training.step import Batch
 def read_pairs(source: Path | str, target: Path | str) -> list[tuple[str, str]]:
     """The lines of two files, plain or gzip (by the name's end), side by side.
 
+    A line ends at a line feed, or at a carriage return and a line feed. A carriage return
+    elsewhere, and what else Unicode may call a line's end, is a part of it.
+
     Errors: ``ValueError`` naming the file, and the line, if one is missing or not UTF-8 text, if
     they have unequal numbers of lines or none, or if a line is empty.
     """
@@ -41,8 +44,8 @@ def read_pairs(source: Path | str, target: Path | str) -> list[tuple[str, str]]:
 def _read_lines(path: Path) -> list[str]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            return [line.rstrip("\n") for line in file]
+        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+            return [line.removesuffix("\r\n").removesuffix("\n") for line in file]
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path}: not readable as text: {error}") from error
 

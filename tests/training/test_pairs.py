@@ -81,6 +81,23 @@ def test_files_are_read_line_by_line(tmp_path):
     ]
 
 
+# Whatever Unicode calls the end of a line, and a carriage return, may stand within one.
+separators = st.sampled_from("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+pieces = st.one_of(st.text(st.characters(exclude_characters="\n", codec="utf-8")), separators)
+lines = st.lists(pieces, min_size=1, max_size=4).map("".join).map(lambda line: f"a{line}z")
+
+
+@given(lines=st.lists(lines, min_size=1), ends=st.randoms(), packed=st.booleans())
+def test_a_line_ends_at_a_line_feed_alone(tmp_path_factory, lines, ends, packed):
+    """Or at a carriage return and a line feed; the last one may have no end. So line n of one side
+    stands beside line n of the other."""
+    path = tmp_path_factory.mktemp("lines") / ("a.gz" if packed else "a")
+    text = "".join(line + ends.choice(["\n", "\r\n"]) for line in lines)
+    text = text[:-1] if ends.random() < 0.5 and not text.endswith("\r\n") else text
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    assert read_pairs(path, path) == [(line, line) for line in lines]
+
+
 @pytest.mark.parametrize(
     "target, message",
     [

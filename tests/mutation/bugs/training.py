@@ -82,6 +82,13 @@ BUGS = (
         "    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 500_000)\n",
         "training/test_prepare.py::test_the_flag_says_how_much_is_held_out",
     ),
+    Bug(
+        "a carriage return within a line ends it",
+        "training/pairs.py",
+        'encoding="utf-8", newline="\\n")',
+        'encoding="utf-8")',
+        "training/test_pairs.py::test_a_line_ends_at_a_line_feed_alone",
+    ),
     # ---- what is shown: rich reads markup, matplotlib mathematics
     Bug(
         "a sample is read as markup",

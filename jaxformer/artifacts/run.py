@@ -81,7 +81,13 @@ class RunFolder:
         return [(int(number), text.removesuffix("\n")) for number, text in numbered if text]
 
     def read_metrics(self) -> list[dict]:
-        """One dict a line: `step` and what was measured then; up to one that is not whole."""
+        """One dict a line: `step` and what was measured then; up to one that is not whole.
+
+        An evaluation has `held_out_loss` (nats per token) and `bits_per_byte` over `scored` tokens.
+        They are the same windows each time, but all of the held-out text at the end of a run: that
+        line has the windows' own score as `windows_loss`, `windows_bits_per_byte` and
+        `windows_scored`.
+        """
         found = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:
             try:

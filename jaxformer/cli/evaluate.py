@@ -38,16 +38,20 @@ def main(argv: list[str]) -> int:
     start_jax()
     from jaxformer.artifacts.load import load
     from jaxformer.training.evaluate import evaluate_documents
+    from jaxformer.training.screen import Screen
 
     model, variables, tokenizer = load(arguments.run)
     encoded = tokenizer.encode_many(document.text for document in documents)
-    score = evaluate_documents(
-        model,
-        variables,
-        [[tokenizer.end_of_text, *ids] for ids in encoded],
-        sum(document.num_bytes for document in documents),
-        stride=arguments.stride,
-    )
+    screen = Screen(stderr=True, quiet=arguments.json)
+    with screen.count(sum(map(len, encoded)), "scoring", "tokens") as scored:
+        score = evaluate_documents(
+            model,
+            variables,
+            [[tokenizer.end_of_text, *ids] for ids in encoded],
+            sum(document.num_bytes for document in documents),
+            stride=arguments.stride,
+            on_scored=scored,
+        )
     compressors = baselines(documents)
     if arguments.json:
         print(json.dumps({**score._asdict(), "documents": len(documents), **compressors}))

@@ -68,7 +68,7 @@ class TrainingConfig:
     evaluate_every: int = 250
     """steps between evaluations on held-out text"""
     evaluation_windows: int = 128
-    """held-out windows of those; the last evaluation takes every byte"""
+    """held-out windows scored at each of them, always the same; the last one scores the rest too"""
     checkpoint_every: int = 250
     """steps between checkpoints"""
     keep: int = 2

@@ -1,7 +1,7 @@
 """How well a model predicts text: loss, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,11 +23,19 @@ class Evaluation(NamedTuple):
     bytes: int
 
 
-def evaluate(model, variables, batches: Iterable[EvaluationBatch]) -> tuple[float, int]:
-    """(Σ loss in nats, tokens scored) over the batches; no dropout."""
+def evaluate(
+    model,
+    variables,
+    batches: Iterable[EvaluationBatch],
+    on_scored: Callable[[int], None] = lambda count: None,
+) -> tuple[float, int]:
+    """(Σ loss in nats, tokens scored) over the batches; no dropout. on_scored: is told how many
+    tokens are scored so far."""
     losses, count = [], 0
     for batch in batches:
         losses.append(_summed_loss(model)(variables, batch))
+        jax.block_until_ready(losses[-2:-1])  # one behind: the count is true, the device is busy
+        on_scored(count)
         count += int(batch.weights.sum())
     return float(np.sum(jax.device_get(losses), dtype=np.float64)), count
 
@@ -59,7 +67,14 @@ def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
 
 
 def evaluate_documents(
-    model, variables, documents, num_bytes: int, *, stride: int | None = None, batch_size: int = 16
+    model,
+    variables,
+    documents: Sequence[Sequence[int]],
+    num_bytes: int,
+    *,
+    stride: int | None = None,
+    batch_size: int = 16,
+    on_scored: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
     """Every token of every document scored once (each document begins with the end-of-text).
 
@@ -69,4 +84,25 @@ def evaluate_documents(
     length = model.config.max_length
     stride = half(length) if stride is None else stride
     batches = evaluation_batches(documents, length, stride, batch_size)
-    return summarise(*evaluate(model, variables, batches), num_bytes)
+    return summarise(*evaluate(model, variables, batches, on_scored), num_bytes)
+
+
+def evaluate_windows(
+    model,
+    variables,
+    documents: Sequence[Sequence[int]],
+    num_bytes: int,
+    *,
+    windows: int,
+    batch_size: int = 16,
+) -> Evaluation:
+    """About so many of the windows of `evaluate_documents`, from all over the text: the same ones
+    each time, so that scores can be compared. A token is taken to spell as many bytes as the
+    text's tokens do on average."""
+    length = model.config.max_length
+    batches = list(evaluation_batches(documents, length, half(length), batch_size))
+    wanted = max(1, windows // batch_size)
+    chosen = np.unique(np.linspace(0, len(batches) - 1, wanted).round().astype(int))
+    loss, tokens = evaluate(model, variables, [batches[i] for i in chosen])
+    targets = sum(len(document) - 1 for document in documents)
+    return summarise(loss, tokens, tokens * num_bytes / targets)

@@ -15,8 +15,8 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.build import build, parameter_count
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.data import Batches, evaluation_batches
-from jaxformer.training.evaluate import evaluate, evaluate_documents, half, summarise
+from jaxformer.training.data import Batches
+from jaxformer.training.evaluate import Evaluation, evaluate_documents, evaluate_windows
 from jaxformer.training.optimizer import make_optimizer, make_schedule
 from jaxformer.training.picture import draw_run
 from jaxformer.training.prepare import Prepared
@@ -167,14 +167,15 @@ class Training:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def evaluate(self, whole: bool) -> None:
-        """Held-out loss (of every byte if `whole`), a sample, and the picture."""
+        """Held-out loss (of every byte too if `whole`), a sample, and the picture."""
         self.flush()
         with self._clock.paused():
             variables = {"params": self.state.params}
-            score = self._held_out_score(variables, whole)
-            figures = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
-            figures["scored"] = score.tokens
-            self._write([{"step": self.step, **figures}])
+            score = self._score_windows(variables)
+            line = _held_out_line(score)
+            if whole and score.tokens < self.data.held_out.num_targets:
+                line = _held_out_line(self._score_all(variables), score)
+            self._write([{"step": self.step, **line}])
             self.screen.say(
                 f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
                 f"{score.bits_per_byte:.3f} bits per byte"
@@ -183,21 +184,29 @@ class Training:
                 self._sample(variables)
             name = self.folder.path.name
             title = f"{name}: {parameter_count(self.config.model) / 1e6:.1f} M parameters"
-            draw_run(self.folder.read_metrics(), self.folder.picture, title, self.data.baselines)
+            metrics, whole_text = self.folder.read_metrics(), self.data.held_out.num_targets
+            draw_run(metrics, self.folder.picture, title, self.data.baselines, whole_text)
 
-    def _held_out_score(self, variables, whole):
-        documents, held_out = self.data.held_out_documents, self.data.held_out
-        size = self.config.batch_size
-        if whole:
+    def _score_windows(self, variables) -> Evaluation:
+        return evaluate_windows(
+            self.model,
+            variables,
+            self.data.held_out_documents,
+            self.data.held_out.num_bytes,
+            windows=self.config.evaluation_windows,
+            batch_size=self.config.batch_size,
+        )
+
+    def _score_all(self, variables) -> Evaluation:
+        with self.screen.count(self.data.held_out.num_targets, "held-out text", "tokens") as scored:
             return evaluate_documents(
-                self.model, variables, documents, held_out.num_bytes, batch_size=size
+                self.model,
+                variables,
+                self.data.held_out_documents,
+                self.data.held_out.num_bytes,
+                batch_size=self.config.batch_size,
+                on_scored=scored,
             )
-        window = self.config.model.max_length
-        windows = list(evaluation_batches(documents, window, half(window), size))
-        wanted = max(1, self.config.evaluation_windows // size)
-        spread = np.unique(np.linspace(0, len(windows) - 1, wanted).round().astype(int))
-        loss, tokens = evaluate(self.model, variables, [windows[i] for i in spread])
-        return summarise(loss, tokens, tokens * held_out.num_bytes / held_out.num_targets)
 
     def _sample(self, variables):
         """Append a sample of the model's own to samples.txt, the same for the same run."""
@@ -231,6 +240,17 @@ class Training:
                 show(self.step, f"step {self.step}/{steps}", said)
 
             yield advance
+
+
+def _held_out_line(score: Evaluation, windows: Evaluation | None = None) -> dict:
+    """What metrics.jsonl says of a score; windows: that of the windows which every evaluation
+    scores, where `score` is of more."""
+    line = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
+    line["scored"] = score.tokens
+    if windows is not None:
+        line["windows_loss"], line["windows_bits_per_byte"] = windows.loss, windows.bits_per_byte
+        line["windows_scored"] = windows.tokens
+    return line
 
 
 class _Clock:

@@ -1,5 +1,6 @@
 """What a person who watches sees: lines of text, and progress bars below them."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -48,6 +49,19 @@ class Screen:
             self._bars.remove_task(task)
             if not self._bars.tasks:
                 self._bars.stop()
+
+    @contextmanager
+    def count(self, total: int, name: str, unit: str) -> Iterator[Callable[[int], None]]:
+        """A bar with the time that is left; gives a function of how many of a unit are done."""
+        begin = time.perf_counter()
+        with self.bar(total) as show:
+
+            def advance(done: int) -> None:
+                left = (time.perf_counter() - begin) * (total - done) / max(done, 1)
+                said = f"{done:,} of {total:,} {unit}"
+                show(done, name, said + f" · {left / 60:.1f} min left" * (done > 0))
+
+            yield advance
 
 
 class _Verbatim:

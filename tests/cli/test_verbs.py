@@ -45,6 +45,41 @@ def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path,
     assert score["gzip"] > 0 and score["xz"] > 0
 
 
+def test_every_evaluation_scores_the_same_windows(trained):
+    """The last one too, whose line has the whole text's score beside it; so a curve of them is of
+    one thing, and what the windows say of the finished model is found again."""
+    from jaxformer.training.evaluate import evaluate_windows
+    from jaxformer.training.prepare import read_data
+
+    folder = RunFolder(trained)
+    data, (model, variables, _) = read_data(folder), jf.load(trained)
+    first, last = (line for line in folder.read_metrics() if "held_out_loss" in line)
+    assert first["scored"] == last["windows_scored"] < last["scored"] == data.held_out.num_targets
+    score = evaluate_windows(
+        model,
+        variables,
+        data.held_out_documents,
+        data.held_out.num_bytes,
+        windows=4,
+        batch_size=4,
+    )
+    assert score.tokens == last["windows_scored"]
+    assert last["windows_loss"] == pytest.approx(score.loss, rel=1e-5)
+    assert last["windows_bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-5)
+
+
+def test_evaluation_shows_how_far_it_is_on_a_terminal(trained, corpus, capsys, monkeypatch):
+    """On standard error, and not with --json."""
+    for name in ("FORCE_COLOR", "TTY_INTERACTIVE"):
+        monkeypatch.setenv(name, "1")  # what rich asks whether it writes to a terminal
+    assert main(["evaluate", str(trained), str(corpus)]) == 0
+    said, shown = capsys.readouterr()
+    assert "scoring" in shown and "tokens" in shown and "scoring" not in said
+    assert main(["evaluate", str(trained), str(corpus), "--json"]) == 0
+    said, shown = capsys.readouterr()
+    assert json.loads(said) and shown == ""
+
+
 def _tokens(path):
     from jaxformer.training.data import open_tokens
 

@@ -51,6 +51,6 @@ def test_a_bar_is_for_terminals():
 @pytest.mark.parametrize("title", ["$x_{$", "$a$ and $\\alpha$", "猫", "two\nlines\t\x07"])
 def test_a_picture_of_any_title(title, tmp_path):
     """Mathematics is not looked for in a name, and a character without a glyph is no trouble."""
-    draw_run(METRICS, tmp_path / "loss.png", title, {"gzip": 2.0})
+    draw_run(METRICS, tmp_path / "loss.png", title, {"gzip": 2.0}, whole_text=100)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]

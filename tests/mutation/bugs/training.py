@@ -89,6 +89,20 @@ BUGS = (
         'encoding="utf-8")',
         "training/test_pairs.py::test_a_line_ends_at_a_line_feed_alone",
     ),
+    Bug(
+        "the last evaluation scores the whole text alone",
+        "training/loop.py",
+        "                line = _held_out_line(self._score_all(variables), score)\n",
+        "                line = _held_out_line(self._score_all(variables))\n",
+        "cli/test_verbs.py::test_every_evaluation_scores_the_same_windows",
+    ),
+    Bug(
+        "a curve joins scores of few tokens and of all",
+        "training/picture.py",
+        "                found.setdefault(line.get(scored), []).append(point)\n",
+        "                found.setdefault(None, []).append(point)\n",
+        "training/test_picture.py::test_a_curve_joins_scores_of_the_same_tokens",
+    ),
     # ---- what is shown: rich reads markup, matplotlib mathematics
     Bug(
         "a sample is read as markup",

@@ -1,0 +1,39 @@
+"""The picture of a run joins what can be compared, and nothing else."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.training.picture import figure_of
+
+WHOLE = 1000
+
+scores = st.tuples(st.sampled_from([100, 200]), st.sampled_from([None, WHOLE]))
+
+
+@given(evaluations=st.lists(scores, min_size=1, max_size=6))
+def test_a_curve_joins_scores_of_the_same_tokens(evaluations):
+    """(windows, whole text or not) at each step, as runs leave them that were resumed with another
+    number of windows, or further than they were to go."""
+    metrics, drawn = [], {100: [], 200: [], WHOLE: []}
+    for step, (windows, whole) in enumerate(evaluations):
+        line = {
+            "step": step,
+            "held_out_loss": windows + step,
+            "bits_per_byte": 1,
+            "scored": windows,
+        }
+        drawn[windows].append((step, windows + step))
+        if whole:
+            line |= {"windows_loss": line["held_out_loss"], "windows_bits_per_byte": 1}
+            line |= {"windows_scored": windows, "held_out_loss": whole + step, "scored": whole}
+            drawn[WHOLE].append((step, whole + step))
+        metrics.append(line)
+    figure = figure_of(metrics, {"gzip": 2.0}, WHOLE)
+    lines = figure.axes[0].get_lines()
+    found = [list(map(tuple, line.get_xydata().tolist())) for line in lines]
+    assert sorted(found) == sorted(points for points in drawn.values() if points)
+    marks = [line for line in lines if line.get_label() == "all held-out text"]
+    assert all(line.get_linestyle() == "None" for line in marks)
+    said = figure.axes[1].get_title()
+    last = max((step for step, (_, whole) in enumerate(evaluations) if whole), default=None)
+    assert said.startswith("held-out" if last is None else f"all held-out text at step {last}: ")

@@ -1,9 +1,11 @@
 """`jaxformer train [TEXT…] [--preset P] [--out RUN] [--resume] [any field of the configs]`."""
 
 import errno
+import shlex
 import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -140,7 +142,7 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
     try:
         with _alone(folder, screen.say):
             data = _prepare(folder, paths, config, screen.say, texts)
-            config = replace(config, model=fitted(config.model, data.tokenizer))
+            config = replace(config, model=fitted(config.model, data.tokenizer, screen.say))
             write_run(folder, paths, config)
             _run(config, folder, data, screen, resume)
     except Exception as error:
@@ -150,7 +152,7 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
             last = Checkpoints(folder.checkpoints).last()
             raise OSError(f"the disk is full, so the run ends here; {last}") from error
         raise
-    _report(folder, data, screen.say)
+    _report(folder, data, config.model.max_length, screen.say)
     return 0
 
 
@@ -226,13 +228,18 @@ def claim(path: Path) -> None:
             raise ValueError(f"{path} was taken by another start meanwhile; start again") from None
 
 
-def fitted(model: DecoderConfig, tokenizer) -> DecoderConfig:
+def fitted(model: DecoderConfig, tokenizer, say) -> DecoderConfig:
     """The config with the vocabulary that was learnt, which a small text leaves below what was
     asked for: an id that stands for no text must not be there to be generated."""
+    if tokenizer.vocab_size < model.vocab_size:
+        say(
+            f"vocabulary: {tokenizer.vocab_size:,} tokens (the text has no more; vocab_size was "
+            f"{model.vocab_size:,})"
+        )
     return replace(model, vocab_size=tokenizer.vocab_size)
 
 
-def _report(folder, data, say):
+def _report(folder, data, max_length: int, say):
     """The last evaluation beside what general compressors make of the same text."""
     final = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
     scores = {"this model": final["bits_per_byte"], **data.baselines}
@@ -243,4 +250,22 @@ def _report(folder, data, say):
     if samples := folder.read_samples():
         say(f"a sample:\n{samples[-1][1]}")
     say(f"picture: {folder.picture}   samples: {folder.samples}")
-    say(f'next: jaxformer generate {folder.path} --prompt "def "')
+    say(f"next: jaxformer generate {shlex.quote(str(folder.path))}{_prompt(data, max_length)}")
+
+
+def _prompt(data, max_length: int) -> str:
+    """The option that makes a model go on from the beginning of its held-out text."""
+    tokenizer = data.tokenizer
+    text = tokenizer.decode(data.held_out.ids[:200].tolist())
+    words = first_words(text, lambda words: len(tokenizer.encode(words)) + 1 < max_length)
+    return f" --prompt={shlex.quote(words)}" if words else ""
+
+
+def first_words(text: str, fits) -> str:
+    """The first line's, up to 20 characters, of a text; fewer until they fit."""
+    words = "".join(takewhile(str.isprintable, text.lstrip()))
+    if len(words) > 20:
+        words = words[:20].rpartition(" ")[0].rstrip() or words[:20]
+    while words and not fits(words):
+        words = words[:-1]
+    return words

@@ -1,6 +1,7 @@
 """The training loop: steps, and around them what a person and a later start of the run need."""
 
 import json
+import shlex
 import time
 from contextlib import contextmanager
 from signal import SIGINT, default_int_handler, signal
@@ -105,7 +106,7 @@ class Training:
                 if stop and not last:
                     raise Interrupted(
                         f"stopped at step {self.step}, which is saved; go on with: "
-                        f"jaxformer train --resume --out {self.folder.path}"
+                        f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}"
                     )
 
     def _concluded(self) -> bool:

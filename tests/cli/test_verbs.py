@@ -5,10 +5,14 @@ import math
 
 import jax
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
+from jaxformer.cli.train import first_words
+from tests.cli.conftest import SETTINGS
 
 
 def test_a_run_leaves_what_a_person_and_a_resumed_run_need(trained):
@@ -43,6 +47,34 @@ def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path,
     assert score["bytes"] == len(text.encode())
     assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
     assert score["gzip"] > 0 and score["xz"] > 0
+
+
+def test_what_to_do_next_can_be_done(corpus, tmp_path, capsys):
+    """A command to paste: a prompt of the run's own text, and a name that is quoted; and the
+    vocabulary is said where the text has less than was asked for."""
+    import shlex
+
+    words = [*SETTINGS, "--steps", "1", "--vocab-size", "9000", "--out", "it's a run"]
+    assert main(["train", str(corpus), *words]) == 0
+    said = capsys.readouterr().out
+    size = jf.load("it's a run").tokenizer.vocab_size
+    assert f"vocabulary: {size:,} tokens (the text has no more; vocab_size was 9,000)\n" in said
+    command = next(line for line in said.splitlines() if line.startswith("next: "))
+    _, verb, *words = shlex.split(command.removeprefix("next: "))
+    assert main([verb, *words, "--max-new-tokens", "1"]) == 0
+    prompt = words[1].removeprefix("--prompt=")
+    assert len(prompt) >= 5 and prompt in corpus.read_text()
+    assert capsys.readouterr().out.startswith(prompt)
+
+
+@given(text=st.text(), room=st.integers(1, 40))
+@example(text="\n\n  A long first line of many words\nand more", room=40)
+@example(text="-x 猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫\x1b[0m", room=9)
+def test_a_prompt_is_a_short_piece_of_text(text, room):
+    """In one line, that can be shown, and for which the model has room."""
+    prompt = first_words(text, lambda words: len(words.encode()) < room)
+    assert prompt in text and prompt.isprintable()
+    assert len(prompt) <= 20 and (len(prompt.encode()) < room or not prompt)
 
 
 def test_every_evaluation_scores_the_same_windows(trained):

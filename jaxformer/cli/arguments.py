@@ -34,13 +34,9 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
 
 
 def _one_line(box: str) -> str:
-    """What tyro says in a box, without the box and without what comes after its first rule."""
-    said = []
-    for line in box.splitlines():
-        line = line.strip(" │╭╮╰╯")
-        if re.fullmatch(r"[─ ]+", line):
-            break
-        if line and "─" not in line:
-            said.append(line)
-    message = " ".join(" ".join(said).split()) or "the command line could not be understood"
-    return re.sub(r"^Error parsing [a-z.]+: ", "", message)  # a config's own message says enough
+    """What tyro says between the first two rules of a box, whose upper edge is a rule; where there
+    is none of these characters, rules are dashes."""
+    inside = "\n".join(line.strip(" │╭╮╰╯") for line in box.splitlines())
+    _, *parts = re.split(r"(?m)^(?:─.*|-{3,})$", inside)
+    message = " ".join(parts[0].split()) if parts else "the command line could not be understood"
+    return re.sub(r"^Error parsing [A-Za-z.]+: ", "", message)  # a config's own message says enough

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ class GenerateArguments:
     min_p: float = 0.0
     """only tokens with at least this fraction of the largest probability"""
     seed: int = 0
-    """of the draws"""
+    """seed for sampling"""
+
+    def __post_init__(self):
+        check_seed(self.seed)
 
 
 def main(argv: list[str]) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,14 @@ class VerifyArguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """a run folder; certificate.json and certificate.png are written into it"""
     length: int | None = None
-    """tokens of the rows on which they are tried; None: the model's max_length, 128 at most"""
+    """tokens per row on which they are tested; None: the model's max_length, but at most 128"""
     seed: int = 0
-    """of those rows"""
+    """seed for the rows' tokens"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
+
+    def __post_init__(self):
+        check_seed(self.seed)
 
 
 def main(argv: list[str]) -> int:

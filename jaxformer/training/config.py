@@ -9,6 +9,12 @@ from typing import Literal
 from jaxformer.models.config import PRESETS, DecoderConfig, Execution
 
 
+def check_seed(seed: int) -> None:
+    """ValueError unless a seed has a random key of its own: JAX makes one of 32 bits."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; it must be in 0 … {2**32 - 1}")
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019) with warm-up, then a decay to a fraction of the peak."""
@@ -91,8 +97,9 @@ class TrainingConfig:
             )
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        check_seed(self.seed)
+        for config in (self, self.model, self.optimizer):
+            _refuse_huge(config)
         if self.window_length is not None and not 1 <= self.window_length <= self.model.max_length:
             raise ValueError(
                 f"window_length is {self.window_length}; it must be in 1 … max_length "
@@ -111,6 +118,14 @@ class TrainingConfig:
     @property
     def window(self) -> int:
         return self.window_length or self.model.max_length
+
+
+def _refuse_huge(config) -> None:
+    """Counts and sizes are 32 bits wide on the device, and more would end in an overflow there."""
+    for name in config.__dataclass_fields__.keys() - {"seed"}:
+        value = getattr(config, name)
+        if isinstance(value, int) and value >= 2**31:
+            raise ValueError(f"{name} is {value}; it must be at most {2**31 - 1}")
 
 
 _COUNTS = ("steps", "batch_size", "accumulate", "evaluate_every", "evaluation_windows")

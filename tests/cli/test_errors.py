@@ -1,6 +1,8 @@
 """Bad input: one line that names the argument, its value and what is accepted; exit status 2."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -9,15 +11,18 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli import main
 from tests.cli.conftest import SETTINGS
 
+HUGE = "1" + 20 * "0"  # more than 64 bits hold
+
 
 def refused(capsys, words, *named, status=2):
-    """Run, and require one line on standard error that holds all of `named`."""
+    """Run, and require one line on standard error that holds all of `named`; what was printed."""
     assert main(list(map(str, words))) == status
-    said = capsys.readouterr().err
+    printed, said = capsys.readouterr()
     assert said.count("\n") == 1, said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and "Arguments" not in said
     for name in named:
         assert str(name) in said, said
+    return printed
 
 
 def files_below(folder):
@@ -63,6 +68,10 @@ def test_text_that_is_not_there(tmp_path, capsys):
         (["--window-length", "4096"], ["window_length", "4096", "max_length"]),
         (["--preset", "tiny", "--window-length", "32"], ["window_length", "32", "learned", "64"]),
         (["--seed", "-1"], ["seed", "-1"]),
+        (["--seed", HUGE], ["seed", HUGE, "0 … 4294967295"]),
+        (["--seed", "4294967296"], ["seed", "4294967296", "0 … 4294967295"]),
+        (["--batch-size", HUGE], ["batch_size", HUGE, "at most 2147483647"]),
+        (["--vocab-size", HUGE], ["vocab_size", HUGE, "at most 2147483647"]),
         (["--prefix", "3"], ["prefix", "3", "must be 0"]),
         (["--sample-tokens", "-1"], ["sample_tokens", "-1", "at least 0"]),
         (["--max-length", "1"], ["max_length", "1", "at least 2"]),
@@ -135,11 +144,13 @@ def test_what_is_refused_after_all_leaves_no_run(tmp_path, capsys):
         (["--min-p", "2"], ["min_p", "2", "[0, 1]"]),
         (["--max-new-tokens", "0"], ["max-new-tokens", "0"]),
         (["--max-new-tokens", "1000"], ["max-new-tokens", "1000", "32"]),
+        (["--max-new-tokens", HUGE], ["max-new-tokens", HUGE, "32"]),
+        (["--seed", HUGE], ["seed", HUGE, "0 … 4294967295"]),
+        (["--seed", "-1"], ["seed", "-1", "0 … 4294967295"]),
     ],
 )
 def test_sampling_that_cannot_be(trained, words, named, capsys):
-    refused(capsys, ["generate", trained, *words], *named)
-    assert capsys.readouterr().out == ""
+    assert refused(capsys, ["generate", trained, "--prompt", "def", *words], *named) == ""
 
 
 def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
@@ -151,6 +162,9 @@ def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
     refused(capsys, ["verify", "nowhere"], "nowhere", "not a folder")
     refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "12 … 32")
     refused(capsys, ["verify", trained, "--seed", "-1"], "seed is -1")
+    refused(capsys, ["verify", trained, "--seed", HUGE], f"seed is {HUGE}")
+    refused(capsys, ["verify", trained, "--length", HUGE], f"length is {HUGE}")
+    refused(capsys, ["evaluate", trained, __file__, "--stride", HUGE], "stride", HUGE)
     assert not (trained / "certificate.json").exists()
     refused(capsys, ["fly"], "fly", "train")
 
@@ -204,3 +218,16 @@ def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
 def test_a_traceback_only_on_request(capsys):
     with pytest.raises(ValueError, match="nowhere"):
         main(["generate", "nowhere", "--debug"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
+    """tyro draws its boxes, of which one line is made, by what the terminal can show."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    command = [sys.executable, "-m", "jaxformer", "train"]
+    for words, said in (
+        (["--steps", "0"], "steps is 0; it must be at least 1"),
+        (["--colour", "red"], "Unrecognized options: --colour, red"),
+    ):
+        run = subprocess.run([*command, *words], capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (2, f"jaxformer: {said}\n")

@@ -103,6 +103,20 @@ BUGS = (
         "                found.setdefault(None, []).append(point)\n",
         "training/test_picture.py::test_a_curve_joins_scores_of_the_same_tokens",
     ),
+    Bug(
+        "a seed beyond 32 bits is taken",
+        "training/config.py",
+        "    if not 0 <= seed < 2**32:\n",
+        "    if seed < 0:\n",
+        "training/test_config.py::test_a_seed_without_a_key_of_its_own_is_refused",
+    ),
+    Bug(
+        "a count beyond 32 bits is taken",
+        "training/config.py",
+        "            _refuse_huge(config)\n",
+        "            pass\n",
+        "training/test_config.py::test_a_count_that_no_device_holds_is_refused",
+    ),
     # ---- what is shown: rich reads markup, matplotlib mathematics
     Bug(
         "a sample is read as markup",

@@ -19,7 +19,7 @@ class EvaluateArguments:
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")]
     """files or folders of UTF-8 text; each file is one document"""
     stride: int | None = None
-    """tokens from one window to the next; None: half of the model's length"""
+    """tokens between the starts of successive windows; None: half of max_length"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 

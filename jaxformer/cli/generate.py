@@ -17,17 +17,17 @@ class GenerateArguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """a run folder"""
     prompt: str = ""
-    """the text to go on from; empty: the beginning of a document"""
+    """the text to continue; empty: start a new document"""
     max_new_tokens: int | None = None
-    """tokens to generate at most; None: 200, or as many as the model has room for"""
+    """maximum number of tokens to generate; None: 200, or as many as fit into max_length"""
     temperature: float = 0.8
-    """0 takes the most probable token each time"""
+    """divides the logits before sampling; 0: always the most probable token"""
     top_k: int = 0
-    """only the k most probable tokens; 0: all"""
+    """sample from the k most probable tokens only; 0: from all"""
     top_p: float = 0.95
-    """only the most probable tokens that together have this probability"""
+    """sample from the fewest most probable tokens whose total probability is at least this"""
     min_p: float = 0.0
-    """only tokens with at least this fraction of the largest probability"""
+    """sample only tokens with at least this fraction of the largest probability"""
     seed: int = 0
     """seed for sampling"""
 

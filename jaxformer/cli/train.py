@@ -37,11 +37,11 @@ class TrainArguments:
     text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
     """files or folders of UTF-8 text"""
     preset: Preset = "stdlib"
-    """the settings that the other flags change"""
+    """the settings to start from; the other flags override them"""
     out: Path | None = None
     """the run folder; by default the next free name below runs/"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """go on with the run in --out (by default the newest of this preset)"""
+    """continue the run in --out (by default the newest of this preset)"""
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
 

@@ -20,19 +20,19 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter 2019) with warm-up, then a decay to a fraction of the peak."""
 
     learning_rate: float = 6e-4
-    """at the peak"""
+    """peak learning rate"""
     warmup_steps: int = 100
-    """steps of linear warm-up from 0"""
+    """steps over which the learning rate rises linearly from 0"""
     final_fraction: float = 0.1
-    """the last step's learning rate over the peak's (cosine in between)"""
+    """learning rate of the last step as a fraction of the peak (cosine decay)"""
     weight_decay: float = 0.1
-    """on matrices alone, not on biases and scales"""
+    """weight decay, applied to matrices only, not to biases and scales"""
     beta1: float = 0.9
-    """decay of the mean gradient"""
+    """decay rate of the gradient's moving average"""
     beta2: float = 0.95
-    """decay of the mean squared gradient"""
+    """decay rate of the squared gradient's moving average"""
     clip_norm: float = 1.0
-    """largest global norm of the gradient"""
+    """the gradient is scaled down to this global norm if it is larger"""
 
     def __post_init__(self):
         if not self.learning_rate > 0:
@@ -58,29 +58,29 @@ class TrainingConfig:
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     steps: int = 1000
-    """updates in all"""
+    """total number of updates"""
     batch_size: int = 16
-    """windows a micro-batch"""
+    """windows per micro-batch"""
     accumulate: int = 1
-    """micro-batches an update"""
+    """micro-batches per update"""
     window_length: int | None = None
-    """tokens a window; None: max_length"""
+    """tokens per window; None: max_length"""
     held_out: float | None = None
     """fraction of the text that is held out; None: 0.05, or 500 kB if more, but at most 0.1"""
     label_smoothing: float = 0.0
-    """probability spread over all tokens"""
+    """share of the target probability that is spread over all tokens"""
     seed: int = 0
-    """of initialisation, order and dropout"""
+    """seed for initialisation, data order, dropout and samples"""
     evaluate_every: int = 250
     """steps between evaluations on held-out text"""
     evaluation_windows: int = 128
-    """held-out windows scored at each of them, always the same; the last one scores the rest too"""
+    """held-out windows per evaluation, the same each time; the last one scores all the text too"""
     checkpoint_every: int = 250
     """steps between checkpoints"""
     keep: int = 2
-    """checkpoints kept, the newest ones"""
+    """how many of the newest checkpoints are kept"""
     sample_tokens: int = 200
-    """length of the sample written at each evaluation; 0: none"""
+    """tokens of the sample that each evaluation writes; 0: no sample"""
 
     def __post_init__(self):
         for name in _COUNTS:

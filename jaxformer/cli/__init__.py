@@ -27,6 +27,8 @@ _USAGE = "\n".join(
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; returns the exit status: 0, 1 (it failed), 2 (bad input), 130 (Ctrl-C)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout.errors == "strict":  # a character that it cannot show must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
     if not argv or argv[0] in ("-h", "--help", "help"):

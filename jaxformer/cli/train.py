@@ -244,7 +244,7 @@ def _report(folder, data, max_length: int, say):
     final = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
     scores = {"this model": final["bits_per_byte"], **data.baselines}
     say(
-        f"held-out text ({data.held_out.num_bytes / 1e6:.2f} MB), bits per byte: "
+        f"held-out text ({data.held_out.num_bytes:,} bytes), bits per byte: "
         + " · ".join(f"{name} {value:.3f}" for name, value in scores.items())
     )
     if samples := folder.read_samples():

@@ -1,5 +1,6 @@
 """Bad input: one line that names the argument, its value and what is accepted; exit status 2."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -213,6 +214,14 @@ def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
         patch.setattr(shutil, "disk_usage", fills_up)
         refused(capsys, words, "disk is full", "run/checkpoints/5", status=1)
     assert Checkpoints(tmp_path / "run/checkpoints").steps() == [5]
+
+
+def test_text_that_a_terminal_cannot_show_does_not_end_a_verb():
+    """It is shown by its code."""
+    command = [sys.executable, "-m", "jaxformer", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "") and "jaxformer VERB \\u2026" in run.stdout
 
 
 def test_a_traceback_only_on_request(capsys):

@@ -132,6 +132,13 @@ BUGS = (
         "    figure.suptitle(title)\n",
         "training/test_screen.py::test_a_picture_of_any_title",
     ),
+    Bug(
+        "a character that a terminal lacks ends the run",
+        "cli/__init__.py",
+        '        sys.stdout.reconfigure(errors="backslashreplace")\n',
+        "        pass\n",
+        "cli/test_errors.py::test_text_that_a_terminal_cannot_show_does_not_end_a_verb",
+    ),
     # ---- checkpoints: orbax#2972, gpt-neox#308
     Bug(
         "metrics after the restored step are kept",

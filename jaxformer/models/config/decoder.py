@@ -13,7 +13,7 @@ class DecoderConfig(TransformerConfig):
     window: int | None = None
     """a token sees itself and the window − 1 before it; None: all before it"""
     prefix: int = 0
-    """so many first tokens see one another both ways (prefix-LM)"""
+    """number of first tokens that see one another in both directions (prefix-LM)"""
 
     def __post_init__(self):
         super().__post_init__()

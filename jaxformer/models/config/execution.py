@@ -15,7 +15,7 @@ class Execution:
     layers: Literal["scan", "unrolled"] = "scan"
     """scan compiles one block; unrolled compiles each (often faster on a GPU)"""
     remat: Literal["none", "dots", "full"] = "none"
-    """what going back recomputes: nothing; all but matrix products; whole blocks"""
+    """what the backward pass recomputes: nothing; all but matrix products; whole blocks"""
 
     def __post_init__(self):
         one_of(self)

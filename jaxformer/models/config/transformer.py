@@ -17,7 +17,7 @@ class TransformerConfig:
     vocab_size: int = 50_257
     """number of token ids"""
     max_length: int = 1024
-    """most positions of one document, prompt and generated tokens together"""
+    """maximum tokens of one document, prompt and generated tokens together"""
     num_layers: int = 12
     """blocks"""
     embed_dim: int = 768
@@ -31,25 +31,25 @@ class TransformerConfig:
     mlp_dim: int | None = None
     """width inside the feed-forward layer; None: 4 embed_dim"""
     activation: Activation = "gelu_tanh"
-    """of the feed-forward layer; swiglu and geglu are gated"""
+    """activation of the feed-forward layer; swiglu and geglu are gated"""
     output_activation: bool = False
-    """the non-linearity after the second map of the feed-forward layer too (lecture 10)"""
+    """apply the activation after the feed-forward layer's second map too (lecture 10)"""
     norm: Norm = "layer"
     """normalisation over the features"""
     norm_position: Literal["pre", "post"] = "pre"
     """before each sub-layer (and after the stack), or after each residual sum"""
     norm_epsilon: float = 1e-5
-    """inside the root"""
+    """added to the variance inside the square root"""
     embedding_norm: bool = False
-    """a norm on the embeddings too, positions added"""
+    """normalise the embeddings too, after positions are added"""
     residual: bool = True
     """add a sub-layer's input to its output"""
     positions: Positions = "learned"
-    """how the model is told where a token stands"""
+    """how positions are encoded"""
     rotary_base: float = 10_000.0
-    """pair i of a head's features turns by rotary_base^(−2i / head_dim) a position"""
+    """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position"""
     attention_scale: float | None = None
-    """what scores are multiplied by; None: 1 / √head_dim"""
+    """factor of the attention scores; None: 1 / √head_dim"""
     use_bias: bool = True
     """biases in the blocks' linear maps and layer norms"""
     head_bias: bool = False
@@ -59,9 +59,9 @@ class TransformerConfig:
     scale_embeddings: bool = False
     """token embeddings times √embed_dim"""
     dropout: float = 0.0
-    """on the embeddings and on what each sub-layer adds, while training"""
+    """dropout rate, on the embeddings and on each sub-layer's output, in training only"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of activations; parameters, statistics, logits and losses are float32"""
+    """type of activations; parameters, statistics, logits and losses are float32"""
 
     def __post_init__(self):
         at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")

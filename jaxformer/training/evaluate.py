@@ -96,13 +96,24 @@ def evaluate_windows(
     windows: int,
     batch_size: int = 16,
 ) -> Evaluation:
-    """About so many of the windows of `evaluate_documents`, from all over the text: the same ones
-    each time, so that scores can be compared. A token is taken to spell as many bytes as the
-    text's tokens do on average."""
-    length = model.config.max_length
-    batches = list(evaluation_batches(documents, length, half(length), batch_size))
-    wanted = max(1, windows // batch_size)
-    chosen = np.unique(np.linspace(0, len(batches) - 1, wanted).round().astype(int))
-    loss, tokens = evaluate(model, variables, [batches[i] for i in chosen])
+    """So many of the windows of `evaluate_documents`, from all over the text: the same ones each
+    time, so that scores can be compared. A token is taken to spell as many bytes as the text's
+    tokens do on average."""
+    chosen = spread_windows(documents, model.config.max_length, windows, batch_size)
+    loss, tokens = evaluate(model, variables, chosen)
     targets = sum(len(document) - 1 for document in documents)
     return summarise(loss, tokens, tokens * num_bytes / targets)
+
+
+def spread_windows(
+    documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
+) -> list[EvaluationBatch]:
+    """So many of the documents' evaluation windows (all, if there are fewer), evenly spread."""
+    rows = list(evaluation_batches(documents, length, half(length), 1))
+    places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
+    chosen = [rows[place] for place in places]
+    chosen += [EvaluationBatch(*map(np.zeros_like, rows[0]))] * (-len(chosen) % batch_size)
+    return [
+        EvaluationBatch(*map(np.concatenate, zip(*chosen[i : i + batch_size], strict=True)))
+        for i in range(0, len(chosen), batch_size)
+    ]

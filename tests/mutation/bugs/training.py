@@ -97,6 +97,13 @@ BUGS = (
         "cli/test_verbs.py::test_every_evaluation_scores_the_same_windows",
     ),
     Bug(
+        "the first windows alone are scored",
+        "training/evaluate.py",
+        "np.linspace(0, len(rows) - 1, min(number, len(rows)))",
+        "np.arange(min(number, len(rows)))",
+        "training/test_evaluate.py::test_windows_are_spread_over_the_whole_text",
+    ),
+    Bug(
         "a curve joins scores of few tokens and of all",
         "training/picture.py",
         "                found.setdefault(line.get(scored), []).append(point)\n",

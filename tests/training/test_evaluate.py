@@ -1,0 +1,34 @@
+"""Which windows every evaluation of a run scores."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.training.data import evaluation_windows
+from jaxformer.training.evaluate import half, spread_windows
+
+
+@given(
+    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=12),
+    length=st.integers(1, 12),
+    number=st.integers(1, 30),
+    batch_size=st.integers(1, 9),
+)
+def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_size):
+    """As many as are wanted, or all; first and last among them, the others evenly between; in
+    batches of one shape whose padding weighs nothing."""
+    starts = np.cumsum([0, *lengths])
+    documents = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=False)]
+    every = [w for d in documents for w in evaluation_windows(d, length, half(length))]
+    batches = spread_windows(documents, length, number, batch_size)
+    assert {batch.inputs.shape for batch in batches} == {(batch_size, length)}
+    rows = [tuple(row) for batch in batches for row in zip(*batch, strict=True)]
+    kept = min(number, len(every))
+    places = []
+    for row in rows[:kept]:
+        same = [all(np.array_equal(*pair) for pair in zip(row, w, strict=True)) for w in every]
+        places.append(same.index(True))
+    assert (places[0], places[-1]) == (0, len(every) - 1 if kept > 1 else 0)
+    gaps = np.diff(places)
+    assert not len(gaps) or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
+    assert all(not row[2].any() and not row[3].any() for row in rows[kept:])

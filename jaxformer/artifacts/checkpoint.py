@@ -8,7 +8,9 @@ import errno
 import json
 import logging
 import shutil
+import tempfile
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -32,14 +34,17 @@ class Checkpoints:
         self._folder = folder.absolute()
         self._keep = keep
 
+    @contextmanager
     def _manager(self):
-        return ocp.CheckpointManager(
-            self._folder,
-            item_names=("params", "rest", "progress"),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep, enable_async_checkpointing=False
-            ),
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self._keep, enable_async_checkpointing=False
         )
+        items = ("params", "rest", "progress")
+        with (
+            _without_wildcards(self._folder) as path,
+            ocp.CheckpointManager(path, item_names=items, options=options) as manager,
+        ):
+            yield manager
 
     def _numbered(self) -> list[Path]:
         """The folders of checkpoints, whole or not, oldest first."""
@@ -192,22 +197,34 @@ def _refuse_damage(folder: Path) -> None:
 
 def _read_arrays(folder: Path, like):
     """The arrays below a folder; ValueError if they are whole but not those of `like`."""
-    with ocp.StandardCheckpointer() as checkpointer:
+    with ocp.StandardCheckpointer() as checkpointer, _without_wildcards(folder) as path:
         try:
-            found = checkpointer.metadata(folder).item_metadata
+            found = checkpointer.metadata(path).item_metadata
         except Exception as error:  # Orbax raises many kinds
             raise Unreadable(f"{folder}: {error}") from error
         if not _leaves(found):
             raise Unreadable(f"{folder}: nothing is in it")
         refuse_difference(folder, found, like)
         try:
-            arrays = checkpointer.restore(folder, as_shapes(like))
+            arrays = checkpointer.restore(path, as_shapes(like))
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
     bad = not_finite(arrays)
     if bad is not None:
         raise Unreadable(f"{folder}: {bad} is not finite")
     return arrays
+
+
+@contextmanager
+def _without_wildcards(folder: Path):
+    """A path to the folder that Orbax does not take for a pattern."""
+    if not any(character in str(folder) for character in "[]*?"):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as elsewhere:
+        link = Path(elsewhere) / "checkpoint"
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
 
 
 def not_finite(tree) -> str | None:

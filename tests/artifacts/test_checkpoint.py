@@ -18,8 +18,10 @@ def scaled(factor):
     return {"blocks": {"kernel": factor * PARAMS["blocks"]["kernel"]}, "head": PARAMS["head"]}
 
 
-def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+@pytest.mark.parametrize("name", ["checkpoints", "run[x] {a,b}", "*", "a?", "$x~ %2F"])
+def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
+    """In a folder of any name: none is a pattern."""
+    checkpoints = Checkpoints(tmp_path / name, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(step, scaled(step), REST, {"data": {"at": step}})
     assert checkpoints.steps() == [2, 3]

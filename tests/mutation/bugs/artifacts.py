@@ -32,6 +32,13 @@ BUGS = (
         "            except KeyError as error:\n",
         f"{TESTS}::test_one_that_a_kill_left_half_deleted_is_passed_over",
     ),
+    Bug(
+        "a folder's name is taken for a pattern",
+        CHECKPOINT,
+        'any(character in str(folder) for character in "[]*?")',
+        "False",
+        f"{TESTS}::test_the_newest_is_restored_and_the_newest_few_are_kept",
+    ),
     # ---- damage
     Bug(
         "a damaged checkpoint is restored",

@@ -1,6 +1,7 @@
 """The weights as many small steps want them, and which model can take such steps."""
 
 import operator
+import os
 import weakref
 from functools import partial
 
@@ -28,10 +29,20 @@ def prepare(model, variables):
     """
     require_autoregressive(model)
     name, weights = held(variables, "prepared", "params")
-    return variables if name == "prepared" else {"prepared": _prepare(model, weights)}
+    if name == "prepared":
+        return variables
+    return {"prepared": _prepare(model, weights, cores_side_by_side())}
 
 
-_prepare = partial(jax.jit, static_argnums=0)(lambda model, params: model.prepare(params))
+@partial(jax.jit, static_argnums=(0, 2))
+def _prepare(model, params, parts: int):
+    return model.prepare(params, parts)
+
+
+def cores_side_by_side() -> int:
+    """How many parts of a product XLA computes one beside the other: a CPU's cores, 8 at most; an
+    accelerator takes a product whole."""
+    return min(os.cpu_count() or 1, 8) if jax.default_backend() == "cpu" else 1
 
 
 class LastPrepared:

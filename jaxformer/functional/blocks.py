@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.feedforward import feed_forward, init_feed_forward
 from jaxformer.functional.heads import merge_heads, split_heads
-from jaxformer.functional.linear import all_by_rows, init_linear, join, linear
+from jaxformer.functional.linear import init_linear, linear, side_by_side
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.taps import Patch, Tap, no_tap
@@ -54,7 +54,9 @@ def multi_head_attention(weights, x, config, *, attend, positions, tap=no_tap):
     """
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ends = [config.head_dim * sum(heads[:side]) for side in (1, 2)]
-    sides = jnp.split(linear(joined(weights), x), ends, axis=-1)
+    maps = query_key_value(weights)
+    sides = jnp.concatenate([linear(some, x) for some in maps], axis=-1)
+    sides = jnp.split(sides, ends, axis=-1)
     query, key, value = map(split_heads, sides, heads)
     if config.positions == "rotary":
         query, key = (rotary(side, positions, config.rotary_base) for side in (query, key))
@@ -63,11 +65,21 @@ def multi_head_attention(weights, x, config, *, attend, positions, tap=no_tap):
     return linear(weights["output"], merge_heads(tap("attention.heads", output))), state
 
 
-def joined(weights):
-    """The maps to query, key and value as one, which reads x once: see `prepare_block`."""
-    if "joined" in weights:
-        return weights["joined"]
-    return join(*(weights[name] for name in ("query", "key", "value")))
+_SIDES = ("query", "key", "value")
+
+
+def query_key_value(weights) -> list:
+    """The maps to query, key and value in as few as their kernels allow: see `side_by_side`."""
+    if "query_key_value" in weights:
+        return weights["query_key_value"]
+    return side_by_side([weights[name] for name in _SIDES])
+
+
+def fuse_query_key_value(weights):
+    """The weights of a block with those maps made one for good, which saves doing it each step."""
+    attention = {name: x for name, x in weights["attention"].items() if name not in _SIDES}
+    maps = {"query_key_value": query_key_value(weights["attention"])}
+    return {**weights, "attention": {**attention, **maps}}
 
 
 def init_multi_head_attention(key, config, output_stddev: float):
@@ -213,13 +225,6 @@ def init_cross_block(key, config):
     output_stddev = 0.02 / (2 * config.num_layers) ** 0.5
     attention = init_multi_head_attention(cross, config, output_stddev)
     return init_block(own, config) | {"cross_attention_norm": norm, "cross_attention": attention}
-
-
-def prepare_block(weights, dtype):
-    """The same weights as many small steps want them: matrices by rows in the compute dtype, those
-    of query, key and value in one; scales and biases stay float32: statistics and logits are."""
-    attention = {"joined": joined(weights["attention"]), "output": weights["attention"]["output"]}
-    return all_by_rows({**weights, "attention": attention}, dtype)
 
 
 def init_blocks(key, config, init=init_block):

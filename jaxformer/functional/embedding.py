@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.linear import all_by_rows, init_linear, linear
+from jaxformer.functional.kernels import Int8Table, for_small_steps
+from jaxformer.functional.linear import each_kernel, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
 
 
@@ -45,6 +46,8 @@ def add_positions(weights, x, positions, kind: str):
 def _look_up(table, index):
     known = (index >= 0) & (index < table.shape[0])
     index = jnp.where(known, index, table.shape[0])  # a negative index would wrap
+    if isinstance(table, Int8Table):
+        return table.take(index)
     return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
 
 
@@ -65,9 +68,7 @@ def with_head(parts: dict, config, dim: int) -> dict:
 def head(weights):
     """The output map as the weights of `linear`; without a matrix of its own, the embedding's."""
     own = weights.get("head", {})
-    if own.keys() & {"kernel", "rows"}:
-        return own
-    return {"kernel": weights["embedding"]["tokens"].T, **own}
+    return own if "kernel" in own else {"kernel": weights["embedding"]["tokens"].T, **own}
 
 
 def logits(weights, hidden):
@@ -75,11 +76,16 @@ def logits(weights, hidden):
     return linear(head(weights), hidden, jnp.float32)
 
 
-def prepare(weights, config):
-    """The weights of a model made of `layers` as many small steps want them: matrices by rows, in
-    the compute dtype."""
-    return {
-        **weights,
-        "layers": all_by_rows(weights["layers"], config.dtype),
-        "head": all_by_rows(head(weights), config.dtype),
-    }
+def pack_all(tree, config, parts: int):
+    """Every affine map of a tree of weights as many small steps want it, in the compute dtype;
+    biases and the scales of norms stay float32, as statistics and logits are.
+
+    parts: into how many a matrix is cut, as many as there are cores that compute side by side.
+    """
+    return each_kernel(lambda kernel: for_small_steps(kernel, config.dtype, parts), tree)
+
+
+def prepare(weights, config, parts: int = 1):
+    """The weights of a model made of `layers` as many small steps want them: see `pack_all`."""
+    layers, output = (pack_all(x, config, parts) for x in (weights["layers"], head(weights)))
+    return {**weights, "layers": layers, "head": output}

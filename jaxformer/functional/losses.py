@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.kernels import Kernel, product
+
 
 def token_losses(
     logits: Float[Array, "*batch vocab"],
@@ -80,7 +82,7 @@ def _weighted_mean(total, count):
 
 def chunked_cross_entropy(
     hidden: Float[Array, "*batch length dim"],
-    kernel: Float[Array, "dim vocab"],
+    kernel: Float[Array, "dim vocab"] | Kernel,
     targets: Int[Array, "*batch length"],
     weights: Float[Array, "*batch length"] | None = None,
     *,
@@ -100,13 +102,14 @@ def chunked_cross_entropy(
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
     weights = weights.astype(jnp.float32)
     parts = _in_chunks(chunk, hidden, targets, weights)
-    total = _summed_losses(kernel, bias, *parts, label_smoothing)
+    head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+    total = _summed_losses(head, *parts, label_smoothing)
     return _weighted_mean(total, weights.sum())
 
 
 def chunked_token_losses(
     hidden: Float[Array, "*batch length dim"],
-    kernel: Float[Array, "dim vocab"],
+    kernel: Float[Array, "dim vocab"] | Kernel,
     targets: Int[Array, "*batch length"],
     *,
     bias: Float[Array, " vocab"] | None = None,
@@ -131,49 +134,67 @@ def _in_chunks(chunk, hidden, *by_token):
 
 
 def _head(kernel, bias, hidden):
-    logits = jnp.matmul(hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    logits = product(hidden, kernel, jnp.float32)
     return logits if bias is None else logits + bias
 
 
-def _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing):
-    losses = token_losses(_head(kernel, bias, hidden), targets, label_smoothing)
+def _chunk_loss(learnt, fixed, targets, weights, label_smoothing):
+    """learnt: (hidden, the floats of the head); fixed: the rest of it, as it is."""
+    hidden, floats = learnt
+    head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
+    logits = _head(head["kernel"], head.get("bias"), hidden)
+    losses = token_losses(logits, targets, label_smoothing)
     return _weighted_sum(losses, weights)[0], losses
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _summed_losses(kernel, bias, hidden, targets, weights, label_smoothing):
+def _is_none(x) -> bool:
+    return x is None
+
+
+def _floats_and_others(tree):
+    """The tree twice, with None where the other has something: integers have no gradient."""
+    is_float = jax.tree.map(lambda x: jnp.issubdtype(x.dtype, jnp.floating), tree)
+    return (
+        jax.tree.map(lambda x, wanted, side=side: x if wanted == side else None, tree, is_float)
+        for side in (True, False)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _summed_losses(head, hidden, targets, weights, label_smoothing):
+    floats, fixed = _floats_and_others(head)
+
     def step(total, part):
         hidden, targets, weights = part
-        return total + _chunk_loss(hidden, kernel, bias, targets, weights, label_smoothing)[0], None
+        loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, label_smoothing)
+        return total + loss, None
 
     return jax.lax.scan(step, jnp.float32(0), (hidden, targets, weights))[0]
 
 
-def _summed_losses_forward(kernel, bias, hidden, targets, weights, label_smoothing):
-    by = (0, 1) if bias is None else (0, 1, 2)
-    gradient = jax.value_and_grad(_chunk_loss, argnums=by, has_aux=True)
+def _summed_losses_forward(head, hidden, targets, weights, label_smoothing):
+    floats, fixed = _floats_and_others(head)
+    gradient = jax.value_and_grad(_chunk_loss, has_aux=True)
 
     def step(carry, part):
         hidden, targets, weights = part
-        (loss, losses), (d_hidden, *d_head) = gradient(
-            hidden, kernel, bias, targets, weights, label_smoothing
+        (loss, losses), (d_hidden, d_head) = gradient(
+            (hidden, floats), fixed, targets, weights, label_smoothing
         )
         total, d_total = carry
         # What the sum changes by with a weight is that token's loss.
         d_weights = jnp.where(weights != 0, losses, 0.0)
-        carry = (total + loss, jax.tree.map(jnp.add, d_total, tuple(d_head)))
-        return carry, (d_hidden, d_weights)
+        return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
 
-    head = (kernel,) if bias is None else (kernel, bias)
-    start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, head))
+    start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, floats))
     (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
-    return total, (*by_token, *d_head)
+    return total, (d_head, *by_token)
 
 
 def _summed_losses_backward(label_smoothing, gradients, cotangent):
     gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
-    d_hidden, d_weights, d_kernel, *d_bias = gradients
-    return d_kernel, d_bias[0] if d_bias else None, d_hidden, None, d_weights
+    d_head, d_hidden, d_weights = gradients
+    return d_head, d_hidden, None, d_weights
 
 
 _summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

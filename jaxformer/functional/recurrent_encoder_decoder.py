@@ -19,10 +19,11 @@ from jaxformer.functional.embedding import (
     head,
     init_embedding,
     logits,
+    pack_all,
     without_padding,
 )
 from jaxformer.functional.embedding import prepare as prepare_layers
-from jaxformer.functional.linear import all_by_rows, init_linear, linear
+from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.masks import Padding, Places
 from jaxformer.functional.recurrent import (
     begin_reading,
@@ -145,11 +146,11 @@ def start(weights, source, config, execution, batch_size: int, capacity: int, so
     return SourceCache(own, looked_up, visible, initial)
 
 
-def prepare(weights, config):
+def prepare(weights, config, parts: int = 1):
     """The same weights as many small steps want them; the encoder takes few, large ones."""
-    weights = prepare_layers(weights, config)
+    weights = prepare_layers(weights, config, parts)
     if config.attends:
-        weights["attention"] = all_by_rows(weights["attention"], config.dtype)
+        weights["attention"] = pack_all(weights["attention"], config, parts)
     return weights
 
 

@@ -18,9 +18,9 @@ from jaxformer.functional.blocks import (
     BLOCK_POINTS,
     CROSS_POINTS,
     block,
+    fuse_query_key_value,
     init_block,
     init_blocks,
-    prepare_block,
     run_blocks,
     unstack,
 )
@@ -31,9 +31,9 @@ from jaxformer.functional.embedding import (
     embed_tokens,
     head,
     init_embedding,
+    pack_all,
     without_padding,
 )
-from jaxformer.functional.linear import all_by_rows
 from jaxformer.functional.masks import Mask, Places
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import Reading, read_segments, same_document
@@ -168,15 +168,18 @@ def empty_cache(config, batch_size: int, capacity: int) -> Cache:
     )
 
 
-def prepare(weights, config):
-    """The same weights as many small steps want them: block by block, in the compute dtype, and
-    the head. What an encoder has stays as it is: it takes few, large steps."""
+def prepare(weights, config, parts: int = 1):
+    """The weights as many small steps want them: block by block, query, key and value in one map,
+    and the head: see `pack_all`. What an encoder has stays as it is: it takes few, large steps.
+    """
     blocks = unstack(weights["blocks"], config.num_layers)
     return {
         **weights,
-        "embedding": jax.tree.map(lambda table: table.astype(config.dtype), weights["embedding"]),
-        "blocks": [prepare_block(block, config.dtype) for block in blocks],
-        "head": all_by_rows(head(weights), config.dtype),
+        "embedding": {
+            name: table.astype(config.dtype) for name, table in weights["embedding"].items()
+        },
+        "blocks": [pack_all(fuse_query_key_value(block), config, parts) for block in blocks],
+        "head": pack_all(head(weights), config, parts),
     }
 
 

@@ -32,9 +32,9 @@ class Autoregressive(LanguageModel):
             raise ValueError(f"source was given, but a {type(self).__name__} reads none")
 
     @nn.nowrap
-    def prepare(self, params):
-        """The weights as many small steps want them."""
-        return self.functional.prepare(params, self.config.complete)
+    def prepare(self, params, parts: int = 1):
+        """The weights as many small steps want them, each matrix cut into so many parts."""
+        return self.functional.prepare(params, self.config.complete, parts)
 
     @nn.nowrap
     def start(self, weights, batch_size: int, capacity: int, source=None):

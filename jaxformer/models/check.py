@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.functional.kernels import Int8Table, Kernel
 from jaxformer.functional.taps import Patch
 from jaxformer.models.rows import bucket, padded, row_of_ids
 
@@ -28,10 +29,31 @@ def check_variables(variables):
     if not isinstance(variables, Mapping) or "params" not in variables:
         held = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
         raise ValueError(f"variables hold {held}; they must hold 'params' (model.init gives them)")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for name, leaf in _leaves(variables["params"]).items():
+        is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if not is_float:
             raise ValueError(f"parameter {name} is {jnp.result_type(leaf)}; parameters are floats")
+
+
+def check_parameters(part: str, given, shapes):
+    """Refuse parameters that are not, by name and shape, those that the model makes."""
+    given, wanted = _leaves(given), _leaves(shapes)
+    for name in wanted.keys() | given.keys():
+        found, right = (side[name].shape if name in side else None for side in (given, wanted))
+        if found != right:
+            is_, must = (x or "not there" for x in (found, right))
+            raise ValueError(f"parameter {part}/{name} is {is_}; for this config it must be {must}")
+
+
+_VALUES = (Kernel, Int8Table)  # what may stand where a matrix or a table does
+
+
+def _leaves(tree) -> dict:
+    def is_value(x):
+        return isinstance(x, _VALUES)
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_value)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
 def check_tokens(tokens, config, segments=None):

@@ -3,10 +3,16 @@
 from typing import Any
 
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.masks import Mask, first_forward_edge
-from jaxformer.models.check import check_hooks, check_variables, checked_tokens
+from jaxformer.models.check import (
+    check_hooks,
+    check_parameters,
+    check_variables,
+    checked_tokens,
+)
 from jaxformer.models.config import Execution
 
 
@@ -23,7 +29,18 @@ class LanguageModel(nn.Module):
 
     def setup(self):
         parts = self.functional.initializers(self.config.complete)
-        self.weights = {name: self.param(name, init) for name, init in parts.items()}
+        self.weights = {name: self._part(name, init) for name, init in parts.items()}
+
+    def _part(self, name, init):
+        """Some of the parameters, made or as they are given.
+
+        Flax would compare what is given leaf by leaf, and a kernel may be of several leaves.
+        """
+        if not self.has_variable("params", name):
+            return self.param(name, init)
+        given = self.get_variable("params", name)
+        check_parameters(name, given, jax.eval_shape(init, jax.random.key(0)))
+        return given
 
     @nn.nowrap
     def apply(self, variables, *args, **kwargs):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional.linear import by_rows, init_linear, linear
+from jaxformer.functional.kernels import pack
+from jaxformer.functional.linear import init_linear, linear
 
 compiled = jax.jit(linear)  # few shapes, since each compiles anew
 
@@ -31,7 +32,7 @@ def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
     x = jax.random.normal(jax.random.key(seed + 1), (rows, 2, in_dim))
     wanted = np.asarray(x, np.float64) @ np.asarray(weights["kernel"], np.float64)
     wanted += np.asarray(weights.get("bias", 0.0), np.float64)
-    for layout in (weights, by_rows(weights, "float32")):
+    for layout in (weights, {**weights, "kernel": pack(weights["kernel"], "float32", 2)}):
         np.testing.assert_allclose(compiled(layout, x), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -43,7 +44,7 @@ def test_wide_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
     x = jax.random.normal(jax.random.key(1), (rows, 64)).astype("bfloat16")
     kernel = np.asarray(weights["kernel"].astype("bfloat16"), np.float64)
     wanted = np.asarray(x, np.float64) @ kernel + np.asarray(weights["bias"], np.float64)
-    for layout in (weights, by_rows(weights, "bfloat16")):
+    for layout in (weights, {**weights, "kernel": pack(weights["kernel"], "bfloat16", 2)}):
         y = linear(layout, x, "float32")
         assert y.dtype == "float32"
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)

@@ -118,9 +118,9 @@ BUGS = (
     ),
     Bug(
         "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
-        "functional/linear.py",
-        "    if len(x) > _FEW_ROWS:\n",
-        "    if len(x) > 100_000:\n",
+        "functional/kernels.py",
+        "        if len(x) > FEW_ROWS:\n            rows = self.parts",
+        "        if len(x) > 100_000:\n            rows = self.parts",
         REAL_SIZES,
     ),
     Bug(

@@ -6,6 +6,7 @@ from tests.mutation.bug import (
     DISCIPLINE,
     EMBEDDING,
     INVARIANCE,
+    KERNELS,
     POSITIONS,
     TRANSFORMER,
     Bug,
@@ -42,13 +43,49 @@ BUGS = (
         "    left, right = x.astype(jnp.float32)[..., ::2], x.astype(jnp.float32)[..., 1::2]\n",
         "functional/test_positions.py",
     ),
+    # ---- kernels
+    Bug(
+        "an output of zeros has a scale of 0",
+        "functional/kernels.py",
+        "jnp.where(largest == 0, 1.0, largest / 127)",
+        "largest / 127",
+        f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
+    ),
+    Bug(
+        "integers are cut off, not rounded",
+        "functional/kernels.py",
+        "jnp.round(rows / scale[..., None])",
+        "(rows / scale[..., None])",
+        f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
+    ),
+    Bug(
+        "one row of integers is multiplied by another",
+        "functional/kernels.py",
+        "wide = wide[0] if len(x) == 1 else wide[:, None]",
+        "wide = wide[0] if len(x) <= 2 else wide[:, None]",
+        f"{KERNELS}::test_product_is_that_of_the_array",
+    ),
+    Bug(
+        "the frozen kernel learns",
+        "functional/kernels.py",
+        "jax.tree.map(jax.lax.stop_gradient, self.frozen)",
+        "self.frozen",
+        f"{KERNELS}::test_only_the_update_of_low_rank_learns",
+    ),
+    Bug(
+        "the scale of an update is forgotten",
+        "functional/kernels.py",
+        "jnp.asarray(self.scale, dtype) * update",
+        "update",
+        f"{KERNELS}::test_product_is_that_of_the_array",
+    ),
     # ---- how a model is run
     Bug(
         "a padded row of the head's layout is kept",
-        "functional/linear.py",
-        "[: rows.out_dim].T",
+        "functional/kernels.py",
+        "[: self.out_dim].T",
         ".T",
-        "functional/test_linear.py",
+        f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
         "vmap folds the batch into the heads",
@@ -74,8 +111,8 @@ BUGS = (
     Bug(
         "a head of its own is passed over",  # NeMo-Automodel#2571
         EMBEDDING,
-        "        return own\n",
-        '        return {"kernel": weights["embedding"]["tokens"].T}\n',
+        'return own if "kernel" in own else {',
+        'return {"kernel": weights["embedding"]["tokens"].T} if "kernel" in own else {',
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(

@@ -41,9 +41,9 @@ def dot_product_attention(
     None: everyone sees everyone. Keys that are padding by `key_places` are seen by no one, whatever
     the rule. A query that may see nothing gets zeros, and its gradients are finite.
     scale: 1/√head_dim unless given. Errors: ValueError naming the shapes that do not fit.
-    implementation: "explicit" (this formula, whole), "blockwise" (query block by query block,
-    never all scores at once), "fused" (cuDNN; raises ValueError with the reason where it cannot),
-    or "auto": fused on a GPU where it can, else blockwise.
+    implementation: "explicit" (this formula, whole), "blockwise" (in tiles, never all scores at
+    once: memory linear in the length), "fused" (cuDNN; raises ValueError with the reason where it
+    cannot), or "auto": fused on a GPU where it can, else blockwise.
     Source: Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
     query_places = query_places or Places(query.shape[-2])

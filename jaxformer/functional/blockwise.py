@@ -1,9 +1,14 @@
-"""Exact attention, one block of queries at a time (any device; the default on CPU).
+"""Exact attention in tiles, a block of queries × a block of keys (any device; the default on CPU).
 
-For a block of queries, only the keys that the mask's `key_range` allows are touched: with a causal
-mask nothing above the diagonal is computed but a corner of the last tile. The forward pass keeps
-the output and, per query, log Σ exp(score); the backward pass computes the weights again from it
-(Dao et al. 2022), so [heads, length, length] never exists for the whole sequence.
+Only the keys that the mask's `key_range` allows are touched: with a causal mask nothing above the
+diagonal is computed but a corner of a tile. The forward pass keeps the output and, per query,
+log Σ exp(score); the backward pass computes the weights again from it (Dao et al. 2022).
+
+A short row has one tile for each of at most 16 blocks of queries, and the program spells them out.
+A long row has many tiles of one fixed size in one loop, so that scores take the memory of a single
+tile and the program is as small for any length: memory grows linearly with the length. There
+softmax is online (Milakov & Gimelshein 2018): sums over the keys so far are relative to the largest
+score so far, and are scaled down when a tile holds a larger one.
 """
 
 from functools import partial
@@ -13,9 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.heads import group_heads, over_heads
-from jaxformer.functional.masks import Mask, Places
+from jaxformer.functional.masks import DynamicSlice, Mask, Places, cut
 
-_SMALLEST_BLOCK, _MOST_BLOCKS = 64, 16
+_SMALLEST_BLOCK, _MOST_BLOCKS = 64, 16  # of queries, in a short row
+# A row is short while no tile has more scores a head: of causal tokens, up to 2,048. With 4,096, on
+# two cores of a Xeon, the loop took three quarters of the time, and a quarter to compile.
+_LARGEST_TILE = 2**18
+_LOOP_QUERIES, _LOOP_KEYS = 256, 512  # smaller tiles were slower, larger ones not clearly faster
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -24,52 +33,10 @@ def blockwise_attention(query, key, value, mask: Mask, query_places, key_places,
     return _forward(query, key, value, mask, query_places, key_places, scale)[0]
 
 
-def _tiles(mask, query_places: Places, key_places: Places):
-    """(queries, keys, visible) block by block; visible is None where every pair is visible."""
-    block = max(_SMALLEST_BLOCK, -(-query_places.length // _MOST_BLOCKS))
-    in_order = query_places.positions is None and key_places.positions is None
-    for start in range(0, query_places.length, block):
-        stop = min(start + block, query_places.length)
-        low, high = 0, key_places.length
-        if in_order:
-            low, high = mask.key_range(start, stop, key_places.length)
-        if low < high:
-            visible = mask.tile(query_places, key_places, slice(start, stop), slice(low, high))
-            if isinstance(visible, (np.ndarray, np.bool_)) and visible.all():
-                visible = None
-            yield slice(start, stop), slice(low, high), visible
-
-
-def _scores(query, key, visible, scale):
-    """Masked scores [*batch, kv_heads, group, queries, keys] in float32."""
-    scores = scale * jnp.einsum(
-        "...kgqd,...ksd->...kgqs", query, key, preferred_element_type=jnp.float32
-    )
-    return scores if visible is None else jnp.where(over_heads(visible), scores, -jnp.inf)
-
-
 def _forward(query, key, value, mask, query_places, key_places, scale):
-    grouped = group_heads(query, key.shape[-3])
-    output = jnp.zeros((*grouped.shape[:-1], value.shape[-1]), query.dtype)
-    log_total = jnp.full(grouped.shape[:-1], jnp.inf, jnp.float32)
-    for rows, columns, visible in _tiles(mask, query_places, key_places):
-        scores = _scores(grouped[..., rows, :], key[..., columns, :], visible, scale)
-        largest = scores.max(axis=-1)
-        largest = jnp.where(largest == -jnp.inf, 0.0, largest)
-        powers = jnp.exp(scores - largest[..., None])
-        total = powers.sum(axis=-1)
-        weighted = jnp.einsum(
-            "...kgqs,...ksd->...kgqd",
-            powers.astype(value.dtype),
-            value[..., columns, :],
-            preferred_element_type=jnp.float32,
-        )
-        weighted /= jnp.where(total == 0.0, 1.0, total)[..., None]
-        output = output.at[..., rows, :].set(weighted.astype(output.dtype))
-        # A query that sees nothing keeps +inf, so that its weights are exp(−inf) = 0 going back.
-        log_total = log_total.at[..., rows].set(
-            jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))
-        )
+    places = mask, query_places, key_places
+    forward = _short_forward if _is_short(*places) else _long_forward
+    output, log_total = forward(group_heads(query, key.shape[-3]), key, value, places, scale)
     return output.reshape(*query.shape[:-1], value.shape[-1]), log_total
 
 
@@ -80,29 +47,212 @@ def _forward_and_residuals(query, key, value, mask, query_places, key_places, sc
 
 def _backward(scale, residuals, cotangent):
     """With P the weights and D_i = o_i · do_i: dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ − D), dQ = dS K, …"""
-    query, key, value, mask, query_places, key_places, output, log_total = residuals
+    query, key, value, *places, output, log_total = residuals
     grouped, d_output = (group_heads(x, key.shape[-3]) for x in (query, cotangent))
     products = (output.astype(jnp.float32) * cotangent.astype(jnp.float32)).sum(axis=-1)
     products = products.reshape(log_total.shape)
-    d_query = jnp.zeros(grouped.shape, query.dtype)
-    d_key, d_value = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
-    wide = {"preferred_element_type": jnp.float32}
-    for rows, columns, visible in _tiles(mask, query_places, key_places):
-        q, k, v = grouped[..., rows, :], key[..., columns, :], value[..., columns, :]
-        d_o = d_output[..., rows, :]
-        weights = jnp.exp(_scores(q, k, visible, scale) - log_total[..., rows, None])
-        d_weights = jnp.einsum("...kgqd,...ksd->...kgqs", d_o, v, **wide)
-        d_scores = weights * (d_weights - products[..., rows, None]) * scale
-        weights, d_scores = weights.astype(value.dtype), d_scores.astype(key.dtype)
-        d_value = d_value.at[..., columns, :].add(
-            jnp.einsum("...kgqs,...kgqd->...ksd", weights, d_o, **wide)
-        )
-        d_key = d_key.at[..., columns, :].add(
-            jnp.einsum("...kgqs,...kgqd->...ksd", d_scores, q, **wide)
-        )
-        d_query = d_query.at[..., rows, :].set(jnp.einsum("...kgqs,...ksd->...kgqd", d_scores, k))
-    d_query = d_query.reshape(query.shape)
-    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype), None, None, None
+    backward = _short_backward if _is_short(*places) else _long_backward
+    gradients = backward(grouped, key, value, d_output, products, log_total, places, scale)
+    inputs = (query, key, value)
+    gradients = (d.reshape(x.shape).astype(x.dtype) for d, x in zip(gradients, inputs, strict=True))
+    return *gradients, None, None, None
 
 
 blockwise_attention.defvjp(_forward_and_residuals, _backward)
+
+
+# ---- one tile
+
+
+def _scores(query, key, visible, scale):
+    """Masked scores [*batch, kv_heads, group, queries, keys] in float32."""
+    scores = scale * jnp.einsum(
+        "...kgqd,...ksd->...kgqs", query, key, preferred_element_type=jnp.float32
+    )
+    return scores if visible is None else jnp.where(over_heads(visible), scores, -jnp.inf)
+
+
+def _powers(scores, largest):
+    """exp(score − largest), of which both may be −∞ where a query sees nothing: then 0."""
+    return jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest)[..., None])
+
+
+def _weighted(powers, value):
+    return jnp.einsum(
+        "...kgqs,...ksd->...kgqd",
+        powers.astype(value.dtype),
+        value,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _log_total(largest, total):
+    # A query that sees nothing has +inf, so that its weights are exp(−inf) = 0 going back.
+    return jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))
+
+
+def _gradients(query, key, value, d_output, products, log_total, visible, scale):
+    """What a tile adds to the gradients of its queries, keys and values, in float32."""
+    wide = {"preferred_element_type": jnp.float32}
+    weights = jnp.exp(_scores(query, key, visible, scale) - log_total[..., None])
+    d_weights = jnp.einsum("...kgqd,...ksd->...kgqs", d_output, value, **wide)
+    d_scores = weights * (d_weights - products[..., None]) * scale
+    weights, d_scores = weights.astype(value.dtype), d_scores.astype(key.dtype)
+    return (
+        jnp.einsum("...kgqs,...ksd->...kgqd", d_scores, key, **wide),
+        jnp.einsum("...kgqs,...kgqd->...ksd", d_scores, query, **wide),
+        jnp.einsum("...kgqs,...kgqd->...ksd", weights, d_output, **wide),
+    )
+
+
+# ---- a short row: one tile for each block of queries
+
+
+def _key_ranges(mask, query_places: Places, key_places: Places, block: int):
+    """(queries, keys) as slices, block by block: these queries see no other keys."""
+    in_order = query_places.positions is None and key_places.positions is None
+    for start in range(0, query_places.length, block):
+        stop = min(start + block, query_places.length)
+        low, high = 0, key_places.length
+        if in_order:
+            low, high = mask.key_range(start, stop, key_places.length)
+        if low < high:
+            yield slice(start, stop), slice(low, high)
+
+
+def _short_ranges(mask, query_places, key_places):
+    block = max(_SMALLEST_BLOCK, -(-query_places.length // _MOST_BLOCKS))
+    return _key_ranges(mask, query_places, key_places, block)
+
+
+def _is_short(mask, query_places, key_places) -> bool:
+    return all(
+        (rows.stop - rows.start) * (columns.stop - columns.start) <= _LARGEST_TILE
+        for rows, columns in _short_ranges(mask, query_places, key_places)
+    )
+
+
+def _short_tiles(mask, query_places, key_places):
+    """(queries, keys, visible) tile by tile; visible is None where every pair is visible."""
+    for rows, columns in _short_ranges(mask, query_places, key_places):
+        visible = mask.tile(query_places, key_places, rows, columns)
+        if isinstance(visible, (np.ndarray, np.bool_)) and visible.all():
+            visible = None
+        yield rows, columns, visible
+
+
+def _short_forward(query, key, value, places, scale):
+    output = jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+    log_total = jnp.full(query.shape[:-1], jnp.inf, jnp.float32)
+    for rows, columns, visible in _short_tiles(*places):
+        scores = _scores(query[..., rows, :], key[..., columns, :], visible, scale)
+        largest = scores.max(axis=-1)
+        powers = _powers(scores, largest)
+        total = powers.sum(axis=-1)
+        weighted = _weighted(powers, value[..., columns, :])
+        weighted /= jnp.where(total == 0.0, 1.0, total)[..., None]
+        output = output.at[..., rows, :].set(weighted.astype(output.dtype))
+        log_total = log_total.at[..., rows].set(_log_total(largest, total))
+    return output, log_total
+
+
+def _short_backward(query, key, value, d_output, products, log_total, places, scale):
+    d_query = jnp.zeros(query.shape, query.dtype)
+    d_key, d_value = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    for rows, columns, visible in _short_tiles(*places):
+        inputs = query[..., rows, :], key[..., columns, :], value[..., columns, :]
+        known = d_output[..., rows, :], products[..., rows], log_total[..., rows]
+        d_rows, *d_columns = _gradients(*inputs, *known, visible, scale)
+        d_query = d_query.at[..., rows, :].set(d_rows.astype(query.dtype))
+        d_key = d_key.at[..., columns, :].add(d_columns[0])
+        d_value = d_value.at[..., columns, :].add(d_columns[1])
+    return d_query, d_key, d_value
+
+
+# ---- a long row: a loop over tiles of one size
+
+
+def _long_forward(query, key, value, places, scale):
+    def add(sums, queries, keys, visible):
+        (output, largest, total), none = sums
+        scores = _scores(cut(query, queries, -2), cut(key, keys, -2), visible, scale)
+        larger = jnp.maximum(largest, scores.max(axis=-1, keepdims=True))
+        powers, kept = (_powers(x, larger[..., 0]) for x in (scores, largest))
+        output = output * kept + _weighted(powers, cut(value, keys, -2))
+        return (output, larger, total * kept + powers.sum(axis=-1, keepdims=True)), none
+
+    total = jnp.zeros((*query.shape[:-1], 1), jnp.float32)
+    output = jnp.zeros((*query.shape[:-1], value.shape[-1]), jnp.float32)
+    sums = (output, total - jnp.inf, total), ()
+    output, largest, total = _over_tiles(places, add, sums)[0]
+    output /= jnp.where(total == 0.0, 1.0, total)
+    return output.astype(query.dtype), _log_total(largest, total)[..., 0]
+
+
+def _long_backward(query, key, value, d_output, products, log_total, places, scale):
+    def add(sums, queries, keys, visible):
+        (d_query,), (d_key, d_value) = sums
+        inputs = cut(query, queries, -2), cut(key, keys, -2), cut(value, keys, -2)
+        known = cut(d_output, queries, -2), cut(products, queries), cut(log_total, queries)
+        more, *both = _gradients(*inputs, *known, visible, scale)
+        return (d_query + more,), (d_key + both[0], d_value + both[1])
+
+    d_query, d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
+    (d_query,), d_columns = _over_tiles(places, add, ((d_query,), (d_key, d_value)))
+    return d_query, *d_columns
+
+
+def _over_tiles(places, add, sums):
+    """`add(sums of a tile, its queries, its keys, visible)`, one tile after another.
+
+    sums: arrays [..., queries, dim] and arrays [..., keys, dim], of which a tile's part is read and
+    written. Where who sees whom depends on arrays, a tile in which no one sees anyone is known only
+    as the program runs, and is skipped then.
+    """
+    mask, *row = places
+    lengths = np.int32([side.length for side in row])
+    sizes = np.minimum(lengths, (_LOOP_QUERIES, _LOOP_KEYS))
+    tiles = np.int32(_long_tiles(mask, *row, *sizes.tolist()))
+    ragged = (tiles > lengths - sizes).any()
+    depends_on_arrays = len(jax.tree.leaves(places)) > 0
+
+    def step(sums, tile):
+        # All tiles are of one size: the last of a ragged row starts before what is new in it.
+        start = jnp.minimum(tile, lengths - sizes)
+        parts = [DynamicSlice(start[side], sizes[side].item()) for side in (0, 1)]
+        visible = mask.tile(*row, *parts)
+        if ragged:
+            rows, columns = (start[side] + jnp.arange(sizes[side]) >= tile[side] for side in (0, 1))
+            visible = visible & rows[:, None] & columns
+        elif isinstance(visible, np.bool_) and visible:
+            visible = None
+        before = _each(lambda part, x: cut(x, part, -2), parts, sums)
+        update = partial(add, queries=parts[0], keys=parts[1], visible=visible)
+        if depends_on_arrays and visible is not None:
+            after = jax.lax.cond(jnp.any(visible), update, lambda same: same, before)
+        else:
+            after = update(before)
+        return _each(_put, parts, sums, after), None
+
+    return jax.lax.scan(step, sums, tiles)[0]
+
+
+def _long_tiles(mask, query_places, key_places, block: int, key_block: int):
+    """[first query, first key] of every tile."""
+    return [
+        (rows.start, column)
+        for rows, columns in _key_ranges(mask, query_places, key_places, block)
+        for column in range(columns.start, columns.stop, key_block)
+    ]
+
+
+def _put(part, x, new):
+    return jax.lax.dynamic_update_slice_in_dim(x, new, part.start, -2)
+
+
+def _each(function, parts, *sums):
+    """`function` of the part and the arrays, first those of queries and then those of keys."""
+    return tuple(
+        tuple(function(part, *arrays) for arrays in zip(*some, strict=True))
+        for part, *some in zip(parts, *sums, strict=True)
+    )

@@ -13,10 +13,27 @@ known while tracing are NumPy arrays and stay static.
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from operator import and_
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+
+class DynamicSlice(NamedTuple):
+    """`size` tokens of a row from `start` on, where only the running program knows the start."""
+
+    start: Any
+    size: int
+
+
+Part = slice | DynamicSlice  # of a row
+
+
+def cut(array, part: Part, axis: int = -1):
+    """That part of the last axis, or of the one before it."""
+    if isinstance(part, DynamicSlice):
+        return jax.lax.dynamic_slice_in_dim(array, part.start, part.size, axis)
+    return array[(..., part, *[slice(None)] * (-1 - axis))]
 
 
 @partial(
@@ -35,13 +52,15 @@ class Places:
     positions: Any = None
     segments: Any = None
 
-    def take(self, start: int, stop: int) -> "Places":
-        """Tokens start … stop − 1 of the row; their positions stay what they were."""
-        positions = (
-            np.arange(start, stop) if self.positions is None else self.positions[..., start:stop]
-        )
-        segments = None if self.segments is None else self.segments[..., start:stop]
-        return Places(stop - start, positions, segments)
+    def take(self, part: Part) -> "Places":
+        """Some tokens of the row, in a line; their positions stay what they were."""
+        if isinstance(part, DynamicSlice):
+            in_order, length = part.start + jax.numpy.arange(part.size), part.size
+        else:
+            in_order, length = np.arange(part.start, part.stop), part.stop - part.start
+        positions = in_order if self.positions is None else cut(self.positions, part)
+        segments = None if self.segments is None else cut(self.segments, part)
+        return Places(length, positions, segments)
 
     def with_axis(self, axis: int) -> "Places":
         """The same for arrays with one more axis there; what all rows share stays as it is."""
@@ -75,9 +94,9 @@ class Mask:
         """Keys outside [low, high) are invisible to queries start … stop − 1 of the same row."""
         return 0, length
 
-    def tile(self, query: Places, key: Places, rows: slice, columns: slice):
+    def tile(self, query: Places, key: Places, rows: Part, columns: Part):
         """The rule asked about some queries and some keys of a row only."""
-        return self(query.take(rows.start, rows.stop), key.take(columns.start, columns.stop))
+        return self(query.take(rows), key.take(columns))
 
     def __and__(self, other: "Mask") -> "Mask":
         return All(self.rules() + other.rules())
@@ -198,7 +217,7 @@ class Table(Mask):
         return self.array
 
     def tile(self, query, key, rows, columns):
-        return self.array[..., rows, columns]
+        return cut(cut(self.array, rows, -2), columns)
 
 
 @cache

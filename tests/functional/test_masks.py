@@ -1,12 +1,13 @@
 """Rules as literal matrices of 0 and 1, joined, asked in parts, and the ranges they promise."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import Causal, Packed, Padding, Places, Prefix, Window
-from jaxformer.functional.masks import All, Table
+from jaxformer.functional.masks import All, DynamicSlice, Table
 from jaxformer.verify import rules
 from tests.properties import tiny
 
@@ -88,6 +89,26 @@ def test_a_tile_is_a_part_and_a_range_hides_nothing(rule, other, rows, columns):
     np.testing.assert_array_equal(table.tile(places, places, rows, columns), part)
     low, high = rule.key_range(rows.start, rows.stop, LENGTH)
     assert not whole[rows, :low].any() and not whole[rows, high:].any()
+
+
+@given(
+    rule=RULES,
+    segments=tiny.segment_rows(length=LENGTH),
+    rows=st.tuples(st.integers(0, 4), st.integers(1, 5)),
+    columns=st.tuples(st.integers(0, 4), st.integers(1, 5)),
+)
+def test_a_tile_may_be_found_as_the_program_runs(rule, segments, rows, columns):
+    """Starts that are traced give the tile that starts known beforehand give: of a row in order, of
+    documents, of counted positions, and of a table."""
+    documents, positions = map(np.array, rules.read(segments))
+    table = np.random.default_rng(rows[0]).random((LENGTH, LENGTH)) < 0.5
+    known = [slice(start, start + size) for start, size in (rows, columns)]
+    traced = [DynamicSlice(jnp.int32(start), size) for start, size in (rows, columns)]
+    for told in ((None, None), (None, documents), (positions, documents)):
+        places = Places(LENGTH, *told)
+        for mask in (rule, rule & Packed() & Table(table)):
+            tile = [mask.tile(places, places, *parts) for parts in (known, traced)]
+            np.testing.assert_array_equal(*tile)
 
 
 @given(start=st.integers(0, 8), size=st.integers(1, 5), window=st.integers(1, 9))

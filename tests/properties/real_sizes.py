@@ -1,4 +1,4 @@
-"""Generation at sizes that users have, by programs compiled as users compile them.
+"""Generation and long rows at sizes that users have, by programs compiled as users compile them.
 
     python -m tests.properties.real_sizes            # all of them, a minute or two
     python -m tests.properties.real_sizes --quick    # one of a kind, as the suite does
@@ -12,9 +12,11 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxformer as jf
+from jaxformer.functional import Causal, dot_product_attention, layer_norm
 from jaxformer.models.build import init
 
 WIDTH, VOCAB_SIZE, NEW = 512, 64, 4
@@ -117,7 +119,55 @@ def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] |
         )
 
 
+def attended(length: int) -> None:
+    """Causal attention over one long row, from a norm and projections for each of two heads: some
+    outputs and gradients against NumPy in float64."""
+    rng = np.random.default_rng(length)
+    shapes = (length, 64), (3, 2, 64, 64), (2, length, 64)
+    x, kernels, cotangent = (np.float32(rng.normal(size=shape)) for shape in shapes)
+
+    @jax.jit
+    def run(x, kernels, cotangent):
+        inputs = jnp.einsum("ld,nhde->nhle", layer_norm(x, jnp.ones(64), jnp.zeros(64)), kernels)
+        attend = partial(dot_product_attention, mask=Causal(), implementation="blockwise")
+        output, pull_back = jax.vjp(attend, *inputs / 4)
+        return inputs / 4, output, *pull_back(cotangent)
+
+    inputs, *found = map(np.asarray, run(x, kernels, cotangent))
+    normed = (x - x.mean(-1, keepdims=True, dtype=float)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    wanted = np.einsum("ld,nhde->nhle", normed, kernels, optimize=True) / 4
+    np.testing.assert_allclose(inputs, wanted, 0, 1e-4, err_msg="norm and projections")
+    some = np.unique(np.linspace(0, length - 1, 9, dtype=int))
+    for head, given in enumerate(zip(*np.float64(inputs), cotangent, strict=True)):
+        expected = causal_reference(*given, some)
+        for name, one, other in zip(("output", "dq", "dk", "dv"), found, expected, strict=True):
+            atol = 1e-4 * max(1.0, abs(other).max())
+            np.testing.assert_allclose(one[head, some], other, 0, atol, err_msg=name)
+
+
+def causal_reference(query, key, value, cotangent, some):
+    """Output and gradients of some positions, the scores of 512 queries at a time."""
+    length, head_dim = query.shape
+    output, d_query = np.zeros(value.shape), np.zeros(query.shape)
+    d_key, d_value = np.zeros((len(some), head_dim)), np.zeros((len(some), head_dim))
+    for start in range(0, length, 512):
+        rows = np.arange(start, min(start + 512, length))
+        scores = query[rows] @ key.T / np.sqrt(head_dim)
+        scores[rows[:, None] < np.arange(length)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        output[rows] = weights @ value
+        d_weights = cotangent[rows] @ value.T
+        d_weights -= (output[rows] * cotangent[rows]).sum(axis=-1, keepdims=True)
+        d_scores = weights * d_weights / np.sqrt(head_dim)
+        d_query[rows] = d_scores @ key
+        d_key += d_scores[:, some].T @ query[rows]
+        d_value += weights[:, some].T @ cotangent[rows]
+    return output[some], d_query[some], d_key, d_value
+
+
 QUICK = (
+    partial(attended, 8192),
     partial(generated, "layer norm", 32, 128),
     partial(generated, "layer norm", 64, 128),
     partial(searched, 1024, 1, 4, None),  # 4,096 hypotheses, a token each
@@ -136,7 +186,7 @@ OTHERS = (
 def main(arguments: list[str]) -> None:
     for case in QUICK if arguments == ["--quick"] else QUICK + OTHERS:
         case()
-        print(*case.args, "every row is what it is alone", flush=True)
+        print(case.func.__name__, *case.args, "is as it should be", flush=True)
 
 
 if __name__ == "__main__":

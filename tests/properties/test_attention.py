@@ -60,7 +60,16 @@ def with_gradients(mask, implementation):
 
 def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
     """Output and gradients against the oracle, row by row; seen: bool [batch, queries, keys]."""
-    found = with_gradients(mask, implementation)(*map(jnp.asarray, inputs), told)
+    agree(
+        with_gradients(mask, implementation)(*map(jnp.asarray, inputs), told),
+        inputs,
+        seen,
+        tolerance,
+    )
+
+
+def agree(found, inputs, seen, tolerance=1e-5):
+    """(output, gradients) with the oracle's, row by row."""
     for row in range(len(inputs[0])):
         query, key, value, cotangent = (x[row] for x in inputs)
         output = oracle.attention(query, key, value, seen[row])
@@ -215,16 +224,25 @@ def test_one_sequence_a_batch_and_vmap_agree(implementation):
         tiny.close(way, batched)
 
 
-def largest_and_exponentials(function, *arguments):
-    """(size of the largest array, number of exponentials) in the program of `function`."""
-    largest, exponentials, programs = 0, 0, [jax.make_jaxpr(function)(*arguments).jaxpr]
+def program_size(function, *arguments):
+    """(size of the largest array, number of exponentials, number of equations) in the program of
+    `function`; what a loop does counts once for each of its steps, but for the equations."""
+    largest = exponentials = equations = 0
+    programs = [(jax.make_jaxpr(function)(*arguments).jaxpr, 1)]
     while programs:
-        for equation in programs.pop().eqns:
+        program, times = programs.pop()
+        for equation in program.eqns:
             size = max(variable.aval.size for variable in equation.outvars)
-            largest = max(largest, size)
-            exponentials += size if equation.primitive.name == "exp" else 0
-            programs += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]
-    return largest, exponentials
+            largest, equations = max(largest, size), equations + 1
+            exponentials += times * size if equation.primitive.name == "exp" else 0
+            steps = (
+                times * equation.params["length"] if equation.primitive.name == "scan" else times
+            )
+            inner = jax.tree.leaves(
+                [*equation.params.values()], is_leaf=lambda p: hasattr(p, "jaxpr")
+            )
+            programs += [(p.jaxpr, steps) for p in inner if hasattr(p, "jaxpr")]
+    return largest, exponentials, equations
 
 
 @pytest.mark.parametrize("mask, share", [(Causal(), 0.54), (Causal() & Window(64), 0.13)])
@@ -238,9 +256,9 @@ def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
     def run(query, key, value):
         return attend(query, key, value, mask, implementation="blockwise").sum()
 
-    largest, exponentials = largest_and_exponentials(run, x, x, x)
+    largest, exponentials, _ = program_size(run, x, x, x)
     assert largest <= length**2 / 16 and exponentials <= share * length**2
-    largest, exponentials = largest_and_exponentials(jax.grad(run, argnums=(0, 1, 2)), x, x, x)
+    largest, exponentials, _ = program_size(jax.grad(run, argnums=(0, 1, 2)), x, x, x)
     assert largest <= length**2 / 16 and exponentials <= 2 * share * length**2
 
 

@@ -6,6 +6,7 @@ from tests.mutation.bug import (
     BLOCKWISE,
     FORMULA,
     INVARIANCE,
+    LONG_ROWS,
     Bug,
 )
 
@@ -31,7 +32,7 @@ BUGS = (
     Bug(
         "blockwise: the softmax's D is left out of the gradient",
         BLOCKWISE,
-        "(d_weights - products[..., rows, None]) * scale",
+        "(d_weights - products[..., None]) * scale",
         "d_weights * scale",
         f"{FORMULA} {INVARIANCE}::test_how_a_model_runs_changes_nothing",
     ),
@@ -41,6 +42,44 @@ BUGS = (
         "        d_key = d_key.at[..., columns, :].add(",
         "        d_key = d_key.at[..., columns, :].set(",
         f"{FORMULA} {ATTENTION}::test_real_block_sizes_are_the_formula",
+    ),
+    # ---- long rows, in a loop over tiles
+    Bug(
+        "blockwise: a larger score does not scale down what was summed before",
+        BLOCKWISE,
+        "        output = output * kept + _weighted(",
+        "        output = output + _weighted(",
+        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
+    ),
+    Bug(
+        "blockwise: the last tile of a ragged row counts keys again",
+        BLOCKWISE,
+        "            visible = visible & rows[:, None] & columns\n",
+        "            visible = visible & rows[:, None]\n",
+        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula "
+        f"{LONG_ROWS}::test_packed_documents_are_their_formula",
+    ),
+    Bug(
+        "blockwise: the last tile of a ragged row counts queries again",
+        BLOCKWISE,
+        "            visible = visible & rows[:, None] & columns\n",
+        "            visible = visible & columns\n",
+        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
+    ),
+    Bug(
+        "blockwise: tiles in which no one is seen are computed",
+        BLOCKWISE,
+        "        if depends_on_arrays and visible is not None:\n",
+        "        if False:\n",
+        f"{LONG_ROWS}::test_a_tile_in_which_no_one_is_seen_is_not_computed",
+    ),
+    Bug(
+        "blockwise: every row is taken to be short",
+        BLOCKWISE,
+        "    return all(\n        (rows.stop - rows.start)",
+        "    return any(\n        (rows.stop - rows.start) * 0",
+        f"{LONG_ROWS}::test_no_array_is_larger_than_a_tile_or_a_row "
+        f"{LONG_ROWS}::test_memory_of_the_compiled_program_is_linear",
     ),
     Bug(
         "softmax in bfloat16",  # optax#1020

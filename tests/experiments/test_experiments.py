@@ -59,6 +59,7 @@ REFUSED = {
     "--steps: '3' is not accepted": ("zoo", "--steps", "3"),
     "--rounds: '0' is not accepted": ("bench_translate", "--rounds", "0"),
     "--batch-sizes is not for --capacity": ("bench_decode", "--capacity", "--batch-sizes", "8"),
+    "--before: 'nowhere' is not accepted": ("bench_attention", "--before", "nowhere"),
     "--seed: 'x' is not accepted; it must be a whole number": ("fill_in", "--seed", "x"),
     "--picture: 'none/zoo.png' is not accepted": ("zoo", "--picture", "none/zoo.png"),
     "--picture: 'a' is not accepted; it must end in .png": ("build_up", "--picture", "a"),

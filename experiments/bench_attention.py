@@ -1,0 +1,152 @@
+"""Blockwise attention: memory of long rows, and time against the code of another commit.
+
+    python experiments/bench_attention.py --record attention-memory-cpu
+    python experiments/bench_attention.py --before ../before --record attention-time-cpu
+
+Memory: output and gradients of one causal row of one head of 64 features in float32, each length in
+a process of its own: how much higher the process's highest memory is than before the program ran,
+what the compiled program takes for what is neither input nor output, and the seconds of the first
+run (with compilation) and of the second.
+
+Time, with --before FOLDER (another checkout of this repository, `git worktree add FOLDER COMMIT`):
+both in turn, many rounds, forward alone and with the gradients. A ratio is of the times of one
+round, before / now; that of the code with itself, in two processes, says how noisy the machine was.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from record import Parser, at_least, conclude, run
+from side_by_side import compare
+
+LENGTHS = (8192, 16384, 32768)
+SHAPES = ((16, 6, 256, 64), (2, 12, 256, 64), (1, 12, 1024, 64), (1, 12, 2048, 64))
+PASSES = ("forward", "forward and backward")
+
+
+def attention(gradients: bool):
+    """(query, key, value, cotangent) → output, or output and gradients; compiled as users do."""
+    import jax
+
+    from jaxformer.functional import Causal, dot_product_attention
+
+    def forward(query, key, value):
+        return dot_product_attention(query, key, value, Causal(), implementation="blockwise")
+
+    def both(query, key, value, cotangent):
+        output, pull_back = jax.vjp(forward, query, key, value)
+        return output, pull_back(cotangent)
+
+    return jax.jit(both if gradients else lambda *inputs: forward(*inputs[:3]))
+
+
+def inputs(shape):
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return [jax.device_put(rng.standard_normal(shape, np.float32)) for _ in range(4)]
+
+
+def megabytes() -> float:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory(length: int) -> dict:
+    """Of output and gradients at that length, in this process."""
+    import jax
+
+    given = jax.block_until_ready(inputs((1, 1, length, 64)))
+    begin = time.perf_counter()
+    program = attention(gradients=True).lower(*given).compile()
+    seconds, before = [time.perf_counter() - begin], megabytes()
+    for _ in range(2):
+        begin = time.perf_counter()
+        jax.block_until_ready(program(*given))
+        seconds.append(time.perf_counter() - begin)
+    analysis = program.memory_analysis()
+    return {
+        "length": length,
+        "megabytes above those before": round(megabytes() - before, 1),
+        "of outputs": round(analysis.output_size_in_bytes / 2**20, 1),
+        "temporary, by the compiler": round(analysis.temp_size_in_bytes / 2**20, 1),
+        "scores of the whole row would be": length**2 * 4 / 2**20,
+        "seconds to compile": round(seconds[0], 2),
+        "seconds": round(min(seconds[1:]), 2),
+    }
+
+
+def subject(folder: Path | None, shape, gradients: bool):
+    """A function that does it once with the package of that folder (None: this one's)."""
+    if folder is not None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
+            del sys.modules[name]
+        sys.path.insert(0, str(folder))
+    import jax
+
+    given, program = inputs(shape), attention(gradients)
+    return lambda: jax.block_until_ready(program(*given))
+
+
+def timed(before: Path, shape, gradients: bool, rounds: int) -> dict:
+    """Now, before, and now once more, in turn: milliseconds, and the rounds' ratios."""
+    folders = {"now": None, "before": before, "now, again": None}
+    subjects = compare(
+        {name: partial(subject, folder, shape, gradients) for name, folder in folders.items()},
+        rounds,
+    )
+    now, *others = subjects.values()
+    figures = {"shape": shape, "passes": PASSES[gradients]}
+    for one in subjects.values():
+        times = {"median": one.median, "least": min(one.seconds)}
+        figures[f"{one.name}, ms"] = {how: round(1e3 * time, 2) for how, time in times.items()}
+    for other in others:
+        ratios = [b / a for a, b in zip(now.seconds, other.seconds, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        figures[f"{other.name} / now"] = {
+            "median": round(middle, 3),
+            "half of the rounds": [round(low, 3), round(high, 3)],
+            "of the least": round(min(other.seconds) / min(now.seconds), 3),
+        }
+    return figures
+
+
+def checkout(text: str) -> Path:
+    """The type of an argument that names another checkout."""
+    folder = Path(text).resolve()
+    if not (folder / "jaxformer").is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not accepted; it must be a folder with another checkout of jaxformer"
+        )
+    return folder
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--before", type=checkout, help="time against the code in this folder")
+    parser.add_argument("--rounds", type=at_least(2), default=100)
+    parser.add_argument("--lengths", type=at_least(1), nargs="+", default=LENGTHS)
+    arguments = parser.parse_args()
+    figures = []
+    if arguments.before is None:
+        for length in arguments.lengths:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                figures.append(pool.apply(memory, (length,)))
+            print(figures[-1], flush=True)
+    else:
+        for shape in SHAPES:
+            for gradients in (False, True):
+                figures.append(timed(arguments.before, shape, gradients, arguments.rounds))
+                print(figures[-1], flush=True)
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

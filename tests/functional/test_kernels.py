@@ -83,7 +83,7 @@ def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size):
     kernel = quantize(jnp.asarray(array))
     step = abs(array).max(axis=0) / 127
     assert (abs(float64(dense(kernel)) - array) <= 0.5 * step * (1 + 1e-5)).all()
-    assert not np.asarray(dense(kernel))[:, 0].any() and np.isfinite(kernel.scale).all()
+    assert not np.asarray(dense(kernel))[:, 0].any() and (np.asarray(kernel.scale) > 0).all()
     assert kernel.values.dtype == "int8" and abs(kernel.values.astype(int)).max() <= 127
 
 

@@ -36,9 +36,9 @@ def side_by_side(maps) -> list:
     """Affine maps of one x as few of them as can be: one, [x W₁ + b₁, x W₂ + b₂, …], that reads x
     once, where their kernels allow it."""
     kernel = concatenated([weights["kernel"] for weights in maps])
-    if kernel is None:
-        return maps
     biases = [weights["bias"] for weights in maps if "bias" in weights]
+    if kernel is None or len(biases) not in (0, len(maps)):
+        return maps
     return [{"kernel": kernel} | ({"bias": jnp.concatenate(biases, axis=-1)} if biases else {})]
 
 

@@ -75,7 +75,7 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     weights = jf.prepare(model, variables)["prepared"]
-    numbers, key = jf.Sampler(temperature=0.0).numbers(), jax.random.key(0)
+    numbers, key = jf.Sampler(temperature=0.0).arrays(), jax.random.key(0)
     tokens = jnp.ones((1, live - STEPS), jnp.int32)
     seconds = {capacity: [] for capacity in capacities}
     for _ in range(rounds + 1):

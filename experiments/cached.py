@@ -30,7 +30,7 @@ CONFIG = jf.DecoderConfig(
 def with_cache(model, variables, position: int):
     """A function that decodes STEPS tokens after so many, over a cache."""
     weights = jf.prepare(model, variables)["prepared"]
-    numbers, stops = jf.Sampler(temperature=0.0).numbers(), jnp.zeros(0, jnp.int32)
+    numbers, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
     tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
     first = prefill(model, weights, tokens, tokens, model.start(weights, 1, live))
 

@@ -80,7 +80,7 @@ POSITIONS = (32, 128, 512, 1024, 2048, 3968)
 def decode_speed(model, params, rounds: int = 25) -> dict:
     """Tokens a second of the decoding loop, one row, after so many tokens have been read."""
     weights = jf.prepare(model, {"params": params})["prepared"]
-    numbers, stops = jf.Sampler(temperature=0.0).numbers(), jnp.zeros(0, jnp.int32)
+    numbers, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
     times = {position: [] for position in POSITIONS}
     for _ in range(rounds + 1):  # in turn, so that a machine's whims are shared; the first compiles
         for position in POSITIONS:

@@ -1,6 +1,9 @@
 """What every test shares: shapes checked at run time, and how many cases a property is tried on."""
 
+import gc
+import itertools
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -30,6 +33,20 @@ settings.register_profile("thorough", max_examples=400, **_SLOW)
 _ONCE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
 settings.register_profile("mutation", max_examples=20, derandomize=False, **_ONCE, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# Each compiled program maps some memory of its own, and Linux gives a process 65,530 mappings: a
+# worker that keeps thousands of programs dies of a segmentation fault (docs/hazards.md).
+_MAPS, _MOST_MAPS = Path("/proc/self/maps"), 20_000
+_teardowns = itertools.count(1)
+
+
+def pytest_runtest_teardown(item):
+    """Drop what is compiled when there is much of it."""
+    looks = next(_teardowns) % 8 == 0 and _MAPS.exists()
+    if looks and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

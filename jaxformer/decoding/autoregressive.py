@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.prepared import require_autoregressive, weights_of
 from jaxformer.functional.losses import chunked_token_losses
-from jaxformer.functional.positions import Reading, read_segments, same_document
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.models.check import as_array, check_tokens
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import bucket, power_of_two
@@ -77,7 +77,7 @@ def advance(model, variables, tokens, cache, segments=None):
     check_tokens(tokens, model.config, segments)
     if not tokens.shape[1]:
         raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
-    rows = len(cache.reading.position)
+    rows = len(cache.cursor.position)
     if len(tokens) != rows:
         raise ValueError(f"tokens have {len(tokens)} rows; the cache was started for {rows}")
     traced = isinstance(cache.length, jax.core.Tracer)
@@ -97,8 +97,8 @@ def advance(model, variables, tokens, cache, segments=None):
 
 
 def _advance(model, variables, tokens, cache, segments, live):
-    logits, narrow = model.advance(weights_of(variables), tokens, cache.narrow(live), segments)
-    return logits, cache.widen(narrow)
+    logits, narrow = model.advance(weights_of(variables), tokens, cache.live_prefix(live), segments)
+    return logits, cache.merge_prefix(narrow)
 
 
 _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
@@ -107,12 +107,12 @@ _advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
 def _check_reading(model, cache, needed: int, segments, shape):
     """Refuse a chunk that ends within a document's first tokens, if those must be read at once, or
     after more tokens of a document than there are positions."""
-    least, most = model.first_chunk, model.config.max_length
+    least, most = model.minimum_prefill, model.config.max_length
     if least == 1 and needed <= most:
         return  # nothing to find
     with jax.ensure_compile_time_eval():  # inside somebody's jit too, where nothing is traced
-        segments = same_document(segments, cache.reading, shape)
-        read = np.asarray(read_segments(jnp.asarray(segments), cache.reading)[2].position)
+        segments = continued_segments(segments, cache.cursor, shape)
+        read = np.asarray(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
     short, long = (read > 0) & (read < least), read > most
     if short.any():
         row = int(short.argmax())
@@ -179,7 +179,7 @@ def _score(model, variables, tokens, segments, source):
         real = jnp.where(segments != 0, positions, 0)
         before = jax.lax.cummax(real, axis=1)[:, :-1, None]
         hidden = jnp.take_along_axis(hidden, before, axis=1)
-        _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
+        _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
     head = model.apply(variables, method="head")
     losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], bias=head.get("bias"))
-    return -jnp.where(positions[:, 1:] >= model.first_chunk, losses, 0.0).sum(axis=-1)
+    return -jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0).sum(axis=-1)

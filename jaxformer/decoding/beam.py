@@ -140,7 +140,7 @@ def _begin(state, beam_width: int, room: int) -> Search:
     empty = jnp.full((batch, beam_width, room), -1)
     nothing = jnp.full((batch, beam_width), -jnp.inf)
     live, finished = Beam(empty, nothing.at[:, 0].set(0.0)), Beam(empty, nothing)
-    cache, logits = state.cache.take(rows), state.logits[rows]
+    cache, logits = state.cache.gather_rows(rows), state.logits[rows]
     return Search(cache, logits, live, finished, jnp.int32(0), jnp.zeros(batch, bool))
 
 
@@ -156,12 +156,13 @@ def _go_on(model, weights, search: Search, stops, length_penalty, until, live: i
 
     def step(search):
         search, parents, tokens = _extend(search, stops, length_penalty, beam_width)
-        cache = search.cache.take((jnp.arange(batch)[:, None] * beam_width + parents).reshape(-1))
+        rows = jnp.arange(batch)[:, None] * beam_width + parents
+        cache = search.cache.gather_rows(rows.reshape(-1))
         logits, cache = model.advance(weights, tokens.reshape(-1, 1), cache)
         return search._replace(cache=cache, logits=logits[:, -1], step=search.step + 1)
 
-    search = jax.lax.while_loop(goes_on, step, search._replace(cache=wide.narrow(live)))
-    return search._replace(cache=wide.widen(search.cache)), search.done().all()
+    search = jax.lax.while_loop(goes_on, step, search._replace(cache=wide.live_prefix(live)))
+    return search._replace(cache=wide.merge_prefix(search.cache)), search.done().all()
 
 
 @jax.jit

@@ -22,7 +22,7 @@ from jaxformer.decoding.autoregressive import (
     start,
 )
 from jaxformer.decoding.prepared import prepared_variables, require_autoregressive, weights_of
-from jaxformer.decoding.sampling import Numbers, Sampler, choose
+from jaxformer.decoding.sampling import Sampler, SamplerArrays, sample_tokens
 from jaxformer.functional.losses import token_losses
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded, row_of_ids
@@ -88,11 +88,11 @@ def generate(
     weights = weights_of(variables)
     cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
     state = prefill(model, weights, *padded(prompts, width, left=True), cache)
-    numbers, tokens, log_probs, read = sampler.numbers(), [], [], width
+    arrays, tokens, log_probs, read = sampler.arrays(), [], [], width
     for block in range(blocks):
         read += STEPS
         state, new = decode_block(
-            model, weights, state, numbers, key, stops, live_slots(state.cache, read)
+            model, weights, state, arrays, key, stops, live_slots(state.cache, read)
         )
         tokens.append(np.asarray(new[0]))
         log_probs.append(np.asarray(new[1]))
@@ -108,14 +108,14 @@ def generate(
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
 def prefill(model, weights, tokens, segments, cache) -> State:
     """Read the prompts, padded on the left, and keep the logits of the last position alone."""
-    narrow = cache.narrow(live_slots(cache, tokens.shape[1]))
+    narrow = cache.live_prefix(live_slots(cache, tokens.shape[1]))
     logits, narrow = model.advance(weights, tokens, narrow, segments, last_only=True)
     stopped = jnp.zeros(len(tokens), bool)
-    return State(cache.widen(narrow), logits[:, -1], stopped, jnp.int32(0))
+    return State(cache.merge_prefix(narrow), logits[:, -1], stopped, jnp.int32(0))
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
-def decode_block(model, weights, state: State, numbers: Numbers | None, key, stops, live: int):
+def decode_block(model, weights, state: State, arrays: SamplerArrays | None, key, stops, live: int):
     """STEPS tokens; returns (state, (tokens, log_probs)), both [batch, STEPS], −1 after the end.
 
     The steps attend to the first `live` slots alone, whatever the capacity of the cache.
@@ -123,7 +123,7 @@ def decode_block(model, weights, state: State, numbers: Numbers | None, key, sto
     wide = state.cache
 
     def step(state, _):
-        token = choose(numbers, key, state.step, state.logits)
+        token = sample_tokens(arrays, key, state.step, state.logits)
         log_prob = -token_losses(state.logits, token)
         logits, cache = model.advance(weights, token[:, None], state.cache)
         stopped = state.stopped | (token[:, None] == stops).any(axis=-1)
@@ -133,9 +133,9 @@ def decode_block(model, weights, state: State, numbers: Numbers | None, key, sto
         )
         return State(cache, logits[:, -1], stopped, state.step + 1), output
 
-    state = state._replace(cache=wide.narrow(live))
+    state = state._replace(cache=wide.live_prefix(live))
     state, (tokens, log_probs) = jax.lax.scan(step, state, length=STEPS)
-    return state._replace(cache=wide.widen(state.cache)), (tokens.T, log_probs.T)
+    return state._replace(cache=wide.merge_prefix(state.cache)), (tokens.T, log_probs.T)
 
 
 def is_key(key) -> bool:
@@ -159,10 +159,10 @@ def check_prompts(model, prompts, max_new_tokens, stop_tokens, source):
     for i, ids in enumerate(prompts):
         if not ids.size:
             raise ValueError(f"prompt {i} is empty; a model needs at least one token to go on from")
-        if ids.size < model.first_chunk:
+        if ids.size < model.minimum_prefill:
             raise ValueError(
-                f"prompt {i} has {ids.size} tokens; the first {model.first_chunk} must be read at "
-                "once"
+                f"prompt {i} has {ids.size} tokens; the first {model.minimum_prefill} must be read "
+                "at once"
             )
         if ids.size + max_new_tokens > config.max_length:
             raise ValueError(

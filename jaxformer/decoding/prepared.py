@@ -12,7 +12,7 @@ def require_autoregressive(model):
     """Raise ValueError, with the reason, unless the model is autoregressive."""
     reason = "it has no cache to start and advance"
     if all(hasattr(model, method) for method in ("prepare", "start", "advance")):
-        reason = model.refusal
+        reason = model.unsupported_reason
     if reason:
         raise ValueError(
             f"{type(model).__name__} is not autoregressive ({reason}), so nothing can be generated "

@@ -57,11 +57,11 @@ class Sampler:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def numbers(self) -> "Numbers | None":
+    def arrays(self) -> "SamplerArrays | None":
         """The fields as arrays, so that other values need no other compilation; None if greedy."""
         if self.greedy:
             return None
-        return Numbers(
+        return SamplerArrays(
             jnp.float32(max(self.temperature, _SMALLEST)),  # less would be 0
             jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # no vocabulary has so many
             jnp.float32(self.top_p),
@@ -81,7 +81,7 @@ def _number(name: str, value) -> float:
     raise ValueError(f"{name} is {value!r}; it must be a number")
 
 
-class Numbers(NamedTuple):
+class SamplerArrays(NamedTuple):
     """The fields of a `Sampler`, traced; log_min_p: the logarithm of min_p."""
 
     temperature: Array
@@ -90,12 +90,12 @@ class Numbers(NamedTuple):
     log_min_p: Array
 
 
-def choose(
-    numbers: Numbers | None, key, step: Int[Array, ""], logits: Float[Array, "batch vocab"]
+def sample_tokens(
+    arrays: SamplerArrays | None, key, step: Int[Array, ""], logits: Float[Array, "batch vocab"]
 ) -> Int[Array, " batch"]:
     """One token a row: row i's is drawn with fold_in(fold_in(key, i), step), whatever other rows
-    there are; without numbers it is the most probable, and no key is needed."""
-    if numbers is None:
+    there are; without arrays it is the most probable, and no key is needed."""
+    if arrays is None:
         return most_probable(logits)
 
     def draw(row, logits):
@@ -103,7 +103,7 @@ def choose(
             jax.random.fold_in(jax.random.fold_in(key, row), step), logits
         )
 
-    kept = _tempered(numbers, truncate(numbers, logits))
+    kept = _tempered(arrays, truncate(arrays, logits))
     return jax.vmap(draw)(jnp.arange(len(logits)), kept).astype(jnp.int32)
 
 
@@ -116,30 +116,32 @@ def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
     return jnp.where(is_largest, index, last).min(axis=-1)
 
 
-def _tempered(numbers: Numbers, logits):
+def _tempered(arrays: SamplerArrays, logits):
     """Divided by the temperature. The largest comes to 0 first: divided by a very small one it must
     not overflow."""
-    return (logits - logits.max(axis=-1, keepdims=True)) / numbers.temperature
+    return (logits - logits.max(axis=-1, keepdims=True)) / arrays.temperature
 
 
-def truncate(numbers: Numbers, logits: Float[Array, "batch vocab"]) -> Float[Array, "batch vocab"]:
+def truncate(
+    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
+) -> Float[Array, "batch vocab"]:
     """−∞ for every token that top-k, then top-p, then min-p leave out; nothing to do: nothing.
 
     Which logit is larger is asked before the temperature, by which different ones may become equal.
     """
     vocab_size = logits.shape[-1]
     kept = jax.lax.cond(
-        (numbers.top_k > 0) & (numbers.top_k < vocab_size),
-        lambda: _keep(logits, jnp.ones_like(logits), numbers.top_k.astype(jnp.float32)),
+        (arrays.top_k > 0) & (arrays.top_k < vocab_size),
+        lambda: _keep(logits, jnp.ones_like(logits), arrays.top_k.astype(jnp.float32)),
         lambda: logits,
     )
 
     def nucleus():
-        probabilities = jax.nn.softmax(_tempered(numbers, kept), axis=-1)
-        return _keep(kept, probabilities, numbers.top_p)
+        probabilities = jax.nn.softmax(_tempered(arrays, kept), axis=-1)
+        return _keep(kept, probabilities, arrays.top_p)
 
-    kept = jax.lax.cond(numbers.top_p < 1.0, nucleus, lambda: kept)
-    return jnp.where(_tempered(numbers, kept) >= numbers.log_min_p, kept, -jnp.inf)
+    kept = jax.lax.cond(arrays.top_p < 1.0, nucleus, lambda: kept)
+    return jnp.where(_tempered(arrays, kept) >= arrays.log_min_p, kept, -jnp.inf)
 
 
 def _keep(logits, mass, wanted):

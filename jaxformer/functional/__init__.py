@@ -4,7 +4,7 @@ from jaxformer.functional.attention import dot_product_attention
 from jaxformer.functional.blocks import block
 from jaxformer.functional.feedforward import feed_forward
 from jaxformer.functional.losses import chunked_cross_entropy, cross_entropy
-from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Places, Prefix, Window
+from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Prefix, TokenInfo, Window
 from jaxformer.functional.norms import layer_norm, rms_norm
 from jaxformer.functional.positions import rotary, sinusoidal_positions
 
@@ -13,8 +13,8 @@ __all__ = [
     "Mask",
     "Packed",
     "Padding",
-    "Places",
     "Prefix",
+    "TokenInfo",
     "Window",
     "block",
     "chunked_cross_entropy",

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.functional import fused
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import group_heads, over_heads
-from jaxformer.functional.masks import All, Mask, Padding, Places, Table
+from jaxformer.functional.masks import All, DenseMask, Mask, Padding, TokenInfo
 from jaxformer.functional.taps import no_tap
 
 ATTENTION = ("auto", "explicit", "blockwise", "fused")
@@ -27,18 +27,18 @@ def dot_product_attention(
     value: Float[Array, "*batch kv_heads keys value_dim"],
     mask: Mask | Bool[Array, "*rows_and_heads queries keys"] | None = None,
     *,
-    query_places: Places | None = None,
-    key_places: Places | None = None,
+    query_info: TokenInfo | None = None,
+    key_info: TokenInfo | None = None,
     scale: float | None = None,
     implementation: str = "auto",
     tap=no_tap,
 ) -> Float[Array, "*batch heads queries value_dim"]:
     """o_i = Σ_j α_ij v_j with α_i = softmax_j(scale · q_i·k_j over the keys that i may see).
 
-    mask: a rule of `masks`, asked about `query_places` and `key_places` (by default positions
+    mask: a rule of `masks`, asked about `query_info` and `key_info` (by default positions
     0, 1, 2, … without padding); or a bool array, true where a query may see a key, of shape
     [*batch, queries, keys] or, with as many axes as the query, [*batch, heads or 1, queries, keys];
-    None: everyone sees everyone. Keys that are padding by `key_places` are seen by no one, whatever
+    None: everyone sees everyone. Keys that are padding by `key_info` are seen by no one, whatever
     the rule. A query that may see nothing gets zeros, and its gradients are finite.
     scale: 1/√head_dim unless given. Errors: ValueError naming the shapes that do not fit.
     implementation: "explicit" (this formula, whole), "blockwise" (in tiles, never all scores at
@@ -46,24 +46,24 @@ def dot_product_attention(
     cannot), or "auto": fused on a GPU where it can, else blockwise.
     Source: Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
-    query_places = query_places or Places(query.shape[-2])
-    key_places = key_places or Places(key.shape[-2])
+    query_info = query_info or TokenInfo(query.shape[-2])
+    key_info = key_info or TokenInfo(key.shape[-2])
     if not isinstance(mask, Mask) and np.ndim(mask) == query.ndim > 2:
         if mask.shape[-3] != 1:
-            how = (query_places, key_places, scale, implementation, tap)
+            how = (query_info, key_info, scale, implementation, tap)
             return _masked_by_head(query, key, value, mask, *how)
         mask = mask[..., 0, :, :]  # one for all heads
     mask = _as_rule(mask)
-    _check(query, key, value, mask, query_places, key_places, implementation)
-    if key_places.segments is not None:
+    _check(query, key, value, mask, query_info, key_info, implementation)
+    if key_info.segments is not None:
         mask = mask & Padding()
-    query, key, value = _silence(query, key, value, mask, query_places, key_places)
+    query, key, value = _zero_masked(query, key, value, mask, query_info, key_info)
     return masked_attention(
-        query, key, value, mask, query_places, key_places, scale, implementation, tap
+        query, key, value, mask, query_info, key_info, scale, implementation, tap
     )
 
 
-def _masked_by_head(query, key, value, mask, query_places, key_places, scale, implementation, tap):
+def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implementation, tap):
     """A mask of its own for each head: heads become rows of a batch, of one head each."""
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if mask.shape[-3] != heads or heads % kv_heads:
@@ -71,7 +71,7 @@ def _masked_by_head(query, key, value, mask, query_places, key_places, scale, im
             f"mask is {mask.shape}; with an axis of heads that must be 1 or {heads}, the query's"
         )
     key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
-    places = [place.with_axis(-2) for place in (query_places, key_places)]
+    places = [place.with_axis(-2) for place in (query_info, key_info)]
 
     def tap_heads(name, weights):
         return tap(name, weights[..., 0, :, :])[..., None, :, :]
@@ -79,8 +79,8 @@ def _masked_by_head(query, key, value, mask, query_places, key_places, scale, im
     output = dot_product_attention(
         *(x[..., None, :, :] for x in (query, key, value)),
         mask,
-        query_places=places[0],
-        key_places=places[1],
+        query_info=places[0],
+        key_info=places[1],
         scale=scale,
         implementation=implementation,
         tap=tap_heads,
@@ -89,20 +89,20 @@ def _masked_by_head(query, key, value, mask, query_places, key_places, scale, im
 
 
 def masked_attention(
-    query, key, value, mask, query_places, key_places, scale, implementation="auto", tap=no_tap
+    query, key, value, mask, query_info, key_info, scale, implementation="auto", tap=no_tap
 ):
     """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if implementation in ("auto", "fused"):
-        refusal = fused.refusal(query, key, value, mask, query_places, key_places)
-        if implementation == "fused" and refusal:
-            raise ValueError(f'attention "fused" cannot run this: {refusal}')
-        implementation = "blockwise" if refusal else "fused"
+        unsupported_reason = fused.unsupported_reason(query, key, value, mask, query_info, key_info)
+        if implementation == "fused" and unsupported_reason:
+            raise ValueError(f'attention "fused" cannot run this: {unsupported_reason}')
+        implementation = "blockwise" if unsupported_reason else "fused"
     if implementation == "fused":
         return fused.fused_attention(query, key, value, mask, scale)
     if implementation == "blockwise":
         try:
-            return blockwise_attention(query, key, value, mask, query_places, key_places, scale)
+            return blockwise_attention(query, key, value, mask, query_info, key_info, scale)
         except TypeError as error:
             if "forward-mode" not in str(error):
                 raise
@@ -110,7 +110,7 @@ def masked_attention(
                 "blockwise attention has no forward-mode derivative (jvp, jacfwd); use "
                 'implementation="explicit", in a model Execution(attention="explicit")'
             ) from error
-    visible = mask(query_places, key_places)
+    visible = mask(query_info, key_info)
     return explicit_attention(query, key, value, visible, scale, tap=tap)
 
 
@@ -131,7 +131,7 @@ def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
     return output.reshape(*query.shape[:-1], value.shape[-1])
 
 
-def folded_attention(query, keys, values, visible, scale):
+def few_queries_attention(query, keys, values, visible, scale):
     """The formula for a few queries over a cache, whose rows and heads are one axis.
 
     query: [batch, heads, new, head_dim]; keys, values: [rows · kv_heads, slots, head_dim]; visible:
@@ -162,11 +162,11 @@ def _softmax(scores):
     return powers / jnp.where(total == 0.0, 1.0, total)
 
 
-def _silence(query, key, value, mask, query_places, key_places):
+def _zero_masked(query, key, value, mask, query_info, key_info):
     """Zero what no one may see and what sees nothing: 0 × NaN is NaN, forward and backward."""
-    tables = [rule.array for rule in mask.rules() if isinstance(rule, Table)]
+    tables = [rule.array for rule in mask.rules() if isinstance(rule, DenseMask)]
     speaks, listens = ([table.any(axis=axis) for table in tables] for axis in (-2, -1))
-    for known, places in ((speaks, key_places), (listens, query_places)):
+    for known, places in ((speaks, key_info), (listens, query_info)):
         if places.segments is not None:
             known.append(places.segments != 0)
     for known in speaks:
@@ -179,21 +179,21 @@ def _silence(query, key, value, mask, query_places, key_places):
 def _as_rule(mask) -> Mask:
     if mask is None:
         return All()
-    return mask if isinstance(mask, Mask) else Table(mask)
+    return mask if isinstance(mask, Mask) else DenseMask(mask)
 
 
-def _check(query, key, value, mask, query_places, key_places, implementation):
+def _check(query, key, value, mask, query_info, key_info, implementation):
     if implementation not in ATTENTION:
         raise ValueError(f"implementation is {implementation!r}; it must be one of {ATTENTION}")
     lengths = (query.shape[-2], key.shape[-2])
-    for table in (rule.array for rule in mask.rules() if isinstance(rule, Table)):
+    for table in (rule.array for rule in mask.rules() if isinstance(rule, DenseMask)):
         if table.dtype != bool or table.shape[-2:] != lengths:
             raise ValueError(
                 f"mask is {table.dtype} {table.shape}; it must be bool [..., queries, keys], here "
                 f"[..., {lengths[0]}, {lengths[1]}], true where a query may see a key"
             )
     for name, places, length in zip(
-        ("query_places", "key_places"), (query_places, key_places), lengths, strict=True
+        ("query_info", "key_info"), (query_info, key_info), lengths, strict=True
     ):
         if places.length != length:
             raise ValueError(f"{name} are of {places.length} tokens; there are {length}")

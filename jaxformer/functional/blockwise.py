@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.heads import group_heads, over_heads
-from jaxformer.functional.masks import DynamicSlice, Mask, Places, cut
+from jaxformer.functional.masks import DynamicSlice, Mask, TokenInfo, cut
 
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 16  # of queries, in a short row
 # A row is short while no tile has more scores a head: of causal tokens, up to 2,048. With 4,096, on
@@ -28,21 +28,21 @@ _LOOP_QUERIES, _LOOP_KEYS = 256, 512  # smaller tiles were slower, larger ones n
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
-def blockwise_attention(query, key, value, mask: Mask, query_places, key_places, scale: float):
+def blockwise_attention(query, key, value, mask: Mask, query_info, key_info, scale: float):
     """What `explicit_attention` gives; query [*batch, heads, queries, head_dim], and so on."""
-    return _forward(query, key, value, mask, query_places, key_places, scale)[0]
+    return _forward(query, key, value, mask, query_info, key_info, scale)[0]
 
 
-def _forward(query, key, value, mask, query_places, key_places, scale):
-    places = mask, query_places, key_places
+def _forward(query, key, value, mask, query_info, key_info, scale):
+    places = mask, query_info, key_info
     forward = _short_forward if _is_short(*places) else _long_forward
     output, log_total = forward(group_heads(query, key.shape[-3]), key, value, places, scale)
     return output.reshape(*query.shape[:-1], value.shape[-1]), log_total
 
 
-def _forward_and_residuals(query, key, value, mask, query_places, key_places, scale):
-    output, log_total = _forward(query, key, value, mask, query_places, key_places, scale)
-    return output, (query, key, value, mask, query_places, key_places, output, log_total)
+def _forward_and_residuals(query, key, value, mask, query_info, key_info, scale):
+    output, log_total = _forward(query, key, value, mask, query_info, key_info, scale)
+    return output, (query, key, value, mask, query_info, key_info, output, log_total)
 
 
 def _backward(scale, residuals, cotangent):
@@ -108,34 +108,34 @@ def _gradients(query, key, value, d_output, products, log_total, visible, scale)
 # ---- a short row: one tile for each block of queries
 
 
-def _key_ranges(mask, query_places: Places, key_places: Places, block: int):
+def _key_ranges(mask, query_info: TokenInfo, key_info: TokenInfo, block: int):
     """(queries, keys) as slices, block by block: these queries see no other keys."""
-    in_order = query_places.positions is None and key_places.positions is None
-    for start in range(0, query_places.length, block):
-        stop = min(start + block, query_places.length)
-        low, high = 0, key_places.length
+    in_order = query_info.positions is None and key_info.positions is None
+    for start in range(0, query_info.length, block):
+        stop = min(start + block, query_info.length)
+        low, high = 0, key_info.length
         if in_order:
-            low, high = mask.key_range(start, stop, key_places.length)
+            low, high = mask.key_range(start, stop, key_info.length)
         if low < high:
             yield slice(start, stop), slice(low, high)
 
 
-def _short_ranges(mask, query_places, key_places):
-    block = max(_SMALLEST_BLOCK, -(-query_places.length // _MOST_BLOCKS))
-    return _key_ranges(mask, query_places, key_places, block)
+def _short_ranges(mask, query_info, key_info):
+    block = max(_SMALLEST_BLOCK, -(-query_info.length // _MOST_BLOCKS))
+    return _key_ranges(mask, query_info, key_info, block)
 
 
-def _is_short(mask, query_places, key_places) -> bool:
+def _is_short(mask, query_info, key_info) -> bool:
     return all(
         (rows.stop - rows.start) * (columns.stop - columns.start) <= _LARGEST_TILE
-        for rows, columns in _short_ranges(mask, query_places, key_places)
+        for rows, columns in _short_ranges(mask, query_info, key_info)
     )
 
 
-def _short_tiles(mask, query_places, key_places):
+def _short_tiles(mask, query_info, key_info):
     """(queries, keys, visible) tile by tile; visible is None where every pair is visible."""
-    for rows, columns in _short_ranges(mask, query_places, key_places):
-        visible = mask.tile(query_places, key_places, rows, columns)
+    for rows, columns in _short_ranges(mask, query_info, key_info):
+        visible = mask.tile(query_info, key_info, rows, columns)
         if isinstance(visible, (np.ndarray, np.bool_)) and visible.all():
             visible = None
         yield rows, columns, visible
@@ -237,11 +237,11 @@ def _over_tiles(places, add, sums):
     return jax.lax.scan(step, sums, tiles)[0]
 
 
-def _long_tiles(mask, query_places, key_places, block: int, key_block: int):
+def _long_tiles(mask, query_info, key_info, block: int, key_block: int):
     """[first query, first key] of every tile."""
     return [
         (rows.start, column)
-        for rows, columns in _key_ranges(mask, query_places, key_places, block)
+        for rows, columns in _key_ranges(mask, query_info, key_info, block)
         for column in range(columns.start, columns.stop, key_block)
     ]
 

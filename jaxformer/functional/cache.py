@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxformer.functional.masks import Places
-from jaxformer.functional.positions import Reading, read_segments
+from jaxformer.functional.masks import TokenInfo
+from jaxformer.functional.positions import DocumentCursor, document_positions
 
 
 class Cache(NamedTuple):
     """keys, values: per layer [batch · kv_heads, capacity, head_dim]; positions, documents: int
-    [batch, capacity]; reading: how far each row has been read; length: slots used, int [].
+    [batch, capacity]; cursor: how far each row has been read; length: slots used, int [].
 
     Batch and heads are one axis: with two, XLA:CPU copies the whole cache at each step of batch 1.
     """
@@ -27,14 +27,14 @@ class Cache(NamedTuple):
     values: tuple[Array, ...]
     positions: Array
     documents: Array
-    reading: Reading
+    cursor: DocumentCursor
     length: Array
 
     @property
     def capacity(self) -> int:
         return self.positions.shape[1]
 
-    def narrow(self, slots: int) -> "Cache":
+    def live_prefix(self, slots: int) -> "Cache":
         """The first `slots` slots alone, what is in empty ones wiped out.
 
         Steps that attend to a narrow cache cost what is live, whatever the capacity; `widen` puts
@@ -53,8 +53,8 @@ class Cache(NamedTuple):
             documents=self.documents[:, :slots],
         )
 
-    def widen(self, narrow: "Cache") -> "Cache":
-        """This cache with its first slots, its reading and its length taken from `narrow`."""
+    def merge_prefix(self, narrow: "Cache") -> "Cache":
+        """This cache with its first slots, its cursor and its length taken from `narrow`."""
         (
             (keys, values, positions, documents),
             (new_keys, new_values, new_positions, new_documents),
@@ -64,11 +64,11 @@ class Cache(NamedTuple):
             tuple(map(_overwrite, values, new_values)),
             _overwrite(positions, new_positions),
             _overwrite(documents, new_documents),
-            narrow.reading,
+            narrow.cursor,
             narrow.length,
         )
 
-    def take(self, rows: Array) -> "Cache":
+    def gather_rows(self, rows: Array) -> "Cache":
         """Row i goes on from what row rows[i] has read; there may be more or fewer rows."""
         batch_size = len(self.positions)
 
@@ -80,24 +80,24 @@ class Cache(NamedTuple):
             tuple(map(taken, self.values)),
             self.positions[rows],
             self.documents[rows],
-            jax.tree.map(lambda x: x[rows], self.reading),
+            jax.tree.map(lambda x: x[rows], self.cursor),
             self.length,
         )
 
 
-class Endless:
+class FixedSizeState:
     """What a cache has of slots when it has none, but a state of one size: subclasses are frozen
     dataclasses whose arrays have a row each (`length` apart), and go on for ever."""
 
     capacity = None
 
-    def narrow(self, slots: None):
+    def live_prefix(self, slots: None):
         return self
 
-    def widen(self, narrow):
+    def merge_prefix(self, narrow):
         return narrow
 
-    def take(self, rows):
+    def gather_rows(self, rows):
         return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
 
 
@@ -118,8 +118,8 @@ class SourceCache:
     initial: Any = None
 
     @property
-    def reading(self) -> Reading:
-        return self.own.reading
+    def cursor(self) -> DocumentCursor:
+        return self.own.cursor
 
     @property
     def length(self) -> Array:
@@ -129,16 +129,16 @@ class SourceCache:
     def capacity(self) -> int | None:
         return self.own.capacity
 
-    def narrow(self, slots: int | None) -> "SourceCache":
-        return replace(self, own=self.own.narrow(slots))
+    def live_prefix(self, slots: int | None) -> "SourceCache":
+        return replace(self, own=self.own.live_prefix(slots))
 
-    def widen(self, narrow: "SourceCache") -> "SourceCache":
-        return replace(self, own=self.own.widen(narrow.own))
+    def merge_prefix(self, narrow: "SourceCache") -> "SourceCache":
+        return replace(self, own=self.own.merge_prefix(narrow.own))
 
-    def take(self, rows: Array) -> "SourceCache":
+    def gather_rows(self, rows: Array) -> "SourceCache":
         """Row i goes on from what row rows[i] has read; both have the same source."""
         initial = jax.tree.map(lambda x: x[rows], self.initial)
-        return replace(self, own=self.own.take(rows), initial=initial)
+        return replace(self, own=self.own.gather_rows(rows), initial=initial)
 
 
 def visible_source(source, segments):
@@ -168,25 +168,25 @@ def init_cache(
         tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
         jnp.zeros((batch_size, capacity), jnp.int32),
         jnp.zeros((batch_size, capacity), jnp.int32),
-        Reading.begin(batch_size),
+        DocumentCursor.begin(batch_size),
         jnp.int32(0),
     )
 
 
-def open_slots(cache: Cache, segments: Array) -> tuple[Cache, Places, Places]:
+def append_slots(cache: Cache, segments: Array) -> tuple[Cache, TokenInfo, TokenInfo]:
     """Read `segments` [batch, new] on from where the cache stopped and mark the next slots so.
 
     Returns the cache (its keys and values still to be written at `cache.length`, which is the old
     one), the places of the new tokens and the places of all slots.
     """
-    documents, positions, reading = read_segments(segments, cache.reading)
+    documents, positions, cursor = document_positions(segments, cache.cursor)
     marked = cache._replace(
         positions=write_slots(cache.positions, positions, cache.length),
         documents=write_slots(cache.documents, documents, cache.length),
-        reading=reading,
+        cursor=cursor,
     )
-    new = Places(segments.shape[1], positions, documents)
-    return marked, new, Places(cache.capacity, marked.positions, marked.documents)
+    new = TokenInfo(segments.shape[1], positions, documents)
+    return marked, new, TokenInfo(cache.capacity, marked.positions, marked.documents)
 
 
 def write_slots(slots: Array, new: Array, length: Array) -> Array:

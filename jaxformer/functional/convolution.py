@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.cache import Endless
+from jaxformer.functional.cache import FixedSizeState
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -30,7 +30,7 @@ from jaxformer.functional.embedding import (
 from jaxformer.functional.feedforward import activate
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import Reading, read_segments, same_document
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 
 __all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
 
@@ -131,7 +131,7 @@ def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
     documents = order = None
     if segments is not None:
-        documents, _, _ = read_segments(segments, Reading.begin(len(segments)))
+        documents, _, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
         order = _tokens_first(documents)
         x, documents = _take(x, order), _take(documents, order)
     offsets = layer_offsets(config)
@@ -158,14 +158,14 @@ def _take(x, index):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ConvolutionCache(Endless):
+class ConvolutionCache(FixedSizeState):
     """inputs: per layer the last tokens that its kernel reaches back to [batch, reach, dim];
-    documents: theirs, for the layer that reaches furthest, int [batch, reach]; reading: how far
+    documents: theirs, for the layer that reaches furthest, int [batch, reach]; cursor: how far
     each row has been read; length: tokens read, padding counted, int []. It has no end."""
 
     inputs: tuple[Array, ...]
     documents: Array
-    reading: Reading
+    cursor: DocumentCursor
     length: Array
 
 
@@ -175,15 +175,15 @@ def start(config, batch_size: int, capacity: int) -> ConvolutionCache:
     return ConvolutionCache(
         tuple(jnp.zeros((batch_size, reach, config.embed_dim), config.dtype) for reach in reaches),
         jnp.zeros((batch_size, max(reaches)), jnp.int32),
-        Reading.begin(batch_size),
+        DocumentCursor.begin(batch_size),
         jnp.int32(0),
     )
 
 
 def advance(weights, tokens, cache: ConvolutionCache, config, *, segments=None):
     """Read the next tokens [batch, new]; returns (their hidden states, the cache after them)."""
-    segments = same_document(segments, cache.reading, tokens.shape[:2])
-    new, _, reading = read_segments(segments, cache.reading)
+    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
+    new, _, cursor = document_positions(segments, cache.cursor)
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
     order = _tokens_first(new)
     x, new = _take(x, order), _take(new, order)
@@ -207,5 +207,5 @@ def advance(weights, tokens, cache: ConvolutionCache, config, *, segments=None):
     x = run_layers(weights, x, config, convolve)
     documents = newest(joined(cache.documents, new), cache.documents.shape[1])
     length = cache.length + tokens.shape[1]
-    cache = ConvolutionCache(tuple(inputs), documents, reading, length)
+    cache = ConvolutionCache(tuple(inputs), documents, cursor, length)
     return _take(x, jnp.argsort(order, axis=1)), cache

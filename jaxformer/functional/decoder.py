@@ -63,10 +63,10 @@ def advance(weights, tokens, cache: Cache, config, *, mask: Mask | None = None, 
 
     A row that stops inside a prefix, which must be read at once, gets NaN.
     """
-    before, mask = cache.reading.position, self_attention_mask(config, mask)
+    before, mask = cache.cursor.position, self_attention_mask(config, mask)
     x, cache = read_on(weights, tokens, cache, config, mask, segments=segments)
     if config.prefix:
-        after = cache.reading.position
+        after = cache.cursor.position
         torn = ((before > 0) & (before < config.prefix)) | ((after > 0) & (after < config.prefix))
         x = jnp.where(torn[:, None, None], jnp.nan, x)
     return x, cache

@@ -13,11 +13,11 @@ from functools import partial
 import jax
 
 from jaxformer.functional import encoder
-from jaxformer.functional.attention import dot_product_attention, folded_attention
+from jaxformer.functional.attention import dot_product_attention, few_queries_attention
 from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Places
+from jaxformer.functional.masks import Causal, Mask, Packed, Padding, TokenInfo
 from jaxformer.functional.transformer import (
     POINTS,
     empty_cache,
@@ -99,7 +99,7 @@ def inspect(
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     how = {"segments": source_segments, "dropout_key": keys[0]}
     encoded = encode(weights, source, config, execution, **how)
-    places = Places(source.shape[1], None, source_segments)
+    places = TokenInfo(source.shape[1], None, source_segments)
 
     def look_up(weights, query, tap):
         key, value = source_heads(weights["cross_attention"], encoded, config)
@@ -108,7 +108,7 @@ def inspect(
             key,
             value,
             Padding(),
-            key_places=places,
+            key_info=places,
             scale=config.attention_scale,
             implementation=implementation("cross_attention.weights", execution, capture, patch),
             tap=tap,
@@ -149,7 +149,7 @@ def advance(
 
     def look_up(weights, query, tap):
         keys, values = weights["memory"]
-        return folded_attention(query, keys, values, cache.visible, config.attention_scale)
+        return few_queries_attention(query, keys, values, cache.visible, config.attention_scale)
 
     blocks = unstack(weights["blocks"], config.num_layers)
     blocks = [

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxformer.functional.masks import Causal, Packed, Padding, Window
 
 
-def refusal(query, key, value, mask, query_places, key_places) -> str | None:
+def unsupported_reason(query, key, value, mask, query_info, key_info) -> str | None:
     """Why the kernel cannot do this, in words, or None if it can."""
     if jax.default_backend() != "gpu":
         return f"it needs a GPU, and the backend is {jax.default_backend()!r}"
@@ -18,7 +18,7 @@ def refusal(query, key, value, mask, query_places, key_places) -> str | None:
         return f"it needs a head_dim that is a multiple of 8 and at most 128, not {query.shape[-1]}"
     if key.shape != value.shape or not query.dtype == key.dtype == value.dtype:
         return "it needs keys and values of one shape, and of the dtype of the queries"
-    places = (query_places, key_places)
+    places = (query_info, key_info)
     if any(place.positions is not None or place.segments is not None for place in places):
         return "it knows only whole rows without padding, packed documents or cached positions"
     rules = mask.rules()

@@ -40,7 +40,7 @@ def cut(array, part: Part, axis: int = -1):
     jax.tree_util.register_dataclass, data_fields=["positions", "segments"], meta_fields=["length"]
 )
 @dataclass(frozen=True)
-class Places:
+class TokenInfo:
     """Where the tokens of a row stand.
 
     positions: int [*batch, length], or None for 0, 1, 2, … along the row (known while tracing);
@@ -52,7 +52,7 @@ class Places:
     positions: Any = None
     segments: Any = None
 
-    def take(self, part: Part) -> "Places":
+    def part(self, part: Part) -> "TokenInfo":
         """Some tokens of the row, in a line; their positions stay what they were."""
         if isinstance(part, DynamicSlice):
             in_order, length = part.start + jax.numpy.arange(part.size), part.size
@@ -60,18 +60,18 @@ class Places:
             in_order, length = np.arange(part.start, part.stop), part.stop - part.start
         positions = in_order if self.positions is None else cut(self.positions, part)
         segments = None if self.segments is None else cut(self.segments, part)
-        return Places(length, positions, segments)
+        return TokenInfo(length, positions, segments)
 
-    def with_axis(self, axis: int) -> "Places":
+    def with_axis(self, axis: int) -> "TokenInfo":
         """The same for arrays with one more axis there; what all rows share stays as it is."""
         positions, segments = self.positions, self.segments
         if np.ndim(positions) > 1:
             positions = jax.numpy.expand_dims(positions, axis)
         if segments is not None:
             segments = jax.numpy.expand_dims(segments, axis)
-        return Places(self.length, positions, segments)
+        return TokenInfo(self.length, positions, segments)
 
-    def where(self):
+    def position_ids(self):
         return np.arange(self.length) if self.positions is None else self.positions
 
 
@@ -86,7 +86,7 @@ class Mask:
 
     needs_positions = True
 
-    def __call__(self, query: Places, key: Places):
+    def __call__(self, query: TokenInfo, key: TokenInfo):
         """bool [*batch, query length, key length] (or broadcastable to it): may query see key?"""
         raise TypeError(f"{type(self).__name__} has no rule")
 
@@ -94,9 +94,9 @@ class Mask:
         """Keys outside [low, high) are invisible to queries start … stop − 1 of the same row."""
         return 0, length
 
-    def tile(self, query: Places, key: Places, rows: Part, columns: Part):
+    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
         """The rule asked about some queries and some keys of a row only."""
-        return self(query.take(rows), key.take(columns))
+        return self(query.part(rows), key.part(columns))
 
     def __and__(self, other: "Mask") -> "Mask":
         return All(self.rules() + other.rules())
@@ -113,7 +113,7 @@ class Causal(Mask):
     needs_positions = False
 
     def __call__(self, query, key):
-        return key.where()[..., None, :] <= query.where()[..., :, None]
+        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]
 
     def key_range(self, start, stop, length):
         return 0, min(stop, length)
@@ -131,7 +131,7 @@ class Window(Mask):
             raise ValueError(f"window is {self.size}; it must be at least 1 (a token sees itself)")
 
     def __call__(self, query, key):
-        return key.where()[..., None, :] > query.where()[..., :, None] - self.size
+        return key.position_ids()[..., None, :] > query.position_ids()[..., :, None] - self.size
 
     def key_range(self, start, stop, length):
         return max(0, start - self.size + 1), length
@@ -145,8 +145,8 @@ class Prefix(Mask):
     length: int
 
     def __call__(self, query, key):
-        before = key.where()[..., None, :] <= query.where()[..., :, None]
-        return before | (key.where()[..., None, :] < self.length)
+        before = key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]
+        return before | (key.position_ids()[..., None, :] < self.length)
 
     def key_range(self, start, stop, length):
         return 0, min(max(stop, self.length), length)
@@ -207,7 +207,7 @@ class All(Mask):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Table(Mask):
+class DenseMask(Mask):
     """No rule but the answers themselves, bool [*batch, queries, keys]: a mask from elsewhere."""
 
     array: Any
@@ -224,6 +224,6 @@ class Table(Mask):
 def first_forward_edge(mask: Mask, length: int) -> tuple[int, int] | None:
     """The first (query, key) with key > query that the rule lets through in a row of this length;
     None: the rule is causal there."""
-    seen = mask(Places(length), Places(length))
+    seen = mask(TokenInfo(length), TokenInfo(length))
     later = np.triu(np.broadcast_to(np.asarray(seen), (length, length)), 1)
     return tuple(map(int, np.argwhere(later)[0])) if later.any() else None

@@ -46,7 +46,7 @@ def _angles(positions, dim, base):
     return positions[..., None].astype(jnp.float32) * frequencies
 
 
-class Reading(NamedTuple):
+class DocumentCursor(NamedTuple):
     """How far each row has been read; what a later chunk needs to go on counting. All int [batch].
 
     segment: the last segment id that was not padding; document: how many documents have begun;
@@ -58,28 +58,28 @@ class Reading(NamedTuple):
     position: Array
 
     @classmethod
-    def begin(cls, batch_size: int) -> "Reading":
+    def begin(cls, batch_size: int) -> "DocumentCursor":
         return cls(*(jnp.zeros(batch_size, jnp.int32) for _ in range(3)))
 
 
-def same_document(segments, reading: Reading, shape):
+def continued_segments(segments, cursor: DocumentCursor, shape):
     """The segments of a chunk of this shape; where None were given each row's document goes on."""
     if segments is not None:
         return segments
-    return jnp.broadcast_to(jnp.maximum(reading.segment, 1)[:, None], shape)
+    return jnp.broadcast_to(jnp.maximum(cursor.segment, 1)[:, None], shape)
 
 
-def read_segments(segments: Int[Array, "batch length"], reading: Reading):
+def document_positions(segments: Int[Array, "batch length"], cursor: DocumentCursor):
     """Number the documents of each row and the positions within them.
 
     A document is a maximal run of equal non-zero segment ids, padding (0) left out of account, so
     an id that comes again after another one begins a *new* document and can see nothing of the
     old. Positions restart at 0 in each document; padding has document 0 and position 0.
 
-    Returns (documents, positions, reading), the first two int [batch, length].
+    Returns (documents, positions, cursor), the first two int [batch, length].
     """
     valid = segments != 0
-    known = jnp.concatenate([reading.segment[:, None], segments], axis=1)
+    known = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
     index = jnp.arange(known.shape[1])
     latest = jax.lax.cummax(
         jnp.where(known != 0, index, 0), axis=1
@@ -87,11 +87,11 @@ def read_segments(segments: Int[Array, "batch length"], reading: Reading):
     last_segment = jnp.take_along_axis(known, latest, axis=1)
     begins = valid & (segments != last_segment[:, :-1])
 
-    document = reading.document[:, None] + jnp.cumsum(begins, axis=1)
+    document = cursor.document[:, None] + jnp.cumsum(begins, axis=1)
     tokens_before = jnp.cumsum(valid, axis=1) - valid
     # Where the current document began, in tokens of this chunk; negative when it began before it.
-    origin = jax.lax.cummax(jnp.where(begins, tokens_before, -reading.position[:, None]), axis=1)
-    after = Reading(
+    origin = jax.lax.cummax(jnp.where(begins, tokens_before, -cursor.position[:, None]), axis=1)
+    after = DocumentCursor(
         segment=last_segment[:, -1],
         document=document[:, -1],
         position=valid.sum(axis=1) - origin[:, -1],

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.functional.cache import Endless
+from jaxformer.functional.cache import FixedSizeState
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -25,7 +25,7 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.linear import linear
-from jaxformer.functional.positions import Reading, read_segments, same_document
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 
 __all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
 
@@ -179,7 +179,7 @@ def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=No
     """The same, each document beginning from the states `initial`."""
     begins = valid = None
     if segments is not None:
-        _, positions, _ = read_segments(segments, Reading.begin(len(segments)))
+        _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
         valid = segments != 0
         begins = valid & (positions == 0)
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
@@ -192,12 +192,12 @@ def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=No
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RecurrentCache(Endless):
-    """states: per layer and part float32 [batch, hidden]; reading: how far each row has been read;
+class RecurrentCache(FixedSizeState):
+    """states: per layer and part float32 [batch, hidden]; cursor: how far each row has been read;
     length: tokens read, padding counted, int []. However many they are, it is as large."""
 
     states: tuple
-    reading: Reading
+    cursor: DocumentCursor
     length: Array
 
 
@@ -208,7 +208,7 @@ def start(config, batch_size: int, capacity: int) -> RecurrentCache:
 
 def begin_reading(states) -> RecurrentCache:
     """The cache of rows that have read nothing yet, with these states."""
-    return RecurrentCache(states, Reading.begin(len(states[0][0])), jnp.int32(0))
+    return RecurrentCache(states, DocumentCursor.begin(len(states[0][0])), jnp.int32(0))
 
 
 def advance(weights, tokens, cache: RecurrentCache, config, *, segments=None):
@@ -219,10 +219,10 @@ def advance(weights, tokens, cache: RecurrentCache, config, *, segments=None):
 
 def read_on(weights, tokens, cache: RecurrentCache, initial, config, *, segments=None):
     """The same, each document beginning from the states `initial`."""
-    segments = same_document(segments, cache.reading, tokens.shape[:2])
-    documents, positions, reading = read_segments(segments, cache.reading)
+    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
+    documents, positions, cursor = document_positions(segments, cache.cursor)
     valid = documents != 0
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
     how = {"initial": initial, "begins": valid & (positions == 0), "valid": valid}
     x, states = run_layers(weights["layers"], x, cache.states, config, **how)
-    return x, RecurrentCache(states, reading, cache.length + tokens.shape[1])
+    return x, RecurrentCache(states, cursor, cache.length + tokens.shape[1])

@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.attention import dot_product_attention, folded_attention
+from jaxformer.functional.attention import dot_product_attention, few_queries_attention
 from jaxformer.functional.cache import SourceCache, fold_source, visible_source
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -24,7 +24,7 @@ from jaxformer.functional.embedding import (
 )
 from jaxformer.functional.embedding import prepare as prepare_layers
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import Padding, Places
+from jaxformer.functional.masks import Padding, TokenInfo
 from jaxformer.functional.recurrent import (
     begin_reading,
     empty_states,
@@ -116,7 +116,7 @@ def hidden_states(
     if not config.attends:
         return hidden
     key, value = memory(weights["attention"], encoded)
-    places = Places(source.shape[1], None, source_segments)
+    places = TokenInfo(source.shape[1], None, source_segments)
 
     def attend(query):
         return dot_product_attention(
@@ -124,7 +124,7 @@ def hidden_states(
             key,
             value,
             Padding(),
-            key_places=places,
+            key_info=places,
             scale=_SCALE,
             implementation=execution.attention,
         )
@@ -160,7 +160,7 @@ def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
     if config.attends:
 
         def attend(query):
-            return folded_attention(query, *cache.memory, cache.visible, _SCALE)
+            return few_queries_attention(query, *cache.memory, cache.visible, _SCALE)
 
         hidden = join(weights["attention"], hidden, attend)
     return hidden, replace(cache, own=own)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxformer.functional.attention import (
     dot_product_attention,
-    folded_attention,
+    few_queries_attention,
     masked_attention,
 )
 from jaxformer.functional.blocks import (
@@ -24,7 +24,7 @@ from jaxformer.functional.blocks import (
     run_blocks,
     unstack,
 )
-from jaxformer.functional.cache import Cache, init_cache, open_slots, read_heads, write_heads
+from jaxformer.functional.cache import Cache, append_slots, init_cache, read_heads, write_heads
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     add_positions,
@@ -34,9 +34,9 @@ from jaxformer.functional.embedding import (
     pack_all,
     without_padding,
 )
-from jaxformer.functional.masks import Mask, Places
+from jaxformer.functional.masks import Mask, TokenInfo
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import Reading, read_segments, same_document
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.taps import Tap
 
 FEW = 64  # new tokens up to which a step over the cache takes all of their scores at once
@@ -99,12 +99,14 @@ def read_rows(
     inner = {name: entry for name, entry in patch.items() if _in_block(name)}
     tap = Tap(capture, {name: entry for name, entry in patch.items() if not _in_block(name)})
     if segments is None:
-        places, positions = Places(length), jnp.arange(length)
+        places, positions = TokenInfo(length), jnp.arange(length)
     else:
-        documents, positions, _ = read_segments(segments, Reading.begin(segments.shape[0]))
+        documents, positions, _ = document_positions(
+            segments, DocumentCursor.begin(segments.shape[0])
+        )
         # Order within a document is order along the row: only a rule that counts (a window, a
         # prefix) needs the counted positions, which are not known while tracing.
-        places = Places(length, positions if mask.needs_positions else None, documents)
+        places = TokenInfo(length, positions if mask.needs_positions else None, documents)
 
     embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     x = embed(weights, tokens, positions, config, segments)
@@ -117,8 +119,8 @@ def read_rows(
                 key,
                 value,
                 mask,
-                query_places=places,
-                key_places=places,
+                query_info=places,
+                key_info=places,
                 scale=config.attention_scale,
                 implementation=implementation("attention.weights", execution, capture, patch),
                 tap=tap,
@@ -189,9 +191,9 @@ def read_on(weights, tokens, cache: Cache, config, mask: Mask, *, block=block, s
     segments: as in `read_rows`, 0 for padding; None goes on with each row's document. Past the
     capacity the result is NaN: a write is never clamped into the last slots unnoticed.
     """
-    segments = same_document(segments, cache.reading, tokens.shape[:2])
+    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
     old_length = cache.length
-    cache, new, slots = open_slots(cache, segments)
+    cache, new, slots = append_slots(cache, segments)
     x = embed(weights, tokens, new.positions, config, segments)
 
     keys, values = [], []
@@ -202,7 +204,7 @@ def read_on(weights, tokens, cache: Cache, config, mask: Mask, *, block=block, s
             keys = write_heads(cache.keys[layer], key, old_length)
             values = write_heads(cache.values[layer], value, old_length)
             if new.length <= FEW:
-                output = folded_attention(query, keys, values, visible, config.attention_scale)
+                output = few_queries_attention(query, keys, values, visible, config.attention_scale)
             else:  # a long prompt: not all of its scores at once
                 key, value = (read_heads(x, len(tokens)) for x in (keys, values))
                 output = masked_attention(

@@ -15,12 +15,12 @@ class Autoregressive(LanguageModel):
     # The face that decoding knows: plain functions of weights and cache, no parameters made.
 
     @property
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Why this very config is not autoregressive after all; None: it is."""
         return None
 
     @property
-    def first_chunk(self) -> int:
+    def minimum_prefill(self) -> int:
         """The fewest tokens of a document that can be read at once at its start: they are given,
         and the first that is predicted comes after them."""
         return 1
@@ -34,17 +34,17 @@ class Autoregressive(LanguageModel):
     @nn.nowrap
     def prepare(self, params, parts: int = 1):
         """The weights as many small steps want them, each matrix cut into so many parts."""
-        return self.functional.prepare(params, self.config.complete, parts)
+        return self.functional.prepare(params, self.config.resolved, parts)
 
     @nn.nowrap
     def start(self, weights, batch_size: int, capacity: int, source=None):
         """An empty cache. weights, here and below: the params as they are, or prepared."""
-        return self.functional.start(self.config.complete, batch_size, capacity)
+        return self.functional.start(self.config.resolved, batch_size, capacity)
 
     @nn.nowrap
     def advance(self, weights, tokens, cache, segments=None, last_only: bool = False):
         """Logits of the new tokens (of the last alone on request) and the cache after them."""
-        config = self.config.complete
+        config = self.config.resolved
         options = {"segments": segments, **self.options}
         hidden, cache = self.functional.advance(weights, tokens, cache, config, **options)
         return self.functional.logits(weights, hidden[:, -1:] if last_only else hidden), cache
@@ -80,7 +80,7 @@ class Sourced(Autoregressive):
     def start(self, weights, batch_size: int, capacity: int, source=None):
         """A cache that has read the source; each source serves batch_size / sources rows."""
         ids, segments = source
-        config = self.config.complete
+        config = self.config.resolved
         return self.functional.start(
             weights, ids, config, self.execution, batch_size, capacity, source_segments=segments
         )

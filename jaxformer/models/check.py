@@ -68,7 +68,7 @@ def check_tokens(tokens, config, segments=None):
 
 def check_source(source, config, segments, batch_size: int):
     """The same of a source: one for each of batch_size rows, none of them empty."""
-    config = config.complete
+    config = config.resolved
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
     _check_ids("source", source, config.source_vocab_size, config.embed_dim)
@@ -106,7 +106,7 @@ def checked_source(source, config, segments, batch_size: int):
 def padded_source(source, config, name: str):
     """(ids, segments) int [batch, length] of rows of ids, padded on the right to a bucket of
     lengths; an array stays as it is, segments None. ValueError says what is wrong with them."""
-    config = config.complete
+    config = config.resolved
     if source is None:
         raise ValueError(f"source is None; a {name} reads one: a row of ids for each prompt")
     if getattr(source, "ndim", None) == 2:

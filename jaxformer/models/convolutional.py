@@ -13,5 +13,5 @@ class Convolutional(Autoregressive):
     functional = convolution
 
     @property
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         return None if self.config.causal else "its kernels are centred: they see what is to come"

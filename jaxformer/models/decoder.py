@@ -16,6 +16,6 @@ class Decoder(Transformer, Autoregressive):
     functional = decoder
 
     @property
-    def first_chunk(self) -> int:
+    def minimum_prefill(self) -> int:
         """A prefix is seen both ways, so it is read at once; nothing in it is predicted."""
         return max(1, self.config.prefix)

@@ -28,7 +28,7 @@ class LanguageModel(nn.Module):
     execution: Execution = Execution()
 
     def setup(self):
-        parts = self.functional.initializers(self.config.complete)
+        parts = self.functional.initializers(self.config.resolved)
         self.weights = {name: self._part(name, init) for name, init in parts.items()}
 
     def _part(self, name, init):
@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):
         """A pass: the function of the weights, the tokens and, if it reads one, the source."""
         self.require_bound()
         tokens, segments = checked_tokens(tokens, self.config, segments)
-        config, key = self.config.complete, None
+        config, key = self.config.resolved, None
         if self.has_rng("dropout"):
             key = self.make_rng("dropout")
         options = {"segments": segments, "dropout_key": key, **self.options, **options}
@@ -117,7 +117,7 @@ class Transformer(LanguageModel):
         return {"mask": self.mask}
 
     @property
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Why nothing can be generated: the caller's mask lets a token see a later one."""
         if "mask" not in self.options:
             return None

@@ -107,7 +107,7 @@ def _reads_its_source(subject):
 
 def _cached(subject):
     """Read in random chunks, a row gives what it gives in one pass, and leaves the same cache."""
-    rng, first = np.random.default_rng(subject.seed), subject.first_chunk
+    rng, first = np.random.default_rng(subject.seed), subject.minimum_prefill
     length = min(subject.length, first + 63)
     tokens = subject.tokens(2, length)
     whole = subject.compiled(tokens)
@@ -230,7 +230,7 @@ def _deterministic(subject):
 
 def _probabilities(subject):
     """Σ_x P(x | text) over all x of the vocabulary, each by the log P of a text that ends in it."""
-    size, text = subject.config.vocab_size, subject.tokens(1, max(2, subject.first_chunk))
+    size, text = subject.config.vocab_size, subject.tokens(1, max(2, subject.minimum_prefill))
     texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
 
     def log_prob(texts):
@@ -253,7 +253,7 @@ def _finite(subject):
 
 def _floor(subject):
     """Nobody predicts uniform random tokens: below ln V, a model has seen what it predicts."""
-    rows, first = 32, subject.first_chunk
+    rows, first = 32, subject.minimum_prefill
     tokens = subject.tokens(rows, subject.length)
     log_probs = jax.nn.log_softmax(subject.compiled(tokens)[:, first - 1 : -1])
     losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, first:, None], axis=-1)

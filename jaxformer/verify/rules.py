@@ -10,7 +10,7 @@ padding) or, for one document without padding, by its length.
 
 import numpy as np
 
-from jaxformer.functional.masks import Places as TokenInfo
+from jaxformer.functional.masks import TokenInfo as TokenInfo
 from jaxformer.models import config as configs
 
 

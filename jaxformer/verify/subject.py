@@ -31,9 +31,9 @@ class Subject:
         return self.model.config
 
     @property
-    def first_chunk(self) -> int:
+    def minimum_prefill(self) -> int:
         """The fewest tokens of a text that can be read at once at its start; none is predicted."""
-        return getattr(self.model, "first_chunk", 1)
+        return getattr(self.model, "minimum_prefill", 1)
 
     @cached_property
     def source(self):
@@ -122,7 +122,7 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
     require_autoregressive(model)
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
-    least, longest = max(12, model.first_chunk + 1), model.config.max_length
+    least, longest = max(12, model.minimum_prefill + 1), model.config.max_length
     if longest < least:
         raise ValueError(f"max_length is {longest}; to be certified it must be at least {least}")
     length = min(longest, max(least, 128)) if length is None else length
@@ -133,5 +133,5 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
     if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     # A copy, for a model of somebody's own class must stay one.
-    twin = model.copy(config=replace(model.config.complete, dtype="float32"))
+    twin = model.copy(config=replace(model.config.resolved, dtype="float32"))
     return Subject(twin, {"params": variables["params"]}, length, seed, model.config.dtype)

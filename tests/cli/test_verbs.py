@@ -203,7 +203,7 @@ def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, m
     assert (folder / "certificate.png").read_bytes().startswith(b"\x89PNG")
 
     def sees_the_next(self, query, key):
-        return key.where()[..., None, :] <= query.where()[..., :, None] + 1
+        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None] + 1
 
     monkeypatch.setattr(Causal, "__call__", sees_the_next)
     monkeypatch.setattr(room, "PROPERTIES", {"causal": room.PROPERTIES["causal"]})

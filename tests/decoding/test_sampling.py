@@ -11,14 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.decoding.sampling import choose, truncate
+from jaxformer.decoding.sampling import sample_tokens, truncate
 
 SIZE = 12
 LARGEST = float(np.finfo(np.float32).max)
 HOTTEST = 2.0**126
 DENORMAL = float(np.finfo(np.float32).smallest_subnormal)
 
-# Values that recur, so that there are ties; the two zeros, the smallest numbers, neighbours.
+# Values that recur, so that there are ties; the two zeros, the smallest arrays, neighbours.
 special = st.sampled_from(
     [0.0, -0.0, DENORMAL, -DENORMAL, 1e-40, -1e-40, 1.0, 1.0 + 2.0**-23, -3.0]
 )
@@ -70,7 +70,7 @@ def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
     # On the threshold itself float32 may decide either way.
     expected = nearly(1.0)
     assume((nearly(1 - 1e-4) == nearly(1 + 1e-4)).all())
-    found = np.asarray(truncation()(sampler.numbers(), logits[None]))[0]
+    found = np.asarray(truncation()(sampler.arrays(), logits[None]))[0]
     np.testing.assert_array_equal(found > -np.inf, expected)
     np.testing.assert_array_equal(found[expected], logits[expected])
 
@@ -80,7 +80,7 @@ def test_the_two_zeros_are_one_number(zeros):
     """Tied at the threshold, both are kept, whichever of them it is."""
     logits = np.float32([[-1.0, *zeros, -2.0]])
     for sampler in (jf.Sampler(top_k=1), jf.Sampler(top_p=0.3), jf.Sampler(min_p=1.0)):
-        left = np.asarray(truncation()(sampler.numbers(), logits))[0] > -np.inf
+        left = np.asarray(truncation()(sampler.arrays(), logits))[0] > -np.inf
         np.testing.assert_array_equal(left, [False, True, True, False])
 
 
@@ -90,17 +90,19 @@ def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
     number: the k largest are the k largest all the same."""
     logits = np.float32([20.0, 2e-7, 3e-7, 1e-7, -5.0])
     sampler = jf.Sampler(temperature=temperature, top_k=2)
-    drawn = jax.jit(choose)(sampler.numbers(), jax.random.key(0), 0, np.tile(logits, (500, 1)))
+    drawn = jax.jit(sample_tokens)(
+        sampler.arrays(), jax.random.key(0), 0, np.tile(logits, (500, 1))
+    )
     assert set(np.asarray(drawn).tolist()) <= {0, 2}
-    left = np.asarray(truncation()(sampler.numbers(), logits[None]))[0] > -np.inf
+    left = np.asarray(truncation()(sampler.arrays(), logits[None]))[0] > -np.inf
     assert np.flatnonzero(left).tolist() == [0, 2]
 
 
 def test_the_largest_temperature_draws_from_all_alike():
     """4,000 draws of 4 tokens: each a quarter of them, within 5 σ."""
     rows = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))
-    numbers = jf.Sampler(temperature=HOTTEST).numbers()
-    drawn = jax.jit(choose)(numbers, jax.random.key(1), 0, rows)
+    arrays = jf.Sampler(temperature=HOTTEST).arrays()
+    drawn = jax.jit(sample_tokens)(arrays, jax.random.key(1), 0, rows)
     counts = np.bincount(np.asarray(drawn), minlength=4)
     assert (abs(counts - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)).all()
 
@@ -123,7 +125,7 @@ def test_a_temperature_that_float32_cannot_hold_is_refused(value):
 @pytest.mark.parametrize("top_k", [SIZE, SIZE + 1, 2**31 - 1, 2**31, 3_000_000_000, 2**100])
 def test_a_top_k_beyond_the_vocabulary_keeps_everything(top_k):
     logits = np.arange(SIZE, dtype=np.float32)[None]
-    found = truncation()(jf.Sampler(top_k=top_k).numbers(), logits)
+    found = truncation()(jf.Sampler(top_k=top_k).arrays(), logits)
     np.testing.assert_array_equal(found, logits)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import Causal, Packed, Padding, Places, Prefix, Window
-from jaxformer.functional.masks import All, DynamicSlice, Table
+from jaxformer.functional import Causal, Packed, Padding, Prefix, TokenInfo, Window
+from jaxformer.functional.masks import All, DenseMask, DynamicSlice
 from jaxformer.verify import rules
 from tests.properties import tiny
 
@@ -37,7 +37,7 @@ def matrix(rows):
 def test_a_rule_is_its_matrix(name):
     """Row: query; column: key. Known while tracing, the answer is NumPy's and stays static."""
     rule, rows = LITERAL[name]
-    answer = rule(Places(4), Places(4))
+    answer = rule(TokenInfo(4), TokenInfo(4))
     assert isinstance(answer, (np.ndarray, np.bool_))
     np.testing.assert_array_equal(np.broadcast_to(answer, (4, 4)), matrix(rows))
 
@@ -46,13 +46,13 @@ def test_a_rule_is_its_matrix(name):
 def test_a_rule_about_documents_is_its_matrix(name):
     """Documents see themselves alone; padding is seen by no one."""
     rule, segments, rows = SEGMENTED[name]
-    places = Places(4, None, np.array(segments))
+    places = TokenInfo(4, None, np.array(segments))
     np.testing.assert_array_equal(np.broadcast_to(rule(places, places), (4, 4)), matrix(rows))
 
 
 def test_positions_count_not_columns():
     """Slots in any order: the rule asks where a token stands, not where it is stored."""
-    query, key = Places(2, np.array([5, 7])), Places(4, np.array([7, 5, 4, 6]))
+    query, key = TokenInfo(2, np.array([5, 7])), TokenInfo(4, np.array([7, 5, 4, 6]))
     np.testing.assert_array_equal((Causal() & Window(2))(query, key), matrix(["0110", "1001"]))
 
 
@@ -65,7 +65,7 @@ LENGTH = 9
 @given(one=RULES, other=RULES)
 def test_joined_rules_hold_together(one, other):
     """a & b sees what both see, in either order."""
-    places = Places(LENGTH)
+    places = TokenInfo(LENGTH)
     both = np.logical_and(one(places, places), other(places, places))
     for joined in (one & other, other & one):
         np.testing.assert_array_equal(joined(places, places), both)
@@ -80,12 +80,12 @@ def test_joined_rules_hold_together(one, other):
 def test_a_tile_is_a_part_and_a_range_hides_nothing(rule, other, rows, columns):
     """Asked block by block a rule answers as when asked whole; outside its key_range it sees
     nothing."""
-    rule, places = rule & other, Places(LENGTH)
+    rule, places = rule & other, TokenInfo(LENGTH)
     whole = np.broadcast_to(rule(places, places), (LENGTH, LENGTH))
     rows, columns = (slice(start, min(start + size, LENGTH)) for start, size in (rows, columns))
     part = np.broadcast_to(rule.tile(places, places, rows, columns), whole[rows, columns].shape)
     np.testing.assert_array_equal(part, whole[rows, columns])
-    table = Table(whole)
+    table = DenseMask(whole)
     np.testing.assert_array_equal(table.tile(places, places, rows, columns), part)
     low, high = rule.key_range(rows.start, rows.stop, LENGTH)
     assert not whole[rows, :low].any() and not whole[rows, high:].any()
@@ -105,8 +105,8 @@ def test_a_tile_may_be_found_as_the_program_runs(rule, segments, rows, columns):
     known = [slice(start, start + size) for start, size in (rows, columns)]
     traced = [DynamicSlice(jnp.int32(start), size) for start, size in (rows, columns)]
     for told in ((None, None), (None, documents), (positions, documents)):
-        places = Places(LENGTH, *told)
-        for mask in (rule, rule & Packed() & Table(table)):
+        places = TokenInfo(LENGTH, *told)
+        for mask in (rule, rule & Packed() & DenseMask(table)):
             tile = [mask.tile(places, places, *parts) for parts in (known, traced)]
             np.testing.assert_array_equal(*tile)
 
@@ -116,7 +116,7 @@ def test_ranges_are_tight(start, size, window):
     """The first and the last key of the range are seen by someone: no block too many."""
     stop = min(start + size, LENGTH)
     for rule in (Causal(), Causal() & Window(window), Prefix(4)):
-        seen = rule(Places(LENGTH), Places(LENGTH))[start:stop].any(axis=0)
+        seen = rule(TokenInfo(LENGTH), TokenInfo(LENGTH))[start:stop].any(axis=0)
         low, high = rule.key_range(start, stop, LENGTH)
         assert seen[low] and seen[high - 1]
 
@@ -125,7 +125,7 @@ def test_ranges_are_tight(start, size, window):
 def test_rules_on_counted_positions_are_the_loops(segments, window, prefix):
     """Window, prefix and documents together, positions counted per document, against the oracle."""
     documents, positions = rules.read(segments)
-    places = Places(len(segments), positions, documents)
+    places = TokenInfo(len(segments), positions, documents)
     rule = Prefix(prefix) & Window(window) & Packed()
     np.testing.assert_array_equal(
         rule(places, places), rules.visible(segments, window=window, prefix=prefix)

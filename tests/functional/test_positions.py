@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import rotary, sinusoidal_positions
-from jaxformer.functional.positions import Reading, read_segments
+from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
@@ -72,13 +72,13 @@ def test_an_odd_width_is_refused():
         rotary(jnp.ones((1, 3, 5)), jnp.arange(3))
 
 
-read = jax.jit(read_segments)
+read = jax.jit(document_positions)
 
 
 @given(segments=tiny.segment_batches(3, ids=(1, 2, 7, -1)))
 def test_documents_and_positions_are_counted_as_by_a_loop(segments):
     """A maximal run of one id is a document, padding left out; an id that returns begins anew."""
-    documents, positions, _ = read(segments, Reading.begin(3))
+    documents, positions, _ = read(segments, DocumentCursor.begin(3))
     for row, ids in enumerate(segments):
         expected = rules.read(ids)
         np.testing.assert_array_equal(documents[row], expected[0])
@@ -88,11 +88,11 @@ def test_documents_and_positions_are_counted_as_by_a_loop(segments):
 @given(segments=tiny.segment_batches(2), cuts=st.sets(st.sampled_from([4, 8])))
 def test_reading_goes_on_where_it_stopped(segments, cuts):
     """Cut into chunks, each told what the last one left: the same documents and positions."""
-    whole = read(segments, Reading.begin(2))
-    reading, parts = Reading.begin(2), []
+    whole = read(segments, DocumentCursor.begin(2))
+    cursor, parts = DocumentCursor.begin(2), []
     for part in np.split(segments, sorted(cuts), axis=1):
-        documents, positions, reading = read(part, reading)
+        documents, positions, cursor = read(part, cursor)
         parts.append((documents, positions))
     for side, expected in zip(zip(*parts, strict=True), whole, strict=False):
         np.testing.assert_array_equal(np.concatenate(side, axis=1), expected)
-    jax.tree.map(np.testing.assert_array_equal, reading, whole[2])
+    jax.tree.map(np.testing.assert_array_equal, cursor, whole[2])

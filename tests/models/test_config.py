@@ -109,11 +109,11 @@ CONFIGS = st.builds(
 
 @given(config=CONFIGS)
 def test_what_is_worked_out_stays(config):
-    """`complete` fills in every size, changes nothing that was given, and is its own completion."""
-    complete = config.complete
+    """`resolved` fills in every size, changes nothing that was given, and is its own completion."""
+    complete = config.resolved
     given_back = replace(complete, **{n: getattr(config, n) for n in ("head_dim", "mlp_dim")})
     assert replace(given_back, num_kv_heads=config.num_kv_heads) == config
-    assert complete.complete == complete and hash(complete) == hash(complete.complete)
+    assert complete.resolved == complete and hash(complete) == hash(complete.resolved)
     assert None not in (complete.num_kv_heads, complete.head_dim, complete.mlp_dim)
     assert complete.num_heads % complete.num_kv_heads == 0
 
@@ -121,7 +121,7 @@ def test_what_is_worked_out_stays(config):
 def test_writers_into_the_residual_stream_start_small():
     """GPT-2's initialisation: N(0, 0.02²), and 0.02/√(2 · layers) for the maps whose output is
     added; no two layers the same."""
-    config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).complete
+    config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).resolved
     quick = {"xla_backend_optimization_level": 0}
     blocks = jax.jit(lambda key: init_blocks(key, config), compiler_options=quick)(
         jax.random.key(0)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="parity needs torch, which is not in
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.functional import Causal, Packed, Padding, Places, dot_product_attention  # noqa: E402
+from jaxformer.functional import Causal, Packed, Padding, TokenInfo, dot_product_attention  # noqa: E402
 from jaxformer.functional.blocks import block, cross_block, source_heads  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
@@ -62,10 +62,8 @@ def norm(take, name):
 
 
 def attend(query, key, value, mask, segments):
-    places = Places(segments.shape[1], None, jnp.asarray(segments))
-    return dot_product_attention(
-        query, key, value, mask, query_places=places, key_places=places
-    ), None
+    places = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
+    return dot_product_attention(query, key, value, mask, query_info=places, key_info=places), None
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -87,7 +85,7 @@ def test_block_is_torchs_encoder_layer(norm_position):
             },
         ),
         jnp.asarray(x),
-        config.complete,
+        config.resolved,
         attend=partial(attend, mask=Packed(), segments=SOURCE_REAL),
         positions=jnp.arange(SOURCE),
     )
@@ -111,9 +109,9 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
     config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
 
     def look_up(weights, query, tap):
-        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.complete)
-        places = Places(SOURCE, None, jnp.asarray(SOURCE_REAL))
-        return dot_product_attention(query, key, value, Padding(), key_places=places)
+        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.resolved)
+        places = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
+        return dot_product_attention(query, key, value, Padding(), key_info=places)
 
     ours, _ = cross_block(
         jax.tree.map(
@@ -128,7 +126,7 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
             },
         ),
         jnp.asarray(x),
-        config.complete,
+        config.resolved,
         look_up=look_up,
         attend=partial(attend, mask=Causal() & Packed(), segments=REAL),
         positions=jnp.arange(LENGTH),

@@ -44,7 +44,7 @@ def test_layers_are_torchs(cell):
     theirs, last = peer(packed)
     theirs, _ = torch.nn.utils.rnn.pad_packed_sequence(theirs, batch_first=True)
     theirs.square().sum().backward()
-    states = empty_states(RecurrentConfig(1, 1, cell, LAYERS, HIDDEN).complete, BATCH)
+    states = empty_states(RecurrentConfig(1, 1, cell, LAYERS, HIDDEN).resolved, BATCH)
 
     def ours(layers):
         y, after = jnp.asarray(x), []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import Causal, Packed, Places, Prefix, Window, blockwise
+from jaxformer.functional import Causal, Packed, Prefix, TokenInfo, Window, blockwise
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
@@ -47,8 +47,8 @@ def with_gradients(mask, implementation):
                 key,
                 value,
                 told if table else mask,
-                query_places=None if table else told,
-                key_places=None if table else told,
+                query_info=None if table else told,
+                key_info=None if table else told,
                 implementation=implementation,
             )
 
@@ -91,7 +91,7 @@ def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
     inputs = random_inputs(seed, 2, size=size)
     seen = [rules.visible(ids, **numbers) for ids in segments]
-    places = Places(LENGTH, positions, documents)
+    places = TokenInfo(LENGTH, positions, documents)
     # Scores of size² are rounded in their last digits, and gradients multiply that: at size 10 they
     # were off by up to 1.1e-3 of the largest, which may be small where softmax is saturated.
     check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**3))
@@ -120,7 +120,7 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
 def test_padding_is_hidden_whatever_the_rule(implementation, seed, segments):
     """A rule that says nothing of padding: its keys are seen by no one all the same."""
     inputs = random_inputs(seed, 2)
-    places = Places(LENGTH, None, jnp.asarray(segments))
+    places = TokenInfo(LENGTH, None, jnp.asarray(segments))
     found = under_causal(implementation)(*map(jnp.asarray, inputs[:3]), places)
     for row, ids in enumerate(segments):
         seen = np.tri(LENGTH, dtype=bool) & (ids != 0)
@@ -131,7 +131,7 @@ def test_padding_is_hidden_whatever_the_rule(implementation, seed, segments):
 @cache
 def under_causal(implementation):
     def run(query, key, value, places):
-        both = {"query_places": places, "key_places": places}
+        both = {"query_info": places, "key_info": places}
         return attend(query, key, value, Causal(), implementation=implementation, **both)
 
     return jax.jit(run)
@@ -158,8 +158,8 @@ def offset(implementation):
             key,
             value,
             Causal() & Window(3),
-            query_places=Places(len(query_positions), query_positions),
-            key_places=Places(len(key_positions), key_positions),
+            query_info=TokenInfo(len(query_positions), query_positions),
+            key_info=TokenInfo(len(key_positions), key_positions),
             implementation=implementation,
         )
 
@@ -185,7 +185,7 @@ def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments)
     """NaN in query, key and value of padding: the same output and gradients to the last bit."""
     run = with_gradients(RULES["causal"][0] & Packed(), implementation)
     documents = jnp.array([rules.read(ids)[0] for ids in segments])
-    places = Places(LENGTH, None, documents)
+    places = TokenInfo(LENGTH, None, documents)
     query, key, value, cotangent = map(jnp.asarray, random_inputs(seed, 2))
     padding = (segments == 0)[:, None, :, None]
     dirty = [jnp.where(padding, jnp.nan, x) for x in (query, key, value)]
@@ -280,7 +280,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
     wrong = {
         r"mask is float32 \(12, 12\); it must be bool": {"mask": jnp.zeros((LENGTH, LENGTH))},
         r"mask is bool \(2, 1, 12\); .* \[..., 12, 12\]": {"mask": jnp.ones((2, 1, LENGTH), bool)},
-        "key_places are of 3 tokens; there are 12": {"key_places": Places(3)},
+        "key_info are of 3 tokens; there are 12": {"key_info": TokenInfo(3)},
         "must agree in head_dim": {"key": key[..., :1]},
         "in the axes before the heads": {"query": query[:1]},
     }

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional import Causal, Places
+from jaxformer.functional import Causal, TokenInfo
 from jaxformer.functional import dot_product_attention as attend
-from jaxformer.functional.masks import Table
+from jaxformer.functional.masks import DenseMask
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 from tests.properties.test_attention import (
@@ -36,7 +36,7 @@ def test_any_table_is_its_formula(kv_heads, implementation, seed, table):
 
 @given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
 def test_a_table_joins_a_rule(seed, table):
-    """Table & Causal: both hold, in several blocks of queries as well."""
+    """DenseMask & Causal: both hold, in several blocks of queries as well."""
     inputs, causal = random_inputs(seed, 2), rules.visible([1] * LENGTH)
     found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))
     for row in range(2):
@@ -47,7 +47,7 @@ def test_a_table_joins_a_rule(seed, table):
 @cache
 def under_table_and_causal():
     def run(query, key, value, table):
-        mask = Table(table) & Causal()
+        mask = DenseMask(table) & Causal()
         return attend(query, key, value, mask, implementation="blockwise")
 
     return jax.jit(run)
@@ -63,7 +63,7 @@ def under_table_and_causal():
 def test_a_table_may_have_an_axis_of_heads(mask_heads, implementation, seed, segments, table):
     """[batch, heads or 1, queries, keys], the layout of torch and Flax, padding hidden besides."""
     inputs, table = random_inputs(seed, 2), table[:, :mask_heads]
-    places = Places(LENGTH, None, jnp.asarray(segments))
+    places = TokenInfo(LENGTH, None, jnp.asarray(segments))
     found = np.asarray(by_head(implementation)(*map(jnp.asarray, (*inputs[:3], table)), places))
     assert found.shape == (2, HEADS, LENGTH, VALUE_DIM)
     for row, ids in enumerate(segments):
@@ -77,7 +77,7 @@ def test_a_table_may_have_an_axis_of_heads(mask_heads, implementation, seed, seg
 @cache
 def by_head(implementation):
     def run(query, key, value, table, places):
-        both = {"query_places": places, "key_places": places}
+        both = {"query_info": places, "key_info": places}
         return attend(query, key, value, table, implementation=implementation, **both)
 
     return jax.jit(run)

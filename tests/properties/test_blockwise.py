@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional import Causal, Packed, Places, blockwise
+from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
 from jaxformer.functional import dot_product_attention as attend
-from jaxformer.functional.masks import All, Table
+from jaxformer.functional.masks import All, DenseMask
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.test_attention import RULES, agree, program_size, random_inputs
@@ -38,9 +38,9 @@ def looped(mask=None):
     """(query, key, value, cotangent, query places, key places, table or None) → (output, gradients)
     under the rule, joined with the table if there is one; compiled."""
 
-    def run(query, key, value, cotangent, query_places=None, key_places=None, table=None):
-        rule = mask if table is None else mask & Table(table)
-        told = {"query_places": query_places, "key_places": key_places}
+    def run(query, key, value, cotangent, query_info=None, key_info=None, table=None):
+        rule = mask if table is None else mask & DenseMask(table)
+        told = {"query_info": query_info, "key_info": key_info}
         function = partial(attend, mask=rule, **told, implementation="blockwise")
         output, pull_back = jax.vjp(function, query, key, value)
         return output, pull_back(cotangent)
@@ -72,7 +72,7 @@ def test_packed_documents_are_their_formula(rule, seed, segments):
     mask, numbers = RULES[rule]
     read = [rules.read(ids) for ids in segments]
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
-    places, inputs = Places(RAGGED, positions, documents), random_inputs(seed, 2, RAGGED)
+    places, inputs = TokenInfo(RAGGED, positions, documents), random_inputs(seed, 2, RAGGED)
     found = looped(mask & Packed())(*inputs, places, places)
     agree(found, inputs, [rules.visible(ids, **numbers) for ids in segments])
 
@@ -80,7 +80,7 @@ def test_packed_documents_are_their_formula(rule, seed, segments):
 @given(seed=tiny.seeds, segments=tiny.segment_batches(length=RAGGED))
 def test_padding_is_hidden(seed, segments):
     """A rule that says nothing of padding, its positions known while tracing and its ids not."""
-    inputs, places = random_inputs(seed, 2, RAGGED), Places(RAGGED, None, jnp.asarray(segments))
+    inputs, places = random_inputs(seed, 2, RAGGED), TokenInfo(RAGGED, None, jnp.asarray(segments))
     inputs[3] *= (segments != 0)[:, None, :, None]
     output, gradients = looped(Causal())(*inputs, places, places)
     tokens = (segments != 0)[:, None, :, None]
@@ -110,7 +110,7 @@ def test_queries_may_stand_anywhere(rule, seed, start):
     mask, numbers = RULES[rule]
     query, key, value, cotangent = random_inputs(seed, 2, EVEN)
     inputs = query[:, :, :7], key, value, cotangent[:, :, :7]
-    places = Places(7, start + jnp.arange(7)), Places(EVEN, jnp.arange(EVEN))
+    places = TokenInfo(7, start + jnp.arange(7)), TokenInfo(EVEN, jnp.arange(EVEN))
     seen = rules.visible([1] * EVEN, **numbers)[start : start + 7]
     agree(looped(mask)(*inputs, *places), inputs, [seen] * 2)
 
@@ -120,7 +120,7 @@ def test_a_tile_in_which_no_one_is_seen_is_not_computed(seed):
     """NaN in the keys and values of a document that fills its tiles: 0 × NaN would reach those
     whose tiles were computed all the same."""
     segments = np.repeat([[1] * 8 + [2] * 12], 2, axis=0)
-    places = Places(EVEN, None, jnp.asarray(segments))
+    places = TokenInfo(EVEN, None, jnp.asarray(segments))
     query, key, value, cotangent = random_inputs(seed, 2, EVEN)
     clean = looped(Packed())(query, key, value, cotangent, places, places)
     key, value = (np.where(segments[:, None, :, None] == 2, np.nan, x) for x in (key, value))
@@ -135,7 +135,7 @@ def test_a_tile_in_which_no_one_is_seen_is_not_computed(seed):
 def test_nan_of_padding_reaches_nothing(seed, segments):
     """Output and gradients are the same to the last bit, and finite."""
     run = looped(Causal() & Packed())
-    places = Places(RAGGED, None, jnp.array([rules.read(ids)[0] for ids in segments]))
+    places = TokenInfo(RAGGED, None, jnp.array([rules.read(ids)[0] for ids in segments]))
     *given, cotangent = random_inputs(seed, 2, RAGGED)
     dirty = [np.where((segments == 0)[:, None, :, None], np.nan, x) for x in given]
     expected = run(*given, cotangent, places, places)
@@ -157,12 +157,12 @@ def test_vmap_remat_and_leading_axes_agree():
     """Rows of one batch, one by one, mapped over with places of their own, and computed again."""
     inputs = [jnp.asarray(x) for x in random_inputs(0, 2, RAGGED, batch=4)]
     segments = np.sort(np.random.default_rng(0).integers(1, 4, (4, RAGGED)))
-    places = Places(RAGGED, None, jnp.asarray(segments))
+    places = TokenInfo(RAGGED, None, jnp.asarray(segments))
     run = looped(Causal() & Packed())
     batched = run(*inputs, places, places)
 
     def one(query, key, value, cotangent, ids):
-        return run(query, key, value, cotangent, *[Places(RAGGED, None, ids)] * 2)
+        return run(query, key, value, cotangent, *[TokenInfo(RAGGED, None, ids)] * 2)
 
     mapped = jax.vmap(one)(*inputs, places.segments)
     two = [x.reshape(2, 2, *x.shape[1:]) for x in (*inputs, places.segments)]
@@ -201,7 +201,7 @@ def sizes_of(mask, length, places=None, *, gradients=True):
     """What `program_size` finds for one head of 8 features."""
 
     def run(query, key, value, places):
-        told = {"query_places": places, "key_places": places}
+        told = {"query_info": places, "key_info": places}
         return attend(query, key, value, mask, **told, implementation="blockwise").sum()
 
     x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)
@@ -218,7 +218,7 @@ def test_no_array_is_larger_than_a_tile_or_a_row(rule, real_tiles):
     where positions are known and where they are arrays."""
     for length in (2048, 4096, 8192, 16384):
         ids = jax.ShapeDtypeStruct((length,), jnp.int32)
-        for places in (None, Places(length, ids, ids)):
+        for places in (None, TokenInfo(length, ids, ids)):
             largest = sizes_of(RULES[rule][0], length, places)[0]
             assert largest <= max(2**18, 8 * length)
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.decoding.sampling import choose, truncate
+from jaxformer.decoding.sampling import sample_tokens, truncate
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
@@ -197,7 +197,7 @@ def test_truncation_is_that_of_a_sort(values, noise, seed, top_k, top_p, min_p):
 
     # On the threshold itself float32 may decide either way.
     assume((nearly(1 - 1e-5) == nearly(1 + 1e-5)).all())
-    found = np.asarray(truncation()(sampler.numbers(), logits[None]))[0]
+    found = np.asarray(truncation()(sampler.arrays(), logits[None]))[0]
     np.testing.assert_array_equal(found, np.where(kept(logits, sampler), logits, -np.inf))
 
 
@@ -207,7 +207,7 @@ def test_draws_have_the_frequencies_of_what_is_left():
     sampler = jf.Sampler(temperature=0.7, top_k=4, top_p=0.95, min_p=0.02)
     number = 20_000
     rows = np.tile(logits, (number, 1))
-    tokens = jax.jit(choose)(sampler.numbers(), jax.random.key(0), 0, rows)
+    tokens = jax.jit(sample_tokens)(sampler.arrays(), jax.random.key(0), 0, rows)
     left = kept(logits / 0.7, sampler)
     expected = np.where(left, np.exp(logits / 0.7), 0.0)
     expected /= expected.sum()

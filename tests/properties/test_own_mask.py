@@ -20,6 +20,11 @@ from tests.properties.witness import exactly, jacobian
 BATCH = 2
 
 
+def _distance(query, key):
+    """How far each key is behind each query."""
+    return query.position_ids()[..., :, None] - key.position_ids()[..., None, :]
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Strided(Mask):
@@ -28,7 +33,7 @@ class Strided(Mask):
     stride: int
 
     def __call__(self, query, key):
-        return (query.where()[..., :, None] - key.where()[..., None, :]) % self.stride == 0
+        return _distance(query, key) % self.stride == 0
 
 
 @jax.tree_util.register_static
@@ -39,7 +44,7 @@ class Near(Mask):
     distance: int
 
     def __call__(self, query, key):
-        return abs(query.where()[..., :, None] - key.where()[..., None, :]) <= self.distance
+        return abs(_distance(query, key)) <= self.distance
 
 
 CAUSAL = Causal() & Strided(3)

@@ -61,7 +61,7 @@ def build(kind=jf.DecoderConfig, **options):
     execution = {name: options.pop(name) for name in EXECUTION if name in options}
     own = {name: options.pop(name) for name in ("mask",) if name in options}
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
-    return jf.build(kind(**{**sizes, **options}).complete, jf.Execution(**execution), **own)
+    return jf.build(kind(**{**sizes, **options}).resolved, jf.Execution(**execution), **own)
 
 
 @cache

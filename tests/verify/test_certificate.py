@@ -56,7 +56,7 @@ def _window(monkeypatch):
     from jaxformer.functional.masks import Window
 
     def sees_one_more(self, query, key):
-        return key.where()[..., None, :] >= query.where()[..., :, None] - self.size
+        return key.position_ids()[..., None, :] >= query.position_ids()[..., :, None] - self.size
 
     monkeypatch.setattr(Window, "__call__", sees_one_more)
 
@@ -65,7 +65,7 @@ def _mask(monkeypatch):
     from jaxformer.functional.masks import Causal
 
     def sees_the_next(self, query, key):
-        return key.where()[..., None, :] <= query.where()[..., :, None] + 1
+        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None] + 1
 
     monkeypatch.setattr(Causal, "__call__", sees_the_next)
 
@@ -74,27 +74,27 @@ def _positions(monkeypatch):
     """Counted along the row, not in the document."""
     from jaxformer.functional import transformer
 
-    read = transformer.read_segments
+    read = transformer.document_positions
 
-    def along_the_row(segments, reading):
-        documents, _, after = read(segments, reading)
+    def along_the_row(segments, cursor):
+        documents, _, after = read(segments, cursor)
         return documents, jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape), after
 
-    monkeypatch.setattr(transformer, "read_segments", along_the_row)
+    monkeypatch.setattr(transformer, "document_positions", along_the_row)
 
 
 def _cache(monkeypatch):
     """What is read on stands one position too far."""
     from jaxformer.functional import cache
 
-    read = cache.read_segments
+    read = cache.document_positions
 
-    def one_too_far(segments, reading):
-        documents, positions, after = read(segments, reading)
-        late = jnp.where(reading.position > 0, 1, 0)
+    def one_too_far(segments, cursor):
+        documents, positions, after = read(segments, cursor)
+        late = jnp.where(cursor.position > 0, 1, 0)
         return documents, positions + late[:, None], after
 
-    monkeypatch.setattr(cache, "read_segments", one_too_far)
+    monkeypatch.setattr(cache, "document_positions", one_too_far)
 
 
 def _norm(monkeypatch):

@@ -34,8 +34,8 @@ def test_sizes_left_open_are_those_of_the_complete_config(kind):
     """A subject of the one is a subject of the other."""
     model = open_model(kind, **OPEN[kind])
     variables = init(model, jax.random.key(0))
-    left, complete = (subject_of(x, variables) for x in (model, jf.build(model.config.complete)))
-    assert left.model == complete.model and left.config == model.config.complete
+    left, complete = (subject_of(x, variables) for x in (model, jf.build(model.config.resolved)))
+    assert left.model == complete.model and left.config == model.config.resolved
     np.testing.assert_equal(
         (left.source, left.padded_read), (complete.source, complete.padded_read)
     )
@@ -110,7 +110,7 @@ def test_nothing_is_lost_by_seeing_within_the_prefix(prefix):
     """Outputs of a prefix have seen what comes next in it; the floor is of what is predicted."""
 
     class Told:
-        config, first_chunk = tiny.build(prefix=prefix).config, max(1, prefix)
+        config, minimum_prefill = tiny.build(prefix=prefix).config, max(1, prefix)
 
         def apply(self, variables, tokens):
             answers = 9.0 * jax.nn.one_hot(jnp.roll(tokens, -1, axis=1), self.config.vocab_size)

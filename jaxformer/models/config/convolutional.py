@@ -51,5 +51,5 @@ class ConvolutionalConfig:
             raise ValueError(f"kernel_size is {self.kernel_size}; a centred kernel needs it odd")
 
     @property
-    def complete(self) -> "ConvolutionalConfig":
+    def resolved(self) -> "ConvolutionalConfig":
         return self

@@ -8,7 +8,7 @@ from jaxformer.models.config.transformer import TransformerConfig
 
 @dataclass(frozen=True)
 class DecoderConfig(TransformerConfig):
-    """A decoder-only Transformer. A None is worked out from the other fields (`complete`)."""
+    """A decoder-only Transformer. A None is worked out from the other fields (`resolved`)."""
 
     window: int | None = None
     """a token sees itself and the window − 1 before it; None: all before it"""

@@ -7,4 +7,4 @@ from jaxformer.models.config.transformer import TransformerConfig
 
 @dataclass(frozen=True)
 class EncoderConfig(TransformerConfig):
-    """A bidirectional Transformer. A None is worked out from the other fields (`complete`)."""
+    """A bidirectional Transformer. A None is worked out from the other fields (`resolved`)."""

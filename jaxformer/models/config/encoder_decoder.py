@@ -29,8 +29,8 @@ class ReadsSource:
             )
 
     @property
-    def complete(self):
-        config = super().complete
+    def resolved(self):
+        config = super().resolved
         if None not in (config.source_vocab_size, config.max_source_length):
             return config
         return replace(
@@ -44,7 +44,7 @@ class ReadsSource:
 class EncoderDecoderConfig(ReadsSource, TransformerConfig):
     """An encoder–decoder Transformer; vocab_size, max_length and num_layers are the decoder's.
 
-    A None is worked out from the other fields (`complete`).
+    A None is worked out from the other fields (`resolved`).
     """
 
     num_encoder_layers: int | None = None
@@ -55,8 +55,8 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
         at_least(1, self, "num_encoder_layers")
 
     @property
-    def complete(self):
-        config = super().complete
+    def resolved(self):
+        config = super().resolved
         if config.num_encoder_layers is not None:
             return config
         return replace(config, num_encoder_layers=config.num_layers)
@@ -79,7 +79,7 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
 class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     """An RNN or LSTM that reads a source, and another that goes on from its last state.
 
-    A None is worked out from the other fields (`complete`).
+    A None is worked out from the other fields (`resolved`).
     """
 
     attends: bool = True

@@ -8,7 +8,7 @@ from jaxformer.models.config.check import at_least, fraction, one_of
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """An RNN or LSTM language model. A None is worked out from the other fields (`complete`)."""
+    """An RNN or LSTM language model. A None is worked out from the other fields (`resolved`)."""
 
     vocab_size: int = 50_257
     """number of token ids"""
@@ -42,6 +42,6 @@ class RecurrentConfig:
             )
 
     @property
-    def complete(self) -> "RecurrentConfig":
+    def resolved(self) -> "RecurrentConfig":
         """The same config with every None that stands for a size worked out."""
         return replace(self, hidden_dim=self.embed_dim) if self.hidden_dim is None else self

@@ -12,7 +12,7 @@ Positions = Literal["learned", "sinusoidal", "rotary", "none"]
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The stack of blocks. A None is worked out from the other fields (`complete`)."""
+    """The stack of blocks. A None is worked out from the other fields (`resolved`)."""
 
     vocab_size: int = 50_257
     """number of token ids"""
@@ -85,7 +85,7 @@ class TransformerConfig:
         positive(self, "norm_epsilon", "rotary_base")
 
     @property
-    def complete(self):
+    def resolved(self):
         """The same config with every None that stands for a size worked out."""
         if None not in (self.num_kv_heads, self.head_dim, self.mlp_dim):
             return self

@@ -98,8 +98,8 @@ BUGS = (
     Bug(
         "fused falls back without a word",
         ATTENTION_FILE,
-        '        if implementation == "fused" and refusal:\n',
-        '        if implementation == "fused" and not refusal:\n',
+        '        if implementation == "fused" and unsupported_reason:\n',
+        '        if implementation == "fused" and not unsupported_reason:\n',
         f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
 )

@@ -16,15 +16,15 @@ BUGS = (
     Bug(
         "the position offset forgets the past",
         POSITIONS,
-        "jnp.where(begins, tokens_before, -reading.position[:, None])",
+        "jnp.where(begins, tokens_before, -cursor.position[:, None])",
         "jnp.where(begins, tokens_before, 0)",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "what is read on stands one position too far",
         POSITIONS,
-        "jnp.where(begins, tokens_before, -reading.position[:, None])",
-        "jnp.where(begins, tokens_before, -reading.position[:, None] - (reading.position > 0)[:, None])",
+        "jnp.where(begins, tokens_before, -cursor.position[:, None])",
+        "jnp.where(begins, tokens_before, -cursor.position[:, None] - (cursor.position > 0)[:, None])",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
@@ -38,7 +38,7 @@ BUGS = (
         "a long chunk counts its positions from 0",
         TRANSFORMER,
         "query, key, value, mask, new, slots, config.attention_scale",
-        "query, key, value, mask, Places(new.length), slots, config.attention_scale",
+        "query, key, value, mask, TokenInfo(new.length), slots, config.attention_scale",
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
     Bug(
@@ -66,8 +66,8 @@ BUGS = (
     Bug(
         "the cache reads a prefix causally",
         DECODER,
-        "before, mask = cache.reading.position, self_attention_mask(config, mask)",
-        "before, mask = cache.reading.position, Causal() & Packed()",
+        "before, mask = cache.cursor.position, self_attention_mask(config, mask)",
+        "before, mask = cache.cursor.position, Causal() & Packed()",
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass",
     ),
     Bug(
@@ -87,8 +87,8 @@ BUGS = (
     Bug(
         "without segments a new document begins",
         POSITIONS,
-        "jnp.maximum(reading.segment, 1)",
-        "jnp.ones_like(reading.segment)",
+        "jnp.maximum(cursor.segment, 1)",
+        "jnp.ones_like(cursor.segment)",
         f"{CHUNKING}::test_without_segments_a_row_goes_on",
     ),
     Bug(

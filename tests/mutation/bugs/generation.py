@@ -24,7 +24,7 @@ BUGS = (
         "log-probabilities after temperature",
         "decoding/generate.py",
         "-token_losses(state.logits, token)\n",
-        "-token_losses(state.logits / (2.0 if numbers is None else numbers.temperature), token)\n",
+        "-token_losses(state.logits / (2.0 if arrays is None else arrays.temperature), token)\n",
         f"{GENERATION}::test_log_probs_add_up_to_scores",
     ),
     Bug(
@@ -45,9 +45,9 @@ BUGS = (
     Bug(
         "top-k counts what the temperature has made equal",
         "decoding/sampling.py",
-        "    kept = _tempered(numbers, truncate(numbers, logits))\n",
+        "    kept = _tempered(arrays, truncate(arrays, logits))\n",
         "    kept = truncate(\n"
-        "        numbers._replace(temperature=1.0), _tempered(numbers, logits)\n"
+        "        arrays._replace(temperature=1.0), _tempered(arrays, logits)\n"
         "    )\n",
         f"{SAMPLING}::test_top_k_looks_at_the_logits_whatever_the_temperature",
     ),
@@ -133,8 +133,8 @@ BUGS = (
     Bug(
         "logits are multiplied by the temperature",
         "decoding/sampling.py",
-        "logits.max(axis=-1, keepdims=True)) / numbers.temperature\n",
-        "logits.max(axis=-1, keepdims=True)) * numbers.temperature\n",
+        "logits.max(axis=-1, keepdims=True)) / arrays.temperature\n",
+        "logits.max(axis=-1, keepdims=True)) * arrays.temperature\n",
         f"{GENERATION}::test_draws_have_the_frequencies_of_what_is_left",
     ),
     Bug(
@@ -169,7 +169,7 @@ BUGS = (
     Bug(
         "a document scores the next one's first token",
         "decoding/autoregressive.py",
-        "jnp.where(positions[:, 1:] >= model.first_chunk, losses, 0.0)",
+        "jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0)",
         "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
         f"{GENERATION}::test_score_is_the_sum_over_documents",
     ),
@@ -183,7 +183,7 @@ BUGS = (
     Bug(
         "a prefix is scored though it was seen",
         "decoding/autoregressive.py",
-        "positions[:, 1:] >= model.first_chunk",
+        "positions[:, 1:] >= model.minimum_prefill",
         "positions[:, 1:] >= 1",
         f"{GENERATION}::test_score_is_the_sum_over_documents",
     ),

@@ -26,26 +26,26 @@ BUGS = (
     Bug(
         "causal mask sees one ahead",
         MASKS,
-        "        return key.where()[..., None, :] <= query.where()[..., :, None]\n\n"
+        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]\n\n"
         "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
-        "        return key.where()[..., None, :] <= query.where()[..., :, None] + 1\n\n"
+        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None] + 1\n\n"
         "    def key_range(self, start, stop, length):\n        return 0, min(stop + 1, length)",
         JACOBIAN,
     ),
     Bug(
         "causal mask hides the diagonal",
         MASKS,
-        "        return key.where()[..., None, :] <= query.where()[..., :, None]\n\n"
+        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]\n\n"
         "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
-        "        return key.where()[..., None, :] < query.where()[..., :, None]\n\n"
+        "        return key.position_ids()[..., None, :] < query.position_ids()[..., :, None]\n\n"
         "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
         f"{DEPENDENCY}::test_without_the_residual_only_what_is_seen_counts",
     ),
     Bug(
         "window of W + 1",
         MASKS,
-        "> query.where()[..., :, None] - self.size",
-        ">= query.where()[..., :, None] - self.size",
+        "> query.position_ids()[..., :, None] - self.size",
+        ">= query.position_ids()[..., :, None] - self.size",
         PERTURBED,
     ),
     Bug(
@@ -58,15 +58,15 @@ BUGS = (
     Bug(
         "window ignored by the cache",
         DECODER,
-        "before, mask = cache.reading.position, self_attention_mask(config, mask)",
-        "before, mask = cache.reading.position, Causal() & Packed()",
+        "before, mask = cache.cursor.position, self_attention_mask(config, mask)",
+        "before, mask = cache.cursor.position, Causal() & Packed()",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "mask dropped when the weights are wanted",
         ATTENTION_FILE,
-        "    visible = mask(query_places, key_places)\n",
-        "    visible = jnp.True_ if getattr(tap, 'capture', ()) else mask(query_places, key_places)\n",
+        "    visible = mask(query_info, key_info)\n",
+        "    visible = jnp.True_ if getattr(tap, 'capture', ()) else mask(query_info, key_info)\n",
         OPTIONS,
     ),
     Bug(
@@ -93,7 +93,7 @@ BUGS = (
     Bug(
         "prefix seen by nobody before it",
         MASKS,
-        "        return before | (key.where()[..., None, :] < self.length)",
+        "        return before | (key.position_ids()[..., None, :] < self.length)",
         "        return before",
         JACOBIAN,
     ),
@@ -109,7 +109,7 @@ BUGS = (
         "positions do not restart in a packed row",
         POSITIONS,
         "    position = tokens_before - origin\n",
-        "    position = tokens_before + reading.position[:, None]\n",
+        "    position = tokens_before + cursor.position[:, None]\n",
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
@@ -174,7 +174,7 @@ BUGS = (
     Bug(
         "queries are taken to stand at the start",
         "functional/blockwise.py",
-        "    in_order = query_places.positions is None and key_places.positions is None\n",
+        "    in_order = query_info.positions is None and key_info.positions is None\n",
         "    in_order = True\n",
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),

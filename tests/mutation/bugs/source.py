@@ -11,7 +11,7 @@ BUGS = (
     Bug(
         "beams are not reordered with their caches",  # transformers#46612, #29635
         BEAM_FILE,
-        "        cache = search.cache.take((jnp.arange(batch)[:, None] * beam_width + parents).reshape(-1))\n",
+        "        cache = search.cache.gather_rows(rows.reshape(-1))\n",
         "        cache = search.cache\n",
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
@@ -46,8 +46,8 @@ BUGS = (
     Bug(
         "the source's padding is lost on the way to cross-attention",  # transformers#47946
         PAIR_FILE,
-        "    places = Places(source.shape[1], None, source_segments)\n",
-        "    places = Places(source.shape[1])\n",
+        "    places = TokenInfo(source.shape[1], None, source_segments)\n",
+        "    places = TokenInfo(source.shape[1])\n",
         f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
     ),
     Bug(

@@ -91,8 +91,8 @@ BUGS = (
     Bug(
         "a bfloat16 model is certified with its rounding",
         "verify/subject.py",
-        'replace(model.config.complete, dtype="float32")',
-        "model.config.complete",
+        'replace(model.config.resolved, dtype="float32")',
+        "model.config.resolved",
         f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
     ),
     Bug(
@@ -112,7 +112,7 @@ BUGS = (
     Bug(
         "a certificate reads sizes that are left open",
         "verify/subject.py",
-        "replace(model.config.complete, ",
+        "replace(model.config.resolved, ",
         "replace(model.config, ",
         f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
     ),
@@ -127,14 +127,14 @@ BUGS = (
     Bug(
         "a row of a certificate ends with its prefix",
         "verify/subject.py",
-        "max(12, model.first_chunk + 1)",
+        "max(12, model.minimum_prefill + 1)",
         "12",
         f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
     ),
     Bug(
         "the loss floor is of what a prefix sees",
         "verify/certificate.py",
-        "rows, first = 32, subject.first_chunk",
+        "rows, first = 32, subject.minimum_prefill",
         "rows, first = 32, 1",
         f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
     ),

@@ -35,11 +35,12 @@ _HOME = {
     "beam_search": "decoding.beam",
     "build": "models.build",
     "generate": "decoding.generate",
+    "inspect": "decoding.autoregressive",
     "load": "artifacts.load",
     "parameter_count": "models.build",
     "prepare": "decoding.prepared",
     "preset": "models.config",
-    "score": "decoding.autoregressive",
+    "score": "decoding.score",
     "start": "decoding.autoregressive",
 }
 __all__ = sorted(_HOME)

@@ -1,23 +1,18 @@
-"""The one face of everything autoregressive: start a cache, advance it, score a text.
-
-A model has this face when it has four methods: prepare(params) → weights, read_source(source) →
-source (None for a model that reads none), start(weights, batch_size, capacity, source) → cache,
-advance(weights, tokens, cache, segments, last_only) → (logits, cache), where weights are its params
-as they are or prepared. A cache knows its `length`, its `capacity` (None: it has no end) and its
-`reading`, can be `narrow`ed and `widen`ed, and its rows can be `take`n.
-"""
+"""Start a cache, advance it, look inside, score a text: what every autoregressive model shares."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
-from jaxformer.decoding.prepared import require_autoregressive, weights_of
-from jaxformer.functional.losses import chunked_token_losses
-from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
-from jaxformer.models.check import as_array, check_tokens
+from jaxformer.decoding.prepared import weights_of
+from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.functional.positions import continued_segments, document_positions
+from jaxformer.functional.taps import NO_HOOKS, Hooks
+from jaxformer.models.check import as_array, check_tokens, checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import bucket, power_of_two
 
@@ -42,26 +37,41 @@ def refuse_broken(broken, variables) -> None:
     raise FloatingPointError(f"the logits of row {int(broken.argmax())} are not finite; {why}")
 
 
-def start(model, variables, batch_size: int, capacity: int, source=None):
+def start(model, variables, batch_size: int, capacity: int, source=None, *, ring: bool = False):
     """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted.
 
     source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
     length]. Each is encoded once, and serves batch_size / sources rows in turn.
+    ring: slots are used again, so that a model with a sliding window goes on as long as one likes
+    in `capacity` slots (with learned positions, to max_length). Its chunks are at most capacity −
+    window + 1 tokens.
     """
+    return start_captured(model, variables, batch_size, capacity, source, NO_HOOKS, ring=ring)[0]
+
+
+def start_captured(model, variables, batch_size, capacity, source, hooks: Hooks, *, ring=False):
+    """(The cache, what was captured while the source was read): see `start`."""
     require_autoregressive(model)
     batch_size = whole_number("batch_size", batch_size, 1)
     capacity = whole_number("capacity", capacity, 1)
     read = model.read_source(source)
-    if read is not None and batch_size % len(read[0]):
+    if read is not None and batch_size % len(read.tokens):
         raise ValueError(
-            f"source has {len(read[0])} rows; batch_size, {batch_size}, must be a multiple of that"
+            f"source has {len(read.tokens)} rows; batch_size, {batch_size}, must be a multiple of "
+            "that"
         )
-    return _start(model, weights_of(variables), batch_size, capacity, read)
+    if ring and model.reach is None:
+        raise ValueError(
+            f"ring is True; this {type(model).__name__} has no window, so it needs every slot"
+        )
+    reach = model.reach if ring else None
+    return _start(model, weights_of(variables), batch_size, capacity, read, hooks, reach)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def _start(model, weights, batch_size, capacity, source):
-    return model.start(weights, batch_size, capacity, source)
+@partial(jax.jit, static_argnums=(0, 2, 3, 6))
+def _start(model, weights, batch_size, capacity, source, hooks, reach):
+    how = {} if reach is None else {"reach": reach}
+    return model.start(weights, batch_size, capacity, source, hooks, **how)
 
 
 def advance(model, variables, tokens, cache, segments=None):
@@ -70,11 +80,69 @@ def advance(model, variables, tokens, cache, segments=None):
     segments: int [batch, new]; 0 is padding, which takes a slot but no position; None: every token
     is real. The cache given stays what it was; go on with the one returned. Called outside jit, the
     cost depends on the live length and not on the capacity (but for copying the cache), and more
-    tokens than there are slots left is a ValueError; inside, it gives NaN.
+    tokens than there are slots left is a ValueError; inside, it gives NaN. A loop of your own, of
+    one row, is fastest on a CPU over `cache.live_prefix(cache.capacity)`.
     """
-    require_autoregressive(model)
+    seen = inspect(model, variables, tokens, cache, segments)
+    return seen.logits, seen.cache
+
+
+class Inspection(NamedTuple):
+    """logits: float32 [batch, length, vocab]; captured: {name: the value that passed there}, the
+    layer as the first axis of points inside the layers; cache: the one after these tokens, None
+    where none was given."""
+
+    logits: Array
+    captured: dict
+    cache: object
+
+
+def inspect(
+    model, variables, tokens, cache=None, segments=None, source=None, capture=(), patch=None
+) -> Inspection:
+    """A pass over whole rows or, with a cache, over the next tokens, and what passed through it.
+
+    capture: names of `model.points`; patch: {name: Patch(where, value)}, put in place. source: for
+    a model that reads one, where there is no cache, which has read it. Points of an encoder
+    ("encoder.…") are there only where the source is read. Errors as for `advance`.
+    """
+    if cache is not None:
+        require_autoregressive(model)
+        if source is not None:
+            raise ValueError("source was given with a cache; the cache has read its source")
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
+    hooks = checked_hooks(capture, patch, model.points)
+    if cache is None:
+        read = model.read_source(source)
+        if read is not None and len(read.tokens) != len(tokens):
+            raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
+        model.check(variables)
+        return _inspect(model, variables, jnp.asarray(tokens), None, segments, read, hooks, None)
+    if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
+        raise ValueError("points of the encoder were asked for with a cache, which has read it")
+    live = _check_room(model, cache, tokens, segments)
+    run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect
+    return run(model, variables, jnp.asarray(tokens), cache, segments, None, hooks, live)
+
+
+def _inspect_in_trace(model, variables, tokens, cache, segments, source, hooks, live):
+    passed = model.forward(
+        weights_of(variables), tokens, cache=cache, segments=segments, source=source, hooks=hooks
+    )
+    logits = model.logits(weights_of(variables), passed.hidden)
+    return Inspection(logits, passed.captured, passed.cache)
+
+
+@partial(jax.jit, static_argnums=(0, 7))
+def _inspect(model, variables, tokens, cache, segments, source, hooks, live):
+    prefix = None if cache is None else cache.live_prefix(live)
+    seen = _inspect_in_trace(model, variables, tokens, prefix, segments, source, hooks, live)
+    return seen if cache is None else seen._replace(cache=cache.merge_prefix(seen.cache))
+
+
+def _check_room(model, cache, tokens, segments) -> int | None:
+    """The slots that are live after these tokens; ValueError if there is no room for them."""
     if not tokens.shape[1]:
         raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
     rows = len(cache.cursor.position)
@@ -90,24 +158,15 @@ def advance(model, variables, tokens, cache, segments=None):
         )
     if not any(isinstance(x, jax.core.Tracer) for x in (tokens, segments, cache.length)):
         _check_reading(model, cache, needed, segments, tokens.shape[:2])
-    tokens = jnp.asarray(tokens)
-    if traced:
-        return _advance(model, variables, tokens, cache, segments, cache.capacity)
-    return _advance_jitted(model, variables, tokens, cache, segments, live_slots(cache, needed))
-
-
-def _advance(model, variables, tokens, cache, segments, live):
-    logits, narrow = model.advance(weights_of(variables), tokens, cache.live_prefix(live), segments)
-    return logits, cache.merge_prefix(narrow)
-
-
-_advance_jitted = partial(jax.jit, static_argnums=(0, 5))(_advance)
+    return live_slots(cache, needed)
 
 
 def _check_reading(model, cache, needed: int, segments, shape):
     """Refuse a chunk that ends within a document's first tokens, if those must be read at once, or
     after more tokens of a document than there are positions."""
     least, most = model.minimum_prefill, model.config.max_length
+    if cache.reach is not None and model.config.positions != "learned":
+        most = np.iinfo(np.int32).max  # a ring goes on for as long as there are positions
     if least == 1 and needed <= most:
         return  # nothing to find
     with jax.ensure_compile_time_eval():  # inside somebody's jit too, where nothing is traced
@@ -142,44 +201,3 @@ def slots(length: int) -> int:
 def prompt_bucket(length: int) -> int:
     """The width to which prompts are padded: a bucket, but for a lone token (a begin-of-text)."""
     return 1 if length == 1 else bucket(length)
-
-
-def score(
-    model, variables, tokens: Int[Array, "batch length"], segments=None, source=None
-) -> Float[Array, " batch"]:
-    """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given (of a
-    prefix-LM the prefix, which its outputs have seen).
-
-    source: a row for each, as for `start`. segments: int [batch, length]; 0 is padding, 1, 1, 2, 2,
-    … packed documents, none of which scores the first token of the next. FloatingPointError if the
-    logits are not finite; inside jit the score is then NaN.
-    """
-    require_autoregressive(model)
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
-    check_tokens(tokens, model.config, segments)
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(f"tokens are {tokens.dtype} {tokens.shape}; score needs their ids")
-    read = model.read_source(source)
-    if read is not None and len(read[0]) != len(tokens):
-        raise ValueError(f"source has {len(read[0])} rows; tokens have {len(tokens)}")
-    scores = _score(model, variables, tokens, segments, read)
-    if not isinstance(scores, jax.core.Tracer):
-        refuse_broken(np.isnan(scores), variables)
-    return scores
-
-
-@partial(jax.jit, static_argnums=0)
-def _score(model, variables, tokens, segments, source):
-    given = {} if source is None else {"source": source[0], "source_segments": source[1]}
-    hidden = model.apply(variables, tokens, segments, **given, method="hidden_states")
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    if segments is None:
-        hidden = hidden[:, :-1]
-    else:  # a token is predicted where the last real one before it stands, padding between or not
-        real = jnp.where(segments != 0, positions, 0)
-        before = jax.lax.cummax(real, axis=1)[:, :-1, None]
-        hidden = jnp.take_along_axis(hidden, before, axis=1)
-        _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
-    head = model.apply(variables, method="head")
-    losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], bias=head.get("bias"))
-    return -jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0).sum(axis=-1)

@@ -27,7 +27,8 @@ from jaxformer.decoding.autoregressive import (
     start,
 )
 from jaxformer.decoding.generate import STEPS, check_prompts, prefill
-from jaxformer.decoding.prepared import prepared_variables, require_autoregressive, weights_of
+from jaxformer.decoding.prepared import prepared_variables, weights_of
+from jaxformer.decoding.protocol import require_autoregressive
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded
 
@@ -55,7 +56,7 @@ class Beam(NamedTuple):
         tokens = jnp.take_along_axis(self.tokens, index[:, :, None], axis=1)
         return Beam(tokens, jnp.take_along_axis(self.log_probs, index, axis=1))
 
-    def joined(self, other: "Beam") -> "Beam":
+    def concatenated(self, other: "Beam") -> "Beam":
         return Beam(*(jnp.concatenate(pair, axis=1) for pair in zip(self, other, strict=True)))
 
     def lengths(self):
@@ -149,7 +150,7 @@ def _go_on(model, weights, search: Search, stops, length_penalty, until, live: i
     """Steps, attending to the first `live` slots, until there are `until` tokens or every row is
     done; returns (search, whether every row is)."""
     batch, beam_width = search.live.log_probs.shape
-    wide = search.cache
+    whole = search.cache
 
     def goes_on(search):
         return (search.step < until) & ~search.done().all()
@@ -158,11 +159,12 @@ def _go_on(model, weights, search: Search, stops, length_penalty, until, live: i
         search, parents, tokens = _extend(search, stops, length_penalty, beam_width)
         rows = jnp.arange(batch)[:, None] * beam_width + parents
         cache = search.cache.gather_rows(rows.reshape(-1))
-        logits, cache = model.advance(weights, tokens.reshape(-1, 1), cache)
-        return search._replace(cache=cache, logits=logits[:, -1], step=search.step + 1)
+        passed = model.forward(weights, tokens.reshape(-1, 1), cache=cache)
+        logits = model.logits(weights, passed.hidden)[:, -1]
+        return search._replace(cache=passed.cache, logits=logits, step=search.step + 1)
 
-    search = jax.lax.while_loop(goes_on, step, search._replace(cache=wide.live_prefix(live)))
-    return search._replace(cache=wide.merge_prefix(search.cache)), search.done().all()
+    search = jax.lax.while_loop(goes_on, step, search._replace(cache=whole.live_prefix(live)))
+    return search._replace(cache=whole.merge_prefix(search.cache)), search.done().all()
 
 
 @jax.jit
@@ -172,7 +174,7 @@ def _best(search: Search, length_penalty) -> Beam:
         log_probs=jnp.where(search.done()[:, None], -jnp.inf, search.live.log_probs)
     )
     beam_width = search.live.log_probs.shape[1]
-    return search.finished.joined(unfinished).best(beam_width, length_penalty)
+    return search.finished.concatenated(unfinished).best(beam_width, length_penalty)
 
 
 def _extend(search: Search, stops, length_penalty, beam_width: int):
@@ -195,7 +197,7 @@ def _extend(search: Search, stops, length_penalty, beam_width: int):
     stopped = (tokens[:, :, None] == stops).any(axis=-1)
     among_the_best = (jnp.arange(number) < beam_width) & ~search.done()[:, None]
     ended = jnp.where(stopped & among_the_best, best, -jnp.inf)
-    finished = search.finished.joined(extended._replace(log_probs=ended))
+    finished = search.finished.concatenated(extended._replace(log_probs=ended))
     goes_on = jax.lax.top_k(jnp.where(stopped, -jnp.inf, best), beam_width)
     search = search._replace(
         live=extended.take(goes_on[1])._replace(log_probs=goes_on[0]),

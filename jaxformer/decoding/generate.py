@@ -5,7 +5,7 @@ the host looks once a block whether every row has stopped. Shapes come in bucket
 3 · 2ⁿ tokens, 3 · 2ⁿ live slots), so a length seen before never compiles again.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -19,11 +19,14 @@ from jaxformer.decoding.autoregressive import (
     refuse_broken,
     refuse_tracers,
     slots,
-    start,
+    start_captured,
 )
-from jaxformer.decoding.prepared import prepared_variables, require_autoregressive, weights_of
+from jaxformer.decoding.prepared import prepared_variables, weights_of
+from jaxformer.decoding.protocol import require_autoregressive
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, sample_tokens
 from jaxformer.functional.losses import token_losses
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.rows import padded, row_of_ids
 
@@ -33,11 +36,15 @@ STEPS = 16  # tokens a block
 class Generation(NamedTuple):
     """tokens: int [batch, max_new_tokens], 0 after the end; lengths: int [batch], the stop token
     counted; log_probs: float32 [batch, max_new_tokens], log P of each token under the model itself,
-    before temperature and truncation, 0 after the end."""
+    before temperature and truncation, 0 after the end. captured: {name: [layers, batch,
+    max_new_tokens, …]}, at t what passed while token t was predicted (without the axis of layers
+    for points outside of them), 0 after the end; the keys of "attention.weights" are the positions
+    of the row, prompt first. Points of an encoder, which reads once: [layers, sources, …]."""
 
     tokens: np.ndarray
     lengths: np.ndarray
     log_probs: np.ndarray
+    captured: dict
 
 
 class State(NamedTuple):
@@ -45,6 +52,7 @@ class State(NamedTuple):
 
     cache: object
     logits: jax.Array  # [batch, vocab], of the last token read
+    captured: dict  # what passed while it was read
     stopped: jax.Array  # bool [batch]
     step: jax.Array  # int [], tokens generated
 
@@ -60,6 +68,8 @@ def generate(
     stop_tokens: Iterable[int] = (),
     source=None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
+    capture: Iterable[str] = (),
+    patch: Mapping[str, Patch] | None = None,
 ) -> Generation:
     """Continue each prompt by up to max_new_tokens tokens.
 
@@ -68,6 +78,8 @@ def generate(
     fold_in(fold_in(key, i), t), so a row does not depend on its neighbours and the same key gives
     the same text. stop_tokens end a row. source: for a model that reads one, a row of ids for each
     prompt. on_tokens is called after every block of steps with the new tokens of each row.
+    capture, patch: names of `model.points` to read out and values to put in place, as for
+    `inspect`; a patch may name positions of the row, and steps.
     FloatingPointError if logits are not finite: no token follows from them.
     """
     require_autoregressive(model)
@@ -86,56 +98,95 @@ def generate(
     blocks = -(-max_new_tokens // STEPS)
     variables = prepared_variables(model, variables)
     weights = weights_of(variables)
-    cache = start(model, variables, batch_size, slots(width + blocks * STEPS), source)
-    state = prefill(model, weights, *padded(prompts, width, left=True), cache)
-    arrays, tokens, log_probs, read = sampler.arrays(), [], [], width
+    hooks = checked_hooks(capture, patch, model.points, in_steps=True)
+    capacity = slots(width + blocks * STEPS)
+    cache, read = start_captured(model, variables, batch_size, capacity, source, hooks.at_step(0))
+    state = prefill(model, weights, *padded(prompts, width, left=True), cache, hooks)
+    arrays, found = sampler.arrays(), []
     for block in range(blocks):
-        read += STEPS
-        state, new = decode_block(
-            model, weights, state, arrays, key, stops, live_slots(state.cache, read)
-        )
-        tokens.append(np.asarray(new[0]))
-        log_probs.append(np.asarray(new[1]))
-        wanted = log_probs[-1][:, : max_new_tokens - STEPS * block]
+        live = live_slots(state.cache, width + STEPS * (block + 1))
+        state, new = decode_block(model, weights, state, arrays, key, stops, live, hooks)
+        found.append(jax.tree.map(np.asarray, new))
+        wanted = found[-1].log_probs[:, : max_new_tokens - STEPS * block]
         refuse_broken(np.isnan(wanted).any(axis=1), variables)
         if on_tokens:
-            on_tokens(_without_padding(tokens, max_new_tokens))
+            on_tokens(_new_tokens(found[-1].tokens, max_new_tokens - STEPS * block))
         if np.asarray(state.stopped).all():
             break
-    return _collect(tokens, log_probs, max_new_tokens)
+    generation = collected(found, max_new_tokens, model.layer_points)
+    weights_by_position = by_position(generation.captured, list(map(len, prompts)), width)
+    captured = {**read, **generation.captured, **weights_by_position}
+    return generation._replace(captured=jax.tree.map(np.asarray, captured))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
-def prefill(model, weights, tokens, segments, cache) -> State:
+def prefill(model, weights, tokens, segments, cache, hooks: Hooks = NO_HOOKS) -> State:
     """Read the prompts, padded on the left, and keep the logits of the last position alone."""
-    narrow = cache.live_prefix(live_slots(cache, tokens.shape[1]))
-    logits, narrow = model.advance(weights, tokens, narrow, segments, last_only=True)
-    stopped = jnp.zeros(len(tokens), bool)
-    return State(cache.merge_prefix(narrow), logits[:, -1], stopped, jnp.int32(0))
+    prefix = cache.live_prefix(live_slots(cache, tokens.shape[1]))
+    hooks = hooks.at_step(0)
+    passed = model.forward(weights, tokens, cache=prefix, segments=segments, hooks=hooks)
+    return State(
+        cache.merge_prefix(passed.cache),
+        model.logits(weights, passed.hidden[:, -1:])[:, -1],
+        last_token(passed.captured, cache.capacity),
+        jnp.zeros(len(tokens), bool),
+        jnp.int32(0),
+    )
+
+
+class Block(NamedTuple):
+    """What a block of steps gives. tokens, −1 after the end, and log_probs: [batch, STEPS];
+    captured: {name: [STEPS, …]}."""
+
+    tokens: jax.Array
+    log_probs: jax.Array
+    captured: dict
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
-def decode_block(model, weights, state: State, arrays: SamplerArrays | None, key, stops, live: int):
-    """STEPS tokens; returns (state, (tokens, log_probs)), both [batch, STEPS], −1 after the end.
-
-    The steps attend to the first `live` slots alone, whatever the capacity of the cache.
-    """
-    wide = state.cache
+def decode_block(
+    model,
+    weights,
+    state: State,
+    arrays: SamplerArrays | None,
+    key,
+    stops,
+    live: int | None,
+    hooks: Hooks = NO_HOOKS,
+) -> tuple[State, Block]:
+    """STEPS tokens. The steps attend to the first `live` slots alone, whatever the capacity of the
+    cache."""
+    cache = state.cache
 
     def step(state, _):
         token = sample_tokens(arrays, key, state.step, state.logits)
         log_prob = -token_losses(state.logits, token)
-        logits, cache = model.advance(weights, token[:, None], state.cache)
+        following = hooks.at_step(state.step + 1)
+        passed = model.forward(weights, token[:, None], cache=state.cache, hooks=following)
+        logits = model.logits(weights, passed.hidden)[:, -1]
+        captured = last_token(passed.captured, cache.capacity)
         stopped = state.stopped | (token[:, None] == stops).any(axis=-1)
-        output = (
+        output = Block(
             jnp.where(state.stopped, -1, token),
             jnp.where(state.stopped, 0.0, log_prob),
+            state.captured,
         )
-        return State(cache, logits[:, -1], stopped, state.step + 1), output
+        return State(passed.cache, logits, captured, stopped, state.step + 1), output
 
-    state = state._replace(cache=wide.live_prefix(live))
-    state, (tokens, log_probs) = jax.lax.scan(step, state, length=STEPS)
-    return state._replace(cache=wide.merge_prefix(state.cache)), (tokens.T, log_probs.T)
+    state = state._replace(cache=cache.live_prefix(live))
+    state, block = jax.lax.scan(step, state, length=STEPS)
+    block = block._replace(tokens=block.tokens.T, log_probs=block.log_probs.T)
+    return state._replace(cache=cache.merge_prefix(state.cache)), block
+
+
+def last_token(captured, slots: int | None) -> dict:
+    """What was captured at the last token of a pass; the weights over all slots of the cache."""
+    found = {name: x[..., -1, :] for name, x in captured.items()}
+    name = "attention.weights"
+    if name in found:
+        missing = slots - found[name].shape[-1]
+        found[name] = jnp.pad(found[name], [(0, 0)] * (found[name].ndim - 1) + [(0, missing)])
+    return found
 
 
 def is_key(key) -> bool:
@@ -174,15 +225,38 @@ def check_prompts(model, prompts, max_new_tokens, stop_tokens, source):
     return prompts, np.unique(stops).astype(np.int32)
 
 
-def _without_padding(blocks, max_new_tokens) -> list[list[int]]:
-    """The newest block's tokens, row by row, without what comes after an end."""
-    room = max_new_tokens - STEPS * (len(blocks) - 1)
-    return [[int(token) for token in row[:room] if token >= 0] for row in blocks[-1]]
+def _new_tokens(tokens, room: int) -> list[list[int]]:
+    """A block's tokens, row by row, without what comes after an end."""
+    return [[int(token) for token in row[:room] if token >= 0] for row in tokens]
 
 
-def _collect(tokens, log_probs, max_new_tokens) -> Generation:
-    tokens, log_probs = (np.concatenate(x, axis=1)[:, :max_new_tokens] for x in (tokens, log_probs))
-    missing = [(0, 0), (0, max_new_tokens - tokens.shape[1])]
-    tokens = np.pad(tokens, missing, constant_values=-1)
-    lengths = (tokens >= 0).sum(axis=1)
-    return Generation(np.maximum(tokens, 0), lengths, np.pad(log_probs, missing))
+def collected(found: list[Block], max_new_tokens: int, layer_points) -> Generation:
+    """The blocks one after the other."""
+
+    def after_each_other(blocks):
+        whole = np.concatenate(blocks)[:max_new_tokens]
+        return np.pad(whole, [(0, max_new_tokens - len(whole)), *[(0, 0)] * (whole.ndim - 1)])
+
+    tokens = after_each_other([block.tokens.T + 1 for block in found]).T - 1  # −1 is the end
+    log_probs = after_each_other([block.log_probs.T for block in found]).T
+    is_there, captured = tokens >= 0, {}
+    for name in found[0].captured:
+        x = after_each_other([block.captured[name] for block in found])
+        batch_axis = 1 if name in layer_points else 0
+        x = np.moveaxis(x, 0, batch_axis + 1)
+        mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
+        captured[name] = np.where(mask, x, 0)
+    return Generation(np.maximum(tokens, 0), is_there.sum(axis=1), log_probs, captured)
+
+
+def by_position(captured, lengths: list[int], width: int) -> dict:
+    """The weights of attention with the positions of each row as keys: prompts of these lengths
+    stand at the end of `width` slots."""
+    name = "attention.weights"
+    if name not in captured:
+        return {}
+    weights, found = captured[name], np.zeros_like(captured[name])
+    for row, length in enumerate(lengths):
+        own = weights[:, row, ..., width - length :]
+        found[:, row, ..., : own.shape[-1]] = own
+    return {name: found}

@@ -1,4 +1,4 @@
-"""The weights as many small steps want them, and which model can take such steps."""
+"""The weights as many small steps want them."""
 
 import operator
 import os
@@ -7,17 +7,7 @@ from functools import partial
 
 import jax
 
-
-def require_autoregressive(model):
-    """Raise ValueError, with the reason, unless the model is autoregressive."""
-    reason = "it has no cache to start and advance"
-    if all(hasattr(model, method) for method in ("prepare", "start", "advance")):
-        reason = model.unsupported_reason
-    if reason:
-        raise ValueError(
-            f"{type(model).__name__} is not autoregressive ({reason}), so nothing can be generated "
-            "from it or scored by it token by token"
-        )
+from jaxformer.decoding.protocol import require_autoregressive
 
 
 def prepare(model, variables):

@@ -48,6 +48,7 @@ def dot_product_attention(
     """
     query_info = query_info or TokenInfo(query.shape[-2])
     key_info = key_info or TokenInfo(key.shape[-2])
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not isinstance(mask, Mask) and np.ndim(mask) == query.ndim > 2:
         if mask.shape[-3] != 1:
             how = (query_info, key_info, scale, implementation, tap)
@@ -58,9 +59,35 @@ def dot_product_attention(
     if key_info.segments is not None:
         mask = mask & Padding()
     query, key, value = _zero_masked(query, key, value, mask, query_info, key_info)
-    return masked_attention(
-        query, key, value, mask, query_info, key_info, scale, implementation, tap
-    )
+    inputs = (query, key, value, mask, query_info, key_info)
+    implementation = _resolved(implementation, *inputs)
+    if implementation == "fused":
+        return fused.fused_attention(query, key, value, mask, scale)
+    if implementation == "blockwise":
+        return _blockwise(*inputs, scale)
+    return explicit_attention(query, key, value, mask(query_info, key_info), scale, tap=tap)
+
+
+def _resolved(implementation, *inputs) -> str:
+    """The implementation that "auto" stands for; ValueError for "fused" where it cannot run."""
+    if implementation not in ("auto", "fused"):
+        return implementation
+    reason = fused.unsupported_reason(*inputs)
+    if implementation == "fused" and reason:
+        raise ValueError(f'attention "fused" cannot run this: {reason}')
+    return "blockwise" if reason else "fused"
+
+
+def _blockwise(*inputs):
+    try:
+        return blockwise_attention(*inputs)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise ValueError(
+            "blockwise attention has no forward-mode derivative (jvp, jacfwd); use "
+            'implementation="explicit", in a model Execution(attention="explicit")'
+        ) from error
 
 
 def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implementation, tap):
@@ -88,32 +115,6 @@ def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implem
     return output[..., 0, :, :]
 
 
-def masked_attention(
-    query, key, value, mask, query_info, key_info, scale, implementation="auto", tap=no_tap
-):
-    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if implementation in ("auto", "fused"):
-        unsupported_reason = fused.unsupported_reason(query, key, value, mask, query_info, key_info)
-        if implementation == "fused" and unsupported_reason:
-            raise ValueError(f'attention "fused" cannot run this: {unsupported_reason}')
-        implementation = "blockwise" if unsupported_reason else "fused"
-    if implementation == "fused":
-        return fused.fused_attention(query, key, value, mask, scale)
-    if implementation == "blockwise":
-        try:
-            return blockwise_attention(query, key, value, mask, query_info, key_info, scale)
-        except TypeError as error:
-            if "forward-mode" not in str(error):
-                raise
-            raise ValueError(
-                "blockwise attention has no forward-mode derivative (jvp, jacfwd); use "
-                'implementation="explicit", in a model Execution(attention="explicit")'
-            ) from error
-    visible = mask(query_info, key_info)
-    return explicit_attention(query, key, value, visible, scale, tap=tap)
-
-
 def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
     """The formula as it is written, all scores at once; `visible` is bool [*rows, queries, keys].
 
@@ -131,27 +132,42 @@ def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
     return output.reshape(*query.shape[:-1], value.shape[-1])
 
 
-def few_queries_attention(query, keys, values, visible, scale):
-    """The formula for a few queries over a cache, whose rows and heads are one axis.
+def few_queries_attention(
+    query: Float[Array, "batch heads new head_dim"],
+    keys: Float[Array, "*rows_and_heads slots head_dim"],
+    values: Float[Array, "*rows_and_heads slots value_dim"],
+    visible: Bool[Array, "rows some_new slots"],
+    scale: float | None = None,
+    *,
+    tap=no_tap,
+) -> Float[Array, "batch heads new value_dim"]:
+    """The formula for a few queries over a cache, all scores at once.
 
-    query: [batch, heads, new, head_dim]; keys, values: [rows · kv_heads, slots, head_dim]; visible:
-    bool [rows, new or 1, slots]. Each row of keys serves batch / rows queries in turn (hypotheses
-    of one source). All queries that share a key head are folded into its query positions, so that
-    every product is one batched matrix product over a single batch axis.
+    keys, values: axes of size 1 of [rows, kv_heads] may be left out. Each row of keys serves batch
+    / rows queries in turn (hypotheses of one source). All queries that share a key head are folded
+    into its query positions, so that every product is one batched matrix product.
     """
-    rows, head_dim = len(visible), query.shape[-1]
-    kv_heads = len(keys) // rows
+    batch, heads, new, head_dim = query.shape
+    rows, slots = len(visible), keys.shape[-2]
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    served = query.reshape(rows, len(query) // rows, kv_heads, -1, *query.shape[2:])
-    served = served.swapaxes(1, 2)  # [rows, kv_heads, served by each, group, new, head_dim]
-    folded = served.reshape(len(keys), -1, head_dim)
-    scores = scale * jnp.einsum("nqd,nsd->nqs", folded, keys, preferred_element_type=jnp.float32)
-    visible = jnp.broadcast_to(
-        visible[:, None, None, None], (*served.shape[:-1], visible.shape[-1])
+    kv_heads = keys.size // (rows * slots * head_dim)
+    grouped = query.reshape(rows, batch // rows, kv_heads, -1, new, head_dim)
+    grouped = grouped.swapaxes(1, 2)  # [rows, kv_heads, served by each, group, new, head_dim]
+    folded = grouped.reshape(*keys.shape[:-2], -1, head_dim)
+    scores = scale * jnp.einsum(
+        "...qd,...sd->...qs", folded, keys, preferred_element_type=jnp.float32
     )
+    visible = jnp.broadcast_to(visible[:, None, None, None], (*grouped.shape[:-1], slots))
     weights = _softmax(jnp.where(visible.reshape(scores.shape), scores, -jnp.inf))
-    output = jnp.einsum("nqs,nsd->nqd", weights.astype(values.dtype), values)
-    return output.reshape(served.shape).swapaxes(1, 2).reshape(query.shape)
+
+    def unfolded(x):
+        x = x.reshape(*grouped.shape[:-1], x.shape[-1])
+        return x.swapaxes(1, 2).reshape(batch, heads, new, -1)
+
+    weights = tap("attention.weights", unfolded(weights))
+    weights = weights.reshape(rows, batch // rows, *grouped.shape[1:2], *grouped.shape[3:-1], slots)
+    weights = weights.swapaxes(1, 2).reshape(scores.shape)
+    return unfolded(jnp.einsum("...qs,...sd->...qd", weights.astype(values.dtype), values))
 
 
 def _softmax(scores):
@@ -164,15 +180,15 @@ def _softmax(scores):
 
 def _zero_masked(query, key, value, mask, query_info, key_info):
     """Zero what no one may see and what sees nothing: 0 × NaN is NaN, forward and backward."""
-    tables = [rule.array for rule in mask.rules() if isinstance(rule, DenseMask)]
-    speaks, listens = ([table.any(axis=axis) for table in tables] for axis in (-2, -1))
-    for known, places in ((speaks, key_info), (listens, query_info)):
-        if places.segments is not None:
-            known.append(places.segments != 0)
-    for known in speaks:
-        key, value = (jnp.where(known[..., None, :, None], x, 0) for x in (key, value))
-    for known in listens:
-        query = jnp.where(known[..., None, :, None], query, 0)
+    arrays = [rule.array for rule in mask.rules() if isinstance(rule, DenseMask)]
+    seen_keys, seeing_queries = ([array.any(axis=axis) for array in arrays] for axis in (-2, -1))
+    for real, info in ((seen_keys, key_info), (seeing_queries, query_info)):
+        if info.segments is not None:
+            real.append(info.segments != 0)
+    for is_seen in seen_keys:
+        key, value = (jnp.where(is_seen[..., None, :, None], x, 0) for x in (key, value))
+    for sees in seeing_queries:
+        query = jnp.where(sees[..., None, :, None], query, 0)
     return query, key, value
 
 

@@ -5,100 +5,205 @@ remembers the position and the document of its token (document 0: empty, or padd
 different lengths, several new tokens at once and packed documents are one case.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
 
-class Cache(NamedTuple):
-    """keys, values: per layer [batch · kv_heads, capacity, head_dim]; positions, documents: int
-    [batch, capacity]; cursor: how far each row has been read; length: slots used, int [].
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """keys, values: per layer [batch, kv_heads, slots, head_dim]; positions, documents: int
+    [batch, slots]; cursor: how far each row has been read; length: tokens read, padding counted,
+    int [].
 
-    Batch and heads are one axis: with two, XLA:CPU copies the whole cache at each step of batch 1.
+    A ring, where slots are used again and padding takes none, has next_slot: int [batch], the real
+    tokens that each row has read; and reach: how many tokens back, itself counted, one may look.
     """
 
-    keys: tuple[Array, ...]
-    values: tuple[Array, ...]
-    positions: Array
-    documents: Array
-    cursor: DocumentCursor
-    length: Array
+    keys: Any  # fields are not annotated with arrays: JAX fills them with other things in passing
+    values: Any
+    positions: Any
+    documents: Any
+    cursor: Any
+    length: Any
+    next_slot: Any = None
+    reach: int | None = field(default=None, metadata={"static": True})
 
     @property
-    def capacity(self) -> int:
+    def slots(self) -> int:
         return self.positions.shape[1]
 
-    def live_prefix(self, slots: int) -> "Cache":
-        """The first `slots` slots alone, what is in empty ones wiped out.
+    @property
+    def capacity(self) -> int | None:
+        """Most tokens of a row; None: there is no end."""
+        return self.slots if self.reach is None else None
 
-        Steps that attend to a narrow cache cost what is live, whatever the capacity; `widen` puts
-        it back. Wiping here, once for many steps, keeps a NaN in an empty slot from 0 × NaN.
+    @property
+    def layers(self) -> list:
+        """What each layer keeps."""
+        return list(zip(self.keys, self.values, strict=True))
+
+    def append(self, segments: Int[Array, "batch new"]):
+        """Read `segments` on from where the cache stopped and mark the slots of these tokens.
+
+        Returns (the cache, its keys and values still to be written; the new tokens; what the slots
+        hold; where keys and values are to be written: see `write_slots`).
         """
-        used = self.documents[:, :slots] != 0
+        documents, positions, cursor = document_positions(segments, self.cursor)
+        written, next_slot = self.length, self.next_slot
+        if self.reach is not None:
+            new = segments.shape[1]
+            if new > self.slots - self.reach + 1:
+                raise ValueError(
+                    f"tokens are {new} a row; a ring of {self.slots} slots and a window of "
+                    f"{self.reach} takes at most {self.slots - self.reach + 1} at once"
+                )
+            is_real = documents != 0
+            order = next_slot[:, None] + jnp.cumsum(is_real, axis=1) - 1
+            written = jnp.where(is_real, order % self.slots, self.slots)  # padding: none
+            next_slot = next_slot + is_real.sum(axis=1)
+        cache = replace(
+            self,
+            positions=write_rows(self.positions, positions, written),
+            documents=write_rows(self.documents, documents, written),
+            cursor=cursor,
+            length=self.length + segments.shape[1],
+            next_slot=next_slot,
+        )
+        held = TokenInfo(self.slots, cache.positions, cache.documents)
+        return cache, TokenInfo(segments.shape[1], positions, documents), held, written
 
-        def wiped(x):
-            heads = len(x) // len(used)
-            return jnp.where(jnp.repeat(used, heads, axis=0)[:, :, None], x[:, :slots], 0)
+    def with_layers(self, layers) -> "Cache":
+        keys, values = zip(*layers, strict=True)
+        return replace(self, keys=keys, values=values)
 
-        return self._replace(
-            keys=tuple(map(wiped, self.keys)),
-            values=tuple(map(wiped, self.values)),
+    def live_prefix(self, slots: int | None) -> "Cache":
+        """The first `slots` slots alone (None: all), as a loop of many steps wants them.
+
+        Steps that attend to a prefix cost what is live, whatever the capacity; `merge_prefix` puts
+        it back. What is in empty slots is zeroed here, once for many steps: 0 × NaN is NaN. Axes of
+        size 1 are left out: with them XLA:CPU copies the whole cache at each step (12 layers of 768
+        slots, batch 1: 50 ms a step against 9).
+        """
+        used = self.documents[:, None, :slots, None] != 0
+
+        def packed(x):
+            x = jnp.where(used, by_head(x, len(used))[:, :, :slots], 0)
+            return _without_single_axes(x)
+
+        return replace(
+            self,
+            keys=tuple(map(packed, self.keys)),
+            values=tuple(map(packed, self.values)),
             positions=self.positions[:, :slots],
             documents=self.documents[:, :slots],
         )
 
-    def merge_prefix(self, narrow: "Cache") -> "Cache":
-        """This cache with its first slots, its cursor and its length taken from `narrow`."""
-        (
-            (keys, values, positions, documents),
-            (new_keys, new_values, new_positions, new_documents),
-        ) = (cache[:4] for cache in (self, narrow))
-        return Cache(
-            tuple(map(_overwrite, keys, new_keys)),
-            tuple(map(_overwrite, values, new_values)),
-            _overwrite(positions, new_positions),
-            _overwrite(documents, new_documents),
-            narrow.cursor,
-            narrow.length,
+    def merge_prefix(self, prefix: "Cache") -> "Cache":
+        """This cache with its first slots, and all else that a step changes, from `prefix`."""
+        batch_size = len(self.positions)
+
+        def merged(x, start_of_x):
+            return _overwrite(x, by_head(start_of_x, batch_size))
+
+        return replace(
+            prefix,
+            keys=tuple(map(merged, self.keys, prefix.keys)),
+            values=tuple(map(merged, self.values, prefix.values)),
+            positions=_overwrite(self.positions, prefix.positions),
+            documents=_overwrite(self.documents, prefix.documents),
         )
 
-    def gather_rows(self, rows: Array) -> "Cache":
+    def gather_rows(self, rows: Int[Array, " new_batch"]) -> "Cache":
         """Row i goes on from what row rows[i] has read; there may be more or fewer rows."""
         batch_size = len(self.positions)
 
-        def taken(x):
-            return read_heads(x, batch_size)[rows].reshape(-1, *x.shape[1:])
+        def gathered(x):
+            if x.ndim == 4:
+                return x[rows]
+            return _without_single_axes(by_head(x, batch_size)[rows])
 
-        return Cache(
-            tuple(map(taken, self.keys)),
-            tuple(map(taken, self.values)),
-            self.positions[rows],
-            self.documents[rows],
-            jax.tree.map(lambda x: x[rows], self.cursor),
-            self.length,
+        each_row = (self.positions, self.documents, self.cursor, self.next_slot)
+        positions, documents, cursor, next_slot = jax.tree.map(lambda x: x[rows], each_row)
+        return replace(
+            self,
+            keys=tuple(map(gathered, self.keys)),
+            values=tuple(map(gathered, self.values)),
+            positions=positions,
+            documents=documents,
+            cursor=cursor,
+            next_slot=next_slot,
         )
+
+    def rewind(self, lengths) -> "Cache":
+        """Forget the last lengths[i] tokens of row i, all of the document that it is in.
+
+        lengths: int [batch], or one for all rows. The slots after the last token that is left in
+        any row are free again. Outside jit, ValueError for more tokens than the document has, or
+        than a ring has kept; inside, the row's later logits are NaN.
+        """
+        lengths = jnp.broadcast_to(jnp.asarray(lengths), self.cursor.position.shape)
+        kept = self.cursor.position - lengths
+        torn = (lengths < 0) | (kept < 0)
+        if self.reach is not None:
+            torn |= (lengths > self.slots - self.reach + 1) & (self.next_slot > self.slots)
+        if not isinstance(torn, jax.core.Tracer) and torn.any():
+            row = int(torn.argmax())
+            raise ValueError(
+                f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … "
+                f"{self._most(row)} tokens"
+            )
+        is_current = self.documents == self.cursor.document[:, None]
+        forgotten = is_current & (self.positions >= kept[:, None])
+        documents = jnp.where(forgotten, 0, self.documents)
+        length, next_slot = self.length, self.next_slot
+        if self.reach is None:
+            used = (documents != 0).any(axis=0)
+            length = jnp.where(used, jnp.arange(1, self.slots + 1), 0).max()
+        else:
+            next_slot = next_slot - lengths
+        cursor = self.cursor._replace(position=jnp.where(torn, _NOWHERE, kept))
+        return replace(self, documents=documents, cursor=cursor, length=length, next_slot=next_slot)
+
+    def _most(self, row: int) -> int:
+        """Tokens by which a row can be rewound."""
+        most = int(self.cursor.position[row])
+        if self.reach is not None and self.next_slot[row] > self.slots:
+            most = min(most, self.slots - self.reach + 1)
+        return most
+
+
+_NOWHERE = -(2**30)  # a position of which no token has logits
 
 
 class FixedSizeState:
-    """What a cache has of slots when it has none, but a state of one size: subclasses are frozen
-    dataclasses whose arrays have a row each (`length` apart), and go on for ever."""
+    """The part of a cache's interface that concerns slots, for a cache without any: a state of one
+    size. Subclasses are frozen dataclasses whose arrays have a row each (`length` apart)."""
 
     capacity = None
+    reach = None
 
     def live_prefix(self, slots: None):
         return self
 
-    def merge_prefix(self, narrow):
-        return narrow
+    def merge_prefix(self, prefix):
+        return prefix
 
     def gather_rows(self, rows):
         return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
+
+    def rewind(self, lengths):
+        raise ValueError(
+            f"a {type(self).__name__} is a state of one size, which has forgotten what it was "
+            "before its last token; keep the cache from before instead of rewinding"
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -106,99 +211,104 @@ class FixedSizeState:
 class SourceCache:
     """A decoder's own cache and, beside it, what it has of its sources.
 
-    memory: a tree of what it looks up there, [sources · heads, source length, dim]; visible: which
-    of that is no padding, bool [sources, 1, source length]; initial: the states, a row each, from
-    which documents begin (None: they have none). Each source serves as many rows in turn as come to
-    its share.
+    cross_keys_values: what each layer looks up there, (keys, values) [sources, kv_heads, source
+    length, head_dim] (None: nothing); source_segments: int [sources, source length], 0 for padding
+    (None: there is none); initial: the states, a row each, from which documents begin (None: they
+    have none). Each source serves as many rows in turn as come to its share.
     """
 
-    own: Any
-    memory: Any
-    visible: Array
+    self_cache: Any
+    cross_keys_values: Any
+    source_segments: Any
     initial: Any = None
 
     @property
     def cursor(self) -> DocumentCursor:
-        return self.own.cursor
+        return self.self_cache.cursor
 
     @property
     def length(self) -> Array:
-        return self.own.length
+        return self.self_cache.length
 
     @property
     def capacity(self) -> int | None:
-        return self.own.capacity
+        return self.self_cache.capacity
+
+    @property
+    def reach(self) -> int | None:
+        return self.self_cache.reach
 
     def live_prefix(self, slots: int | None) -> "SourceCache":
-        return replace(self, own=self.own.live_prefix(slots))
+        return replace(self, self_cache=self.self_cache.live_prefix(slots))
 
-    def merge_prefix(self, narrow: "SourceCache") -> "SourceCache":
-        return replace(self, own=self.own.merge_prefix(narrow.own))
+    def merge_prefix(self, prefix: "SourceCache") -> "SourceCache":
+        return replace(self, self_cache=self.self_cache.merge_prefix(prefix.self_cache))
 
     def gather_rows(self, rows: Array) -> "SourceCache":
         """Row i goes on from what row rows[i] has read; both have the same source."""
         initial = jax.tree.map(lambda x: x[rows], self.initial)
-        return replace(self, own=self.own.gather_rows(rows), initial=initial)
+        return replace(self, self_cache=self.self_cache.gather_rows(rows), initial=initial)
+
+    def rewind(self, lengths) -> "SourceCache":
+        return replace(self, self_cache=self.self_cache.rewind(lengths))
 
 
-def visible_source(source, segments):
-    """bool [sources, 1, source length]: where a token stands. segments 0: padding; None: none."""
-    if segments is None:
-        segments = jnp.ones(source.shape[:2], jnp.int32)
-    return (segments != 0)[:, None]
+def init_cache(
+    num_layers: int,
+    batch_size: int,
+    num_kv_heads: int,
+    slots: int,
+    head_dim: int,
+    dtype,
+    reach: int | None = None,
+) -> Cache:
+    """An empty cache of so many slots a row; a ring, where a reach is given."""
+    shape = (batch_size, num_kv_heads, slots, head_dim)
+    if reach is not None and slots < reach:
+        raise ValueError(f"capacity is {slots}; a ring must have the window's {reach} slots")
+    return Cache(
+        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        jnp.zeros((batch_size, slots), jnp.int32),
+        jnp.zeros((batch_size, slots), jnp.int32),
+        DocumentCursor.begin(batch_size),
+        jnp.int32(0),
+        None if reach is None else jnp.zeros(batch_size, jnp.int32),
+        reach,
+    )
 
 
-def fold_source(heads, visible):
-    """Each of the arrays [sources, heads, source length, dim] with its first two axes in one, what
-    stands in padding wiped out: 0 × NaN is NaN."""
-    return tuple(jnp.where(visible[..., None], x, 0).reshape(-1, *x.shape[2:]) for x in heads)
+def write_rows(slots: Array, new: Array, written: Array) -> Array:
+    """Put `new` [batch, new] into `slots` [batch, slots]: from slot `written`, int [], on (in place
+    where the compiler can), or each at its own slot, int [batch, new]; past the last: nowhere."""
+    new = new.astype(slots.dtype)
+    if written.ndim == 0:
+        return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=1)
+    rows = jnp.arange(len(slots))[:, None]
+    return slots.at[rows, written].set(new, mode="drop")
+
+
+def write_slots(slots: Array, new: Array, written: Array) -> Array:
+    """The same for `new` [batch, kv_heads, new, head_dim] and `slots` [batch, kv_heads, slots,
+    head_dim], with or without axes of size 1."""
+    new = new.astype(slots.dtype)
+    if written.ndim == 0:
+        new = new.reshape(*slots.shape[:-2], *new.shape[-2:])
+        return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)
+    rows = jnp.arange(len(new))[:, None]
+    heads = by_head(slots, len(new)).at[rows, :, written].set(new.swapaxes(1, 2), mode="drop")
+    return heads.reshape(slots.shape)
+
+
+def by_head(slots: Array, batch_size: int) -> Array:
+    """[batch, kv_heads, slots, head_dim], whichever axes of size 1 were left out."""
+    return slots.reshape(batch_size, -1, *slots.shape[-2:])
+
+
+def _without_single_axes(x):
+    """Without the axes of batch and heads that are of size 1."""
+    return x.reshape(*(size for size in x.shape[:2] if size != 1), *x.shape[2:])
 
 
 def _overwrite(x, start_of_x):
     return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)
-
-
-def init_cache(
-    num_layers: int, batch_size: int, num_kv_heads: int, capacity: int, head_dim: int, dtype
-) -> Cache:
-    """An empty cache of `capacity` slots a row."""
-    shape = (batch_size * num_kv_heads, capacity, head_dim)
-    return Cache(
-        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        jnp.zeros((batch_size, capacity), jnp.int32),
-        jnp.zeros((batch_size, capacity), jnp.int32),
-        DocumentCursor.begin(batch_size),
-        jnp.int32(0),
-    )
-
-
-def append_slots(cache: Cache, segments: Array) -> tuple[Cache, TokenInfo, TokenInfo]:
-    """Read `segments` [batch, new] on from where the cache stopped and mark the next slots so.
-
-    Returns the cache (its keys and values still to be written at `cache.length`, which is the old
-    one), the places of the new tokens and the places of all slots.
-    """
-    documents, positions, cursor = document_positions(segments, cache.cursor)
-    marked = cache._replace(
-        positions=write_slots(cache.positions, positions, cache.length),
-        documents=write_slots(cache.documents, documents, cache.length),
-        cursor=cursor,
-    )
-    new = TokenInfo(segments.shape[1], positions, documents)
-    return marked, new, TokenInfo(cache.capacity, marked.positions, marked.documents)
-
-
-def write_slots(slots: Array, new: Array, length: Array) -> Array:
-    """Put `new` [rows, new, …] at slots length, length + 1, … (in place where the compiler can)."""
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), length, axis=1)
-
-
-def read_heads(slots: Array, batch_size: int) -> Array:
-    """[batch · kv_heads, capacity, head_dim] as [batch, kv_heads, capacity, head_dim]."""
-    return slots.reshape(batch_size, -1, *slots.shape[1:])
-
-
-def write_heads(slots: Array, new: Array, length: Array) -> Array:
-    """Put `new` [batch, kv_heads, new, head_dim] at slots length, length + 1, …"""
-    return write_slots(slots, new.reshape(-1, *new.shape[2:]), length)

@@ -28,11 +28,37 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.feedforward import activate
+from jaxformer.functional.layers import REMAT, Forward, split_key, stack
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
+from jaxformer.functional.positions import (
+    DocumentCursor,
+    continued_segments,
+    document_positions,
+)
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
-__all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
+__all__ = [
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "prepare",
+    "start",
+]
+LAYER_POINTS = ("block.input", "convolution.output", "block.output")
+
+
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into."""
+    return ("embedding", *LAYER_POINTS, "final_norm")
+
+
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    return LAYER_POINTS
 
 
 def convolution(
@@ -111,36 +137,55 @@ def init_layers(key, config):
     }
 
 
-def run_layers(weights, x, config, convolve, dropout_key=None):
-    """x + act(Convolution(Norm(x))), layer by layer; convolve(layer, weights, x) → y."""
-    normalize = normalizer(config.norm, config.norm_epsilon)
-    num = config.num_layers
-    keys = [None] * (num + 1) if dropout_key is None else jax.random.split(dropout_key, num + 1)
+def forward(
+    weights,
+    tokens,
+    config,
+    execution,
+    *,
+    cache: "ConvolutionCache | None" = None,
+    segments=None,
+    dropout_key=None,
+    hooks: Hooks = NO_HOOKS,
+) -> Forward:
+    """x + act(Convolution(Norm(x))), layer by layer: tokens [batch, length] to the last layer's
+    values [batch, length, dim].
+
+    cache: what was read before; None: whole rows. segments: as elsewhere, 1, 1, 2, 2, … for
+    documents packed into a row, 0 for padding.
+    """
+    num_layers = config.num_layers
+    row = Row.of(tokens, segments, cache)
+    keys = split_key(dropout_key, num_layers + 1)
+    x = embed_tokens(weights["embedding"], tokens, config.dtype)
+    tap = Tap(hooks, row.positions, row.documents)
+    x = row.compact(tap("embedding", without_padding(x, row.segments)))
     x = dropout(keys[0], x, config.dropout)
-    for layer in range(num):
-        own = weights["layers"][f"layer_{layer}"]
-        y = convolve(layer, own["convolution"], normalize(own["norm"], x))
-        y = dropout(keys[layer + 1], activate(y, config.activation), config.dropout)
-        x = x + y if config.residual else y
-    return normalize(weights["final_norm"], x) if "final_norm" in weights else x
 
+    def layer(weights, x, past, offsets, key, hooks):
+        tap = Tap(hooks, row.positions, row.documents)
+        x = row.tapped(tap, "block.input", x)
+        y = normalizer(config.norm, config.norm_epsilon)(weights["norm"], x)
+        y, past = row.convolved(weights["convolution"], y, past, offsets)
+        y = activate(row.tapped(tap, "convolution.output", y), config.activation)
+        y = dropout(key, y, config.dropout)
+        x = row.tapped(tap, "block.output", x + y if config.residual else y)
+        return x, past, tap.captured
 
-def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
-    """Whole rows to the last layer's values [batch, length, dim]; segments as elsewhere:
-    1, 1, 2, 2, … for documents packed into a row, 0 for padding."""
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    documents = order = None
-    if segments is not None:
-        documents, _, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
-        order = _tokens_first(documents)
-        x, documents = _take(x, order), _take(documents, order)
-    offsets = layer_offsets(config)
-
-    def convolve(layer, weights, x):
-        return convolution(weights, x, offsets[layer], documents)
-
-    x = run_layers(weights, x, config, convolve, dropout_key)
-    return x if order is None else _take(x, jnp.argsort(order, axis=1))
+    run = REMAT[execution.remat](layer, static_argnums=3)
+    inputs, captured = [], []
+    for i, own_hooks in enumerate(hooks.of(LAYER_POINTS).of_layers(num_layers)):
+        own, offsets = weights["layers"][f"layer_{i}"], layer_offsets(config)[i]
+        past = None if cache is None else cache.inputs[i]
+        x, past, seen = run(own, x, past, offsets, keys[i + 1], own_hooks)
+        inputs.append(past)
+        captured.append(seen)
+    if "final_norm" in weights:
+        x = normalizer(config.norm, config.norm_epsilon)(weights["final_norm"], x)
+    x = tap("final_norm", row.spread(x))
+    if cache is not None:
+        cache = row.cache_after(inputs)
+    return Forward(x, {**tap.captured, **stack(captured)}, cache)
 
 
 def _tokens_first(documents):
@@ -153,7 +198,67 @@ def _take(x, index):
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-# ---- token by token
+@dataclass(frozen=True)
+class Row:
+    """The tokens of a pass, and how a convolution finds those of a document side by side.
+
+    segments, documents, positions: [batch, length] in the order of the row (documents None: one,
+    without padding); order: the one in which tokens come before padding; cache: what was read
+    before; cursor: how far each row has been read.
+    """
+
+    segments: Int[Array, "batch length"] | None
+    documents: Int[Array, "batch length"] | None
+    positions: Int[Array, "*batch length"]
+    order: Int[Array, "batch length"] | None
+    cache: "ConvolutionCache | None"
+    cursor: DocumentCursor | None
+
+    @classmethod
+    def of(cls, tokens, segments, cache) -> "Row":
+        if segments is None and cache is None:
+            return cls(None, None, jnp.arange(tokens.shape[1]), None, None, None)
+        cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
+        segments = continued_segments(segments, cursor, tokens.shape[:2])
+        documents, positions, cursor = document_positions(segments, cursor)
+        return cls(segments, documents, positions, _tokens_first(documents), cache, cursor)
+
+    def compact(self, x):
+        """Tokens first, then padding."""
+        return x if self.order is None else _take(x, self.order)
+
+    def spread(self, x):
+        """Back in the order of the row."""
+        return x if self.order is None else _take(x, jnp.argsort(self.order, axis=1))
+
+    def tapped(self, tap: Tap, name: str, x):
+        """What tap makes of x, which is compact; what is tapped is in the order of the row."""
+        is_asked = name in tap.hooks.capture or name in tap.hooks.patch
+        return self.compact(tap(name, self.spread(x))) if is_asked else x
+
+    def convolved(self, weights, x, past, offsets):
+        """(The convolution of x, the last inputs that the next tokens need)."""
+        documents = None if self.documents is None else self.compact(self.documents)
+        if self.cache is None:
+            return convolution(weights, x, offsets, documents), None
+        reach, before = past.shape[1], self.cache.documents
+        row = jnp.concatenate([past, x], axis=1)
+        all_documents = jnp.concatenate([before[:, before.shape[1] - reach :], documents], axis=1)
+        return convolution(weights, row, offsets, all_documents, first=reach), self.newest(
+            row, reach
+        )
+
+    def newest(self, x, reach: int):
+        """The last `reach` before the padding that ends a compact row."""
+        count = (self.documents != 0).sum(axis=1, keepdims=True)
+        return _take(x, count + jnp.arange(reach))
+
+    def cache_after(self, inputs) -> "ConvolutionCache":
+        before = self.cache.documents
+        documents = jnp.concatenate([before, self.compact(self.documents)], axis=1)
+        documents = self.newest(documents, before.shape[1])
+        length = self.cache.length + self.documents.shape[1]
+        return ConvolutionCache(tuple(inputs), documents, self.cursor, length)
 
 
 @jax.tree_util.register_dataclass
@@ -178,34 +283,3 @@ def start(config, batch_size: int, capacity: int) -> ConvolutionCache:
         DocumentCursor.begin(batch_size),
         jnp.int32(0),
     )
-
-
-def advance(weights, tokens, cache: ConvolutionCache, config, *, segments=None):
-    """Read the next tokens [batch, new]; returns (their hidden states, the cache after them)."""
-    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
-    new, _, cursor = document_positions(segments, cache.cursor)
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    order = _tokens_first(new)
-    x, new = _take(x, order), _take(new, order)
-    count = (new != 0).sum(axis=1, keepdims=True)
-    offsets, inputs = layer_offsets(config), []
-
-    def joined(old, new):
-        return jnp.concatenate([old, new], axis=1)
-
-    def newest(x, reach):
-        """The last `reach` before the padding that now ends the row."""
-        return _take(x, count + jnp.arange(reach))
-
-    def convolve(layer, weights, x):
-        reach = cache.inputs[layer].shape[1]
-        row = joined(cache.inputs[layer], x)
-        known = joined(cache.documents[:, cache.documents.shape[1] - reach :], new)
-        inputs.append(newest(row, reach))
-        return convolution(weights, row, offsets[layer], known, first=reach)
-
-    x = run_layers(weights, x, config, convolve)
-    documents = newest(joined(cache.documents, new), cache.documents.shape[1])
-    length = cache.length + tokens.shape[1]
-    cache = ConvolutionCache(tuple(inputs), documents, cursor, length)
-    return _take(x, jnp.argsort(order, axis=1)), cache

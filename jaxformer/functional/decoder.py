@@ -3,32 +3,40 @@
     tokens → embedding + position → blocks → norm → logits            (seeds: lecture 11 §6)
 
 Output i predicts token i + 1 and depends on tokens ≤ i, and on all of a prefix if there is one (the
-first tokens of a document, which see one another both ways, are given and not predicted). Two ways
-through it, held to the same values: `hidden_states` takes whole rows, `advance` takes the next
-tokens and a cache.
+first tokens of a document, which see one another both ways, are given and not predicted).
 """
 
-import jax.numpy as jnp
-
-from jaxformer.functional.cache import Cache
+from jaxformer.functional.blocks import BLOCK_POINTS
 from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.masks import Causal, Mask, Packed, Prefix, Window
-from jaxformer.functional.transformer import (
-    POINTS,
-    empty_cache,
-    prepare,
-    read_on,
-    read_rows,
-    stack_initializers,
-)
+from jaxformer.functional.transformer import POINTS, forward, prepare, stack_initializers, start
 
-__all__ = ["POINTS", "advance", "head", "hidden_states", "initializers", "inspect", "logits"]
-__all__ += ["prepare", "self_attention_mask", "start"]
+__all__ = [
+    "POINTS",
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "prepare",
+]
+__all__ += ["self_attention_mask", "start"]
 
 
 def initializers(config) -> dict:
     """The decoder's weights by name, each as a pure initialiser of one key."""
     return with_head(stack_initializers(config), config, config.embed_dim)
+
+
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into."""
+    return POINTS
+
+
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    return BLOCK_POINTS
 
 
 def self_attention_mask(config, mask: Mask | None = None) -> Mask:
@@ -40,33 +48,3 @@ def self_attention_mask(config, mask: Mask | None = None) -> Mask:
     if config.window is not None:
         mask = mask & Window(config.window)
     return mask & Packed()
-
-
-def hidden_states(weights, tokens, config, execution, **options):
-    """Whole rows to the last hidden states [batch, length, dim]: see `read_rows`."""
-    return inspect(weights, tokens, config, execution, **options)[0]
-
-
-def inspect(weights, tokens, config, execution, *, mask: Mask | None = None, **options):
-    """(hidden states, what passed through the points named in `capture`): see `read_rows`."""
-    rule = self_attention_mask(config, mask)
-    return read_rows(weights, tokens, config, execution, rule, **options)
-
-
-def start(config, batch_size: int, capacity: int) -> Cache:
-    """An empty cache for this decoder."""
-    return empty_cache(config, batch_size, capacity)
-
-
-def advance(weights, tokens, cache: Cache, config, *, mask: Mask | None = None, segments=None):
-    """The hidden states of the next tokens [batch, new], and the cache after them.
-
-    A row that stops inside a prefix, which must be read at once, gets NaN.
-    """
-    before, mask = cache.cursor.position, self_attention_mask(config, mask)
-    x, cache = read_on(weights, tokens, cache, config, mask, segments=segments)
-    if config.prefix:
-        after = cache.cursor.position
-        torn = ((before > 0) & (before < config.prefix)) | ((after > 0) & (after < config.prefix))
-        x = jnp.where(torn[:, None, None], jnp.nan, x)
-    return x, cache

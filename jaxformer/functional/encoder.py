@@ -8,15 +8,28 @@ was masked out of a text, from both sides (Devlin et al. 2019, BERT): see `maski
 
 import jax.numpy as jnp
 
+from jaxformer.functional import transformer
+from jaxformer.functional.blocks import BLOCK_POINTS
 from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.feedforward import activate
+from jaxformer.functional.layers import Forward
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.masks import Mask, Packed
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.transformer import POINTS, read_rows, stack_initializers
+from jaxformer.functional.transformer import POINTS, stack_initializers
 
-__all__ = ["POINTS", "encode", "head", "hidden_states", "initializers", "inspect", "logits"]
-__all__ += ["pooled"]
+__all__ = [
+    "POINTS",
+    "encode",
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "pooled",
+]
+__all__ += ["self_attention_mask"]
 
 
 def initializers(config) -> dict:
@@ -30,23 +43,31 @@ def initializers(config) -> dict:
     return with_head(parts, config, dim)
 
 
-def encode(weights, tokens, config, execution, *, mask: Mask | None = None, **options):
-    """(a vector for each token [batch, length, dim], what `capture` names): see `read_rows`."""
-    rule = Packed() if mask is None else mask & Packed()
-    return read_rows(weights, tokens, config, execution, rule, **options)
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into."""
+    return POINTS
 
 
-def hidden_states(weights, tokens, config, execution, **options):
-    """What the head is applied to: Norm(act(W h + b)) of each token's vector (BERT's transform)."""
-    return inspect(weights, tokens, config, execution, **options)[0]
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    return BLOCK_POINTS
 
 
-def inspect(weights, tokens, config, execution, **options):
-    """(what `hidden_states` gives, what passed through the points named in `capture`)."""
-    encoded, captured = encode(weights, tokens, config, execution, **options)
-    hidden = activate(linear(weights["transform"], encoded), config.activation)
+def self_attention_mask(config, mask: Mask | None = None) -> Mask:
+    """Everyone within a document; or the caller's mask, within a document too."""
+    return Packed() if mask is None else mask & Packed()
+
+
+encode = transformer.forward  # `hidden` is a vector for each token, in its context
+
+
+def forward(weights, tokens, config, execution, mask: Mask, **inputs) -> Forward:
+    """A pass of which `hidden` is what the head is applied to: Norm(act(W h + b)) of each token's
+    vector (BERT's transform)."""
+    encoded = encode(weights, tokens, config, execution, mask, **inputs)
+    hidden = activate(linear(weights["transform"], encoded.hidden), config.activation)
     normalize = normalizer(config.norm, config.norm_epsilon)
-    return normalize(weights["transform_norm"], hidden), captured
+    return encoded._replace(hidden=normalize(weights["transform_norm"], hidden))
 
 
 def pooled(weights, encoded, segments=None):

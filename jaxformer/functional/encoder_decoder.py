@@ -8,33 +8,57 @@ source is encoded once, and its keys and values are kept beside the decoder's ow
 """
 
 from dataclasses import replace
-from functools import partial
 
 import jax
+import jax.numpy as jnp
 
-from jaxformer.functional import encoder
-from jaxformer.functional.attention import dot_product_attention, few_queries_attention
-from jaxformer.functional.blocks import CROSS_POINTS, cross_block, init_cross_block, source_heads
-from jaxformer.functional.cache import SourceCache, fold_source, visible_source
+from jaxformer.functional import encoder, transformer
+from jaxformer.functional.blocks import (
+    BLOCK_POINTS,
+    CROSS_BLOCK_POINTS,
+    cross_keys_values,
+    init_cross_block,
+)
+from jaxformer.functional.cache import SourceCache
+from jaxformer.functional.contexts import Source, SourceAttention
 from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.masks import Causal, Mask, Packed, Padding, TokenInfo
+from jaxformer.functional.layers import Forward, split_key, unstack
+from jaxformer.functional.masks import Causal, Mask, Packed
+from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.functional.transformer import (
-    POINTS,
-    empty_cache,
-    implementation,
+    CROSS_POINTS,
+    FEW_TOKENS,
+    attention_form,
     prepare,
-    read_on,
-    read_rows,
     stack_initializers,
-    unstack,
 )
 
-__all__ = ["POINTS", "advance", "head", "hidden_states", "initializers", "inspect", "logits"]
-__all__ += ["prepare", "start"]
-POINTS = (*POINTS, *CROSS_POINTS)
+__all__ = [
+    "POINTS",
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "prepare",
+]
+__all__ += ["self_attention_mask", "start"]
+ENCODER = "encoder."  # what the names of the encoder's points begin with
+POINTS = (*(ENCODER + name for name in encoder.POINTS), *CROSS_POINTS)
 
 
-def self_attention_mask(mask: Mask | None = None) -> Mask:
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into."""
+    return POINTS
+
+
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    return (*(ENCODER + name for name in BLOCK_POINTS), *CROSS_BLOCK_POINTS)
+
+
+def self_attention_mask(config, mask: Mask | None = None) -> Mask:
     """Of the decoder: causal within a document, or the caller's mask, within a document too."""
     return (Causal() if mask is None else mask) & Packed()
 
@@ -57,111 +81,90 @@ def init_encoder(key, config):
     return tree
 
 
-def encode(weights, source, config, execution, *, segments=None, dropout_key=None):
-    """A vector for each token of the source [batch, source length, dim]."""
+def encode(weights, source: Source, config, execution, *, dropout_key=None, hooks=NO_HOOKS):
+    """(A vector for each token of the source [batch, source length, dim], what was captured)."""
     own = weights["encoder"]
     tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
-    return encoder.encode(
+    passed = encoder.encode(
         {**own, "embedding": tables},
-        source,
+        source.tokens,
         config.encoder,
         execution,
-        segments=segments,
+        encoder.self_attention_mask(config.encoder),
+        segments=source.segments,
         dropout_key=dropout_key,
-    )[0]
+        hooks=hooks.within(ENCODER),
+    )
+    return passed.hidden, {ENCODER + name: x for name, x in passed.captured.items()}
 
 
-def hidden_states(weights, tokens, source, config, execution, **options):
-    """Whole rows to the last hidden states [batch, length, dim]: see `inspect`."""
-    return inspect(weights, tokens, source, config, execution, **options)[0]
-
-
-def inspect(
+def forward(
     weights,
     tokens,
-    source,
     config,
     execution,
+    mask: Mask,
     *,
-    mask: Mask | None = None,
+    cache: SourceCache | None = None,
     segments=None,
-    source_segments=None,
+    source: Source | None = None,
     dropout_key=None,
-    capture=(),
-    patch=None,
-):
-    """(hidden states, what passed through the points of the decoder named in `capture`).
-
-    mask: of the decoder's self-attention; None: causal.
-
-    source_segments: int [batch, source length], 0 for padding, as `segments` are for the tokens.
-    """
-    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    how = {"segments": source_segments, "dropout_key": keys[0]}
-    encoded = encode(weights, source, config, execution, **how)
-    places = TokenInfo(source.shape[1], None, source_segments)
-
-    def look_up(weights, query, tap):
-        key, value = source_heads(weights["cross_attention"], encoded, config)
-        return dot_product_attention(
-            query,
-            key,
-            value,
-            Padding(),
-            key_info=places,
-            scale=config.attention_scale,
-            implementation=implementation("cross_attention.weights", execution, capture, patch),
-            tap=tap,
-        )
-
-    return read_rows(
+    hooks: Hooks = NO_HOOKS,
+) -> Forward:
+    """As `transformer.forward`, over whole rows of which each has its source, or on from a cache
+    that has read them. mask: of the decoder's self-attention."""
+    form = attention_form(execution, hooks, "cross_attention.weights")
+    scale, keys = config.attention_scale, split_key(dropout_key, 2)
+    if cache is None:
+        inputs = {"dropout_key": keys[0], "hooks": hooks}
+        encoded, captured = encode(weights, source, config, execution, **inputs)
+        attention = SourceAttention(encoded, source.segments, scale, form)
+        own = cross = None
+    else:
+        few = tokens.shape[1] <= FEW_TOKENS and form in ("auto", "explicit")
+        attention = SourceAttention(None, cache.source_segments, scale, form, few)
+        own, cross, captured = cache.self_cache, cache.cross_keys_values, {}
+    passed = transformer.forward(
         weights,
         tokens,
         config,
         execution,
-        self_attention_mask(mask),
-        block=partial(cross_block, look_up=look_up),
+        mask,
+        cache=own,
         segments=segments,
+        source=attention,
+        cross_keys_values=cross,
         dropout_key=keys[1],
-        capture=capture,
-        patch=patch,
+        hooks=hooks,
     )
+    if cache is not None:
+        cache = replace(cache, self_cache=passed.cache)
+    return Forward(passed.hidden, {**captured, **passed.captured}, cache)
 
 
-# ---- token by token
-
-
-def start(weights, source, config, execution, batch_size: int, capacity: int, source_segments=None):
-    """Read the sources; the cache of batch_size rows that have read nothing else yet."""
-    encoded = encode(weights, source, config, execution, segments=source_segments)
-    visible = visible_source(source, source_segments)
-    memory = tuple(
-        fold_source(source_heads(block["cross_attention"], encoded, config), visible)
-        for block in unstack(weights["blocks"], config.num_layers)
-    )
-    return SourceCache(empty_cache(config, batch_size, capacity), memory, visible)
-
-
-def advance(
-    weights, tokens, cache: SourceCache, config, *, mask: Mask | None = None, segments=None
+def start(
+    weights,
+    source: Source,
+    config,
+    execution,
+    batch_size: int,
+    capacity: int,
+    reach: int | None = None,
+    hooks: Hooks = NO_HOOKS,
 ):
-    """The hidden states of the next tokens [batch, new], and the cache after them."""
+    """Read the sources: (the cache of batch_size rows that have read nothing else yet, what was
+    captured of the encoder)."""
+    encoded, captured = encode(weights, source, config, execution, hooks=hooks)
 
-    def look_up(weights, query, tap):
-        keys, values = weights["memory"]
-        return few_queries_attention(query, keys, values, cache.visible, config.attention_scale)
+    def without_padding(x):
+        """Zeros there: 0 × NaN is NaN."""
+        if source.segments is None:
+            return x
+        return jnp.where((source.segments != 0)[:, None, :, None], x, 0)
 
-    blocks = unstack(weights["blocks"], config.num_layers)
-    blocks = [
-        {**block, "memory": memory} for block, memory in zip(blocks, cache.memory, strict=True)
+    cross = [
+        tuple(map(without_padding, cross_keys_values(block["cross_attention"], encoded, config)))
+        for block in unstack(weights["blocks"], config.num_layers)
     ]
-    hidden, own = read_on(
-        {**weights, "blocks": blocks},
-        tokens,
-        cache.own,
-        config,
-        self_attention_mask(mask),
-        block=partial(cross_block, look_up=look_up),
-        segments=segments,
-    )
-    return hidden, replace(cache, own=own)
+    own = transformer.start(config, batch_size, capacity, reach)
+    return SourceCache(own, cross, source.segments), captured

@@ -40,7 +40,7 @@ def feed_forward(
     else:
         hidden = activate(hidden, activation)
     y = linear(weights["down"], tap("feedforward.hidden", hidden))
-    return activate(y, activation) if output_activation else y
+    return tap("feedforward.output", activate(y, activation) if output_activation else y)
 
 
 def init_feed_forward(

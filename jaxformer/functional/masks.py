@@ -82,9 +82,13 @@ class Mask:
 
     needs_positions: whether the rule counts positions in the document; False if it asks only for
     the order of two tokens, which is their order along the row, padding or not.
+    minimum_prefill: the fewest tokens of a document that must be read at once at its start, because
+    they see later ones. reach: how many tokens back, itself counted, a query may see; None: all.
     """
 
     needs_positions = True
+    minimum_prefill = 1
+    reach: int | None = None
 
     def __call__(self, query: TokenInfo, key: TokenInfo):
         """bool [*batch, query length, key length] (or broadcastable to it): may query see key?"""
@@ -126,6 +130,10 @@ class Window(Mask):
 
     size: int
 
+    @property
+    def reach(self):
+        return self.size
+
     def __post_init__(self):
         if self.size < 1:
             raise ValueError(f"window is {self.size}; it must be at least 1 (a token sees itself)")
@@ -143,6 +151,10 @@ class Prefix(Mask):
     """Causal, but the first `length` positions are seen by all (prefix-LM, Raffel et al. 2020)."""
 
     length: int
+
+    @property
+    def minimum_prefill(self):
+        return max(1, self.length)
 
     def __call__(self, query, key):
         before = key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]
@@ -187,6 +199,15 @@ class All(Mask):
     @property
     def needs_positions(self):
         return any(rule.needs_positions for rule in self.parts)
+
+    @property
+    def minimum_prefill(self):
+        return max((rule.minimum_prefill for rule in self.parts), default=1)
+
+    @property
+    def reach(self):
+        reaches = [rule.reach for rule in self.parts if rule.reach is not None]
+        return min(reaches, default=None)
 
     def __call__(self, query, key):
         return reduce(and_, (rule(query, key) for rule in self.parts), np.True_)

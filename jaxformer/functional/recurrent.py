@@ -7,6 +7,7 @@ begins, and padding leaves it as it is. States are float32 whatever the dtype of
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -24,10 +25,36 @@ from jaxformer.functional.embedding import (
     with_head,
     without_padding,
 )
+from jaxformer.functional.layers import REMAT, Forward, split_key, stack
 from jaxformer.functional.linear import linear
-from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
+from jaxformer.functional.positions import (
+    DocumentCursor,
+    continued_segments,
+    document_positions,
+)
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
-__all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
+__all__ = [
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "prepare",
+    "start",
+]
+LAYER_POINTS = ("recurrent.gates", "recurrent.hidden", "recurrent.cell")
+
+
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into; only an LSTM has a cell beside h."""
+    return ("embedding", *LAYER_POINTS[: 1 + CELLS[config.cell].num_parts])
+
+
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    return points(config)[1:]
 
 
 def rnn_cell(gates: Float[Array, "*batch hidden"], state):
@@ -91,30 +118,52 @@ def recurrent_layer(
     initial=None,
     begins=None,
     valid=None,
+    positions=None,
+    hooks: Hooks = NO_HOOKS,
 ):
-    """x through time; returns (h_1 … h_T [batch, length, hidden], the state after them).
+    """x through time; returns (h_1 … h_T [batch, length, hidden], the state after them, what was
+    captured).
 
     begins, valid: bool [batch, length], where the state is set to `initial`, and where a token
     stands at all (None: nowhere, and everywhere). The products with x are taken for all times at
-    once.
+    once. A patched state is what the next token goes on from.
     """
+    length = x.shape[1]
     gates = linear(weights["input"], x, jnp.float32)
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
+    time = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
+    times = (positions, time) if hooks.patch else (None, None)  # else nobody asks
 
     def step(state, inputs):
-        gates, begins, valid = inputs
+        gates, begins, valid, position, time = inputs
+        tap = tap_at(hooks, length, valid, position, time)
         if begins is not None:
             parts = zip(initial, state, strict=True)
             state = tuple(jnp.where(begins[:, None], first, part) for first, part in parts)
         hidden = linear(weights["state"], state[0].astype(x.dtype), jnp.float32)
-        new = CELLS[cell].step(gates + hidden, state)
+        gates = tap("recurrent.gates", (gates + hidden)[:, None])[:, 0]
+        new = CELLS[cell].step(gates, state)
+        named = zip(LAYER_POINTS[1:], new, strict=False)  # an RNN has no cell
+        new = tuple(tap(name, part[:, None])[:, 0] for name, part in named)
         if valid is None:
-            return new, new[0]
+            return new, (new[0], tap.captured)
         state = tuple(jnp.where(valid[:, None], *parts) for parts in zip(new, state, strict=True))
-        return state, jnp.where(valid[:, None], new[0], 0.0)
+        return state, (jnp.where(valid[:, None], new[0], 0.0), tap.captured)
 
-    over_time = jax.tree.map(lambda array: array.swapaxes(0, 1), (gates, begins, valid))
-    state, outputs = jax.lax.scan(step, state, over_time)
-    return outputs.swapaxes(0, 1).astype(x.dtype), state
+    inputs = (gates, begins, valid, *times)
+    over_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
+    state, (outputs, captured) = jax.lax.scan(step, state, over_time)
+    captured = {name: x[:, :, 0].swapaxes(0, 1) for name, x in captured.items()}
+    return outputs.swapaxes(0, 1).astype(x.dtype), state, captured
+
+
+def tap_at(hooks: Hooks, length: int, valid, position, time) -> Tap:
+    """The tap of one step through time. valid, position, time: [batch]; of a row of `length`."""
+    if not hooks.patch:
+        return Tap(hooks, None)
+    documents = None if valid is None else valid[:, None]
+    return Tap(hooks.of_token(time[0], length), position[:, None], documents)
 
 
 # ---- the language model
@@ -146,48 +195,94 @@ def init_layers(key, config, input_stddev=1.0):
 
 
 def run_layers(
-    weights, x, states, config, *, initial=None, begins=None, valid=None, dropout_key=None
+    weights,
+    x,
+    states,
+    config,
+    execution,
+    *,
+    initial=None,
+    begins=None,
+    valid=None,
+    positions=None,
+    dropout_key=None,
+    hooks: Hooks = NO_HOOKS,
 ):
-    """x through all layers; returns (hidden states of the last, the states after the last token).
-    Dropout is on what goes from layer to layer, not through time (Zaremba et al. 2014)."""
-    num = config.num_layers
-    keys = [None] * (num + 1) if dropout_key is None else jax.random.split(dropout_key, num + 1)
-    x, after = dropout(keys[0], x, config.dropout), []
-    for layer, state in enumerate(states):
-        x, state = recurrent_layer(
+    """x through all layers; returns (hidden states of the last, the states after the last token,
+    what was captured). Dropout is on what goes from layer to layer, not through time (Zaremba et
+    al. 2014)."""
+    num_layers = config.num_layers
+    keys = split_key(dropout_key, num_layers + 1)
+    x, after, captured = dropout(keys[0], x, config.dropout), [], []
+    in_time = {"begins": begins, "valid": valid, "positions": positions}
+    run = REMAT[execution.remat](partial(recurrent_layer, cell=config.cell))
+    for layer, own_hooks in enumerate(hooks.of(LAYER_POINTS).of_layers(num_layers)):
+        x, state, seen = run(
             weights[f"layer_{layer}"],
             x,
-            state,
-            config.cell,
+            states[layer],
             initial=None if initial is None else initial[layer],
-            begins=begins,
-            valid=valid,
+            hooks=own_hooks,
+            **in_time,
         )
         x = dropout(keys[layer + 1], x, config.dropout)
         after.append(state)
-    return x, tuple(after)
+        captured.append(seen)
+    return x, tuple(after), stack(captured)
 
 
-def hidden_states(weights, tokens, config, execution, *, segments=None, dropout_key=None):
-    """Whole rows to the last layer's states [batch, length, hidden_dim]; segments as elsewhere:
-    1, 1, 2, 2, … for documents packed into a row, 0 for padding."""
-    initial = empty_states(config, len(tokens))
-    return read_rows(weights, tokens, initial, config, segments=segments, dropout_key=dropout_key)
+def forward(
+    weights,
+    tokens,
+    config,
+    execution,
+    *,
+    cache: "RecurrentCache | None" = None,
+    initial=None,
+    segments=None,
+    dropout_key=None,
+    hooks: Hooks = NO_HOOKS,
+) -> Forward:
+    """Tokens [batch, length] to the last layer's states [batch, length, hidden_dim].
+
+    cache: what was read before; None: whole rows. initial: the states from which documents begin;
+    None: zeros. segments: as elsewhere, 1, 1, 2, 2, … for documents packed into a row, 0 for
+    padding.
+    """
+    inputs = {"segments": segments, "dropout_key": dropout_key, "hooks": hooks}
+    hidden, captured, after = read(weights, tokens, config, execution, cache, initial, **inputs)
+    return Forward(hidden, captured, None if cache is None else after)
 
 
-def read_rows(weights, tokens, initial, config, *, segments=None, dropout_key=None):
-    """The same, each document beginning from the states `initial`."""
-    begins = valid = None
-    if segments is not None:
-        _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
-        valid = segments != 0
+def read(weights, tokens, config, execution, cache, initial=None, *, segments, dropout_key, hooks):
+    """(hidden, captured, the cache after these tokens), with a cache before them or without."""
+    batch_size, length = tokens.shape[:2]
+    initial = empty_states(config, batch_size) if initial is None else initial
+    before = RecurrentCache.begin(initial) if cache is None else cache
+    valid = begins = positions = None
+    cursor = before.cursor
+    if segments is not None or cache is not None:
+        segments = continued_segments(segments, cursor, tokens.shape[:2])
+        documents, positions, cursor = document_positions(segments, cursor)
+        valid = documents != 0
         begins = valid & (positions == 0)
     x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    how = {"initial": initial, "begins": begins, "valid": valid, "dropout_key": dropout_key}
-    return run_layers(weights["layers"], x, initial, config, **how)[0]
-
-
-# ---- token by token
+    tap = Tap(hooks, jnp.arange(length) if positions is None else positions, valid)
+    x, states, captured = run_layers(
+        weights["layers"],
+        tap("embedding", x),
+        before.states,
+        config,
+        execution,
+        initial=initial,
+        begins=begins,
+        valid=valid,
+        positions=positions,
+        dropout_key=dropout_key,
+        hooks=hooks,
+    )
+    after = RecurrentCache(states, cursor, before.length + length)
+    return x, {**tap.captured, **captured}, after
 
 
 @jax.tree_util.register_dataclass
@@ -200,29 +295,12 @@ class RecurrentCache(FixedSizeState):
     cursor: DocumentCursor
     length: Array
 
+    @classmethod
+    def begin(cls, states) -> "RecurrentCache":
+        """Rows that have read nothing yet, with these states."""
+        return cls(states, DocumentCursor.begin(len(states[0][0])), jnp.int32(0))
+
 
 def start(config, batch_size: int, capacity: int) -> RecurrentCache:
     """The state before the first token; the capacity costs nothing."""
-    return begin_reading(empty_states(config, batch_size))
-
-
-def begin_reading(states) -> RecurrentCache:
-    """The cache of rows that have read nothing yet, with these states."""
-    return RecurrentCache(states, DocumentCursor.begin(len(states[0][0])), jnp.int32(0))
-
-
-def advance(weights, tokens, cache: RecurrentCache, config, *, segments=None):
-    """Read the next tokens [batch, new]; returns (their hidden states, the cache after them)."""
-    initial = empty_states(config, len(tokens))
-    return read_on(weights, tokens, cache, initial, config, segments=segments)
-
-
-def read_on(weights, tokens, cache: RecurrentCache, initial, config, *, segments=None):
-    """The same, each document beginning from the states `initial`."""
-    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
-    documents, positions, cursor = document_positions(segments, cache.cursor)
-    valid = documents != 0
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    how = {"initial": initial, "begins": valid & (positions == 0), "valid": valid}
-    x, states = run_layers(weights["layers"], x, cache.states, config, **how)
-    return x, RecurrentCache(states, cursor, cache.length + tokens.shape[1])
+    return RecurrentCache.begin(empty_states(config, batch_size))

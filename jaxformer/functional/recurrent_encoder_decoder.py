@@ -12,31 +12,52 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.attention import dot_product_attention, few_queries_attention
-from jaxformer.functional.cache import SourceCache, fold_source, visible_source
-from jaxformer.functional.embedding import (
-    embed_tokens,
-    head,
-    init_embedding,
-    logits,
-    pack_all,
-    without_padding,
-)
-from jaxformer.functional.embedding import prepare as prepare_layers
+from jaxformer.functional import recurrent
+from jaxformer.functional.cache import SourceCache
+from jaxformer.functional.contexts import Source, SourceAttention
+from jaxformer.functional.embedding import head, init_embedding, logits, pack_all
+from jaxformer.functional.layers import Forward, split_key
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import Padding, TokenInfo
-from jaxformer.functional.recurrent import (
-    begin_reading,
-    empty_states,
-    init_layers,
-    read_on,
-    read_rows,
-    run_layers,
+from jaxformer.functional.positions import (
+    DocumentCursor,
+    continued_segments,
+    document_positions,
 )
-from jaxformer.functional.recurrent import initializers as decoder_initializers
+from jaxformer.functional.recurrent import init_layers
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap, no_tap
+from jaxformer.functional.transformer import attention_form
 
-__all__ = ["advance", "head", "hidden_states", "initializers", "logits", "prepare", "start"]
+__all__ = [
+    "forward",
+    "head",
+    "initializers",
+    "layer_points",
+    "logits",
+    "points",
+    "prepare",
+    "start",
+]
+ENCODER = "encoder."  # what the names of the encoder's points begin with
+CROSS_POINTS = (
+    "cross_attention.query",
+    "cross_attention.weights",
+    "cross_attention.heads",
+    "cross_attention.output",
+)
 _SCALE = 1.0  # of h · K e, as the lecture writes it
+
+
+def points(config) -> tuple[str, ...]:
+    """The names at which a pass can be looked into."""
+    own = recurrent.points(config)
+    cross = CROSS_POINTS if config.attends else ()
+    return (*(ENCODER + name for name in own), *own, *cross)
+
+
+def layer_points(config) -> tuple[str, ...]:
+    """Those of them that every layer has."""
+    own = recurrent.layer_points(config)
+    return (*(ENCODER + name for name in own), *own)
 
 
 def initializers(config) -> dict:
@@ -46,7 +67,7 @@ def initializers(config) -> dict:
     made to hear all of it, as in `recurrent`, they learnt experiments/translate.py's phrases less
     exactly at every learning rate tried.
     """
-    parts = {**decoder_initializers(config), "layers": lambda key: init_layers(key, config)}
+    parts = {**recurrent.initializers(config), "layers": lambda key: init_layers(key, config)}
     parts["encoder"] = lambda key: init_encoder(key, config)
     if config.attends:
         parts["attention"] = lambda key: init_attention(key, config.hidden_dim)
@@ -69,98 +90,116 @@ def init_attention(key, dim: int):
     return {
         "key": init_linear(keys[0], dim, dim, use_bias=False, stddev=dim**-0.5),
         "value": init_linear(keys[1], dim, dim, use_bias=False, stddev=dim**-0.5),
-        "joined": init_linear(keys[2], 2 * dim, dim, stddev=(2 * dim) ** -0.5),
+        "output": init_linear(keys[2], 2 * dim, dim, stddev=(2 * dim) ** -0.5),
     }
 
 
-def encode(weights, source, config, *, segments=None, dropout_key=None):
-    """(e_1 … e_S [batch, source length, hidden], the last states, layer by layer)."""
+def encode(weights, source: Source, config, execution, *, dropout_key=None, hooks=NO_HOOKS):
+    """(e_1 … e_S [batch, source length, hidden], the last states, layer by layer, what was
+    captured)."""
     tables = weights["encoder"].get("embedding", weights["embedding"])
-    x = without_padding(embed_tokens(tables, source, config.dtype), segments)
-    valid = None if segments is None else segments != 0
-    states = empty_states(config, len(source))
-    return run_layers(
-        weights["encoder"]["layers"], x, states, config, valid=valid, dropout_key=dropout_key
+    hidden, captured, after = recurrent.read(
+        {"embedding": tables, "layers": weights["encoder"]["layers"]},
+        source.tokens,
+        config,
+        execution,
+        None,
+        segments=source.segments,
+        dropout_key=dropout_key,
+        hooks=hooks.within(ENCODER),
     )
+    return hidden, after.states, {ENCODER + name: x for name, x in captured.items()}
 
 
-def memory(weights, encoded):
+def cross_keys_values(weights, encoded):
     """(K e, V e), each with one head [batch, 1, source length, hidden]."""
     return tuple(linear(weights[name], encoded)[:, None] for name in ("key", "value"))
 
 
-def join(weights, hidden, attend):
-    """tanh(W [a; h] + b), with a = attend(query) of one head."""
-    context = attend(hidden[:, None])[:, 0]
-    return jnp.tanh(linear(weights["joined"], jnp.concatenate([context, hidden], axis=-1)))
+def cross_attend(weights, hidden, source: SourceAttention, keys_values, tap=no_tap):
+    """tanh(W [a; h] + b), with a what attention by h finds in the source, with one head."""
+    query = tap("cross_attention.query", hidden[:, None])
+    context = source(query, *keys_values, lambda name, value: tap(f"cross_{name}", value))
+    context = tap("cross_attention.heads", context)[:, 0]
+    both = jnp.concatenate([context, hidden], axis=-1)
+    return tap("cross_attention.output", jnp.tanh(linear(weights["output"], both)))
 
 
-def hidden_states(
+def forward(
     weights,
     tokens,
-    source,
     config,
     execution,
     *,
+    cache: SourceCache | None = None,
     segments=None,
-    source_segments=None,
+    source: Source | None = None,
     dropout_key=None,
-):
-    """Whole rows to the last hidden states [batch, length, hidden]; segments, of the tokens and of
-    the source: 0 for padding. Each document of a row begins from the source's last states."""
-    keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    encoded, initial = encode(
-        weights, source, config, segments=source_segments, dropout_key=keys[0]
-    )
-    hidden = read_rows(weights, tokens, initial, config, segments=segments, dropout_key=keys[1])
-    if not config.attends:
-        return hidden
-    key, value = memory(weights["attention"], encoded)
-    places = TokenInfo(source.shape[1], None, source_segments)
-
-    def attend(query):
-        return dot_product_attention(
-            query,
-            key,
-            value,
-            Padding(),
-            key_info=places,
-            scale=_SCALE,
-            implementation=execution.attention,
-        )
-
-    return join(weights["attention"], hidden, attend)
-
-
-# ---- token by token
-
-
-def start(weights, source, config, execution, batch_size: int, capacity: int, source_segments=None):
-    """Read the sources; the cache of batch_size rows that have read nothing else yet."""
-    encoded, states = encode(weights, source, config, segments=source_segments)
-    visible, looked_up = visible_source(source, source_segments), None
+    hooks: Hooks = NO_HOOKS,
+) -> Forward:
+    """Tokens [batch, length] to the last hidden states [batch, length, hidden], as whole rows of
+    which each has its source, or on from a cache that has read them. Each document of a row begins
+    from the source's last states."""
+    form = attention_form(execution, hooks, "cross_attention.weights")
+    keys, keys_values, captured = split_key(dropout_key, 2), None, {}
+    if cache is None:
+        inputs = {"dropout_key": keys[0], "hooks": hooks}
+        encoded, initial, captured = encode(weights, source, config, execution, **inputs)
+        attention, own = SourceAttention(encoded, source.segments, _SCALE, form), None
+        if config.attends:
+            keys_values = cross_keys_values(weights["attention"], encoded)
+    else:
+        few = form in ("auto", "explicit")
+        attention = SourceAttention(None, cache.source_segments, _SCALE, form, few)
+        own, initial, keys_values = cache.self_cache, cache.initial, cache.cross_keys_values
+    inputs = {"cache": own, "initial": initial, "segments": segments, "dropout_key": keys[1]}
+    passed = recurrent.forward(weights, tokens, config, execution, hooks=hooks, **inputs)
+    hidden, captured = passed.hidden, {**captured, **passed.captured}
     if config.attends:
-        looked_up = fold_source(memory(weights["attention"], encoded), visible)
+        tap = Tap(hooks, *_positions(tokens, segments, own))
+        hidden = cross_attend(weights["attention"], hidden, attention, keys_values, tap)
+        captured |= tap.captured
+    if cache is not None:
+        cache = replace(cache, self_cache=passed.cache)
+    return Forward(hidden, captured, cache)
+
+
+def _positions(tokens, segments, cache):
+    """(positions, documents or None) of the tokens."""
+    if segments is None and cache is None:
+        return jnp.arange(tokens.shape[1]), None
+    cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
+    segments = continued_segments(segments, cursor, tokens.shape[:2])
+    documents, positions, _ = document_positions(segments, cursor)
+    return positions, documents
+
+
+def start(
+    weights,
+    source: Source,
+    config,
+    execution,
+    batch_size: int,
+    capacity: int,
+    hooks: Hooks = NO_HOOKS,
+):
+    """Read the sources: (the cache of batch_size rows that have read nothing else yet, what was
+    captured of the encoder)."""
+    encoded, states, captured = encode(weights, source, config, execution, hooks=hooks)
+    keys_values = None
+    if config.attends:
+        is_real = None if source.segments is None else (source.segments != 0)[:, None, :, None]
+        keys_values = cross_keys_values(weights["attention"], encoded)
+        if is_real is not None:  # 0 × NaN is NaN
+            keys_values = tuple(jnp.where(is_real, x, 0) for x in keys_values)
     initial = jax.tree.map(lambda x: jnp.repeat(x, batch_size // len(x), axis=0), states)
-    own = begin_reading(empty_states(config, batch_size))
-    return SourceCache(own, looked_up, visible, initial)
+    own = recurrent.start(config, batch_size, capacity)
+    return SourceCache(own, keys_values, source.segments, initial), captured
 
 
 def prepare(weights, config, parts: int = 1):
     """The same weights as many small steps want them; the encoder takes few, large ones."""
-    weights = prepare_layers(weights, config, parts)
+    weights = recurrent.prepare(weights, config, parts)
     if config.attends:
         weights["attention"] = pack_all(weights["attention"], config, parts)
     return weights
-
-
-def advance(weights, tokens, cache: SourceCache, config, *, segments=None):
-    """The hidden states of the next tokens [batch, new], and the cache after them."""
-    hidden, own = read_on(weights, tokens, cache.own, cache.initial, config, segments=segments)
-    if config.attends:
-
-        def attend(query):
-            return few_queries_attention(query, *cache.memory, cache.visible, _SCALE)
-
-        hidden = join(weights["attention"], hidden, attend)
-    return hidden, replace(cache, own=own)

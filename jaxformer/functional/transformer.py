@@ -1,30 +1,23 @@
-"""The Transformer's stack, which encoder and decoder have in common.
+"""The Transformer's stack, which decoder and encoder have in common.
 
     tokens → embedding + position → blocks → norm
 
-Two ways through it, held to the same values: `read_rows` takes whole rows, `read_on` takes the next
-tokens and a cache. What a block does besides (reading a source) is handed in as `block`.
+One pass, `forward`, over whole rows or, with a cache, over the next tokens: what differs is the
+value that the blocks attend by (`contexts`).
 """
 
-import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.attention import (
-    dot_product_attention,
-    few_queries_attention,
-    masked_attention,
-)
 from jaxformer.functional.blocks import (
     BLOCK_POINTS,
-    CROSS_POINTS,
+    CROSS_BLOCK_POINTS,
     block,
     fuse_query_key_value,
     init_block,
     init_blocks,
-    run_blocks,
-    unstack,
 )
-from jaxformer.functional.cache import Cache, append_slots, init_cache, read_heads, write_heads
+from jaxformer.functional.cache import Cache, init_cache
+from jaxformer.functional.contexts import CacheAttention, RowAttention, SourceAttention
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     add_positions,
@@ -34,13 +27,19 @@ from jaxformer.functional.embedding import (
     pack_all,
     without_padding,
 )
+from jaxformer.functional.layers import Forward, over_layers, split_key, stack, unstack
 from jaxformer.functional.masks import Mask, TokenInfo
 from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
-from jaxformer.functional.taps import Tap
+from jaxformer.functional.positions import (
+    DocumentCursor,
+    continued_segments,
+    document_positions,
+)
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
-FEW = 64  # new tokens up to which a step over the cache takes all of their scores at once
+FEW_TOKENS = 64  # new tokens up to which a step over the cache takes all of their scores at once
 POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
+CROSS_POINTS = ("embedding", *CROSS_BLOCK_POINTS, "final_norm")
 
 
 def stack_initializers(config, init_block=init_block) -> dict:
@@ -65,8 +64,124 @@ def stack_initializers(config, init_block=init_block) -> dict:
     return parts
 
 
+def forward(
+    weights,
+    tokens,
+    config,
+    execution,
+    mask: Mask,
+    *,
+    cache: Cache | None = None,
+    segments=None,
+    source: SourceAttention | None = None,
+    cross_keys_values=None,
+    dropout_key=None,
+    hooks: Hooks = NO_HOOKS,
+) -> Forward:
+    """Tokens [batch, length] to their last hidden states [batch, length, dim].
+
+    cache: what was read before, on which the tokens go on; None: they are whole rows. mask: who
+    sees whom. segments: int [batch, length], 1, 1, 2, 2, … for documents packed into a row, 0 for
+    padding; None: one document, or each row's document goes on. source, cross_keys_values: what
+    cross-attention looks at, and its keys and values layer by layer if they are made already.
+
+    Past the capacity, and where a part of a prefix is missing, the result is NaN: a write is never
+    clamped into the last slots unnoticed.
+    """
+    before = cache
+    if cache is None:
+        positions, documents, attention = whole_rows(
+            tokens, segments, config, mask, attention_form(execution, hooks)
+        )
+    else:
+        segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
+        cache, positions, documents, attention = next_tokens(
+            cache, segments, config, mask, attention_form(execution, hooks)
+        )
+    embed_key, *block_keys = split_key(dropout_key, 1 + config.num_layers)
+    tap = Tap(hooks, positions, documents)
+    x = embed(weights, tokens, positions, config, segments)
+    x = tap("embedding", dropout(embed_key, x, config.dropout))
+
+    def step(x, layer):
+        weights, key, kept, cross, hooks = layer
+        tap = Tap(hooks, positions, documents)
+        x, kept = block(
+            weights,
+            x,
+            config,
+            attention,
+            positions=positions,
+            kept=kept,
+            source=source,
+            cross_keys_values=cross,
+            dropout_key=key,
+            tap=tap,
+        )
+        return x, (kept, tap.captured)
+
+    kept = None if cache is None else cache.layers
+    layer_hooks = hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers)
+    layers = (weights["blocks"], block_keys, kept, cross_keys_values, layer_hooks)
+    is_step = cache is not None and tokens.shape[1] <= FEW_TOKENS
+    x, outputs = over_layers(step, x, layers, config, execution, few_tokens=is_step)
+    kept, captured = map(list, zip(*outputs, strict=True))
+    x = tap("final_norm", norm_if_there(weights, "final_norm", x, config))
+    captured = {**tap.captured, **stack(captured)}
+    if cache is None:
+        return Forward(x, captured)
+    cache = cache.with_layers(kept)
+    return Forward(unless_torn(x, before, cache, mask), captured, cache)
+
+
+def attention_form(execution, hooks: Hooks, point: str = "attention.weights") -> str:
+    """How attention runs: as told, but explicitly where its weights are to be seen or changed."""
+    return "explicit" if point in {*hooks.capture, *hooks.patch} else execution.attention
+
+
+def whole_rows(tokens, segments, config, mask: Mask, form: str):
+    """(positions, documents or None, the attention) of tokens that are whole rows."""
+    length, scale = tokens.shape[1], config.attention_scale
+    if segments is None:
+        return jnp.arange(length), None, RowAttention(mask, TokenInfo(length), scale, form)
+    start = DocumentCursor.begin(len(segments))
+    documents, positions, _ = document_positions(segments, start)
+    # Order within a document is order along the row: only a rule that counts (a window, a prefix)
+    # needs the counted positions, which are not known while tracing.
+    info = TokenInfo(length, positions if mask.needs_positions else None, documents)
+    return positions, documents, RowAttention(mask, info, scale, form)
+
+
+def next_tokens(cache: Cache, segments, config, mask: Mask, form: str):
+    """(the cache with these tokens marked in it, positions, documents, the attention) of tokens
+    that go on from a cache."""
+    marked, new, slots, written = cache.append(segments)
+    few = new.length <= FEW_TOKENS and form in ("auto", "explicit")
+    attention = CacheAttention(
+        mask=mask,
+        new=new,
+        slots=slots,
+        written=written,
+        visible=mask(new, slots) if few else None,  # the same in every layer
+        scale=config.attention_scale,
+        implementation=form,
+    )
+    return marked, new.positions, new.segments, attention
+
+
+def unless_torn(x, before: Cache, after: Cache, mask: Mask):
+    """x, or NaN: past the capacity, after a rewind past a document's start, and for a row that
+    stops among the first tokens of a document, which must be read at once."""
+    old, new = before.cursor.position, after.cursor.position
+    least = mask.minimum_prefill
+    is_whole = (old >= 0) & ((old == 0) | (old >= least)) & ((new == 0) | (new >= least))
+    if after.capacity is not None:
+        is_whole &= after.length <= after.capacity
+    return jnp.where(is_whole[:, None, None], x, jnp.nan)
+
+
 def embed(weights, tokens, positions, config, segments=None):
-    """e + p, and its norm if there is one; padding is silent.
+    """e + p, and its norm if there is one; padding is zeros.
 
     tokens: int ids, or float rows of the embedding table in their place.
     """
@@ -74,92 +189,17 @@ def embed(weights, tokens, positions, config, segments=None):
     if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
         x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
     x = add_positions(weights["embedding"], x, positions, config.positions)
-    return _norm_if_there(weights, "embedding_norm", without_padding(x, segments), config)
+    return norm_if_there(weights, "embedding_norm", without_padding(x, segments), config)
 
 
-def read_rows(
-    weights,
-    tokens,
-    config,
-    execution,
-    mask: Mask,
-    *,
-    block=block,
-    segments=None,
-    dropout_key=None,
-    capture=(),
-    patch=None,
-):
-    """Whole rows [batch, length] to the last hidden states [batch, length, dim] under a mask.
-
-    segments: int [batch, length], 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
-    Returns (hidden states, what passed through the points named in `capture`).
-    """
-    length, patch = tokens.shape[1], patch or {}
-    inner = {name: entry for name, entry in patch.items() if _in_block(name)}
-    tap = Tap(capture, {name: entry for name, entry in patch.items() if not _in_block(name)})
-    if segments is None:
-        places, positions = TokenInfo(length), jnp.arange(length)
-    else:
-        documents, positions, _ = document_positions(
-            segments, DocumentCursor.begin(segments.shape[0])
-        )
-        # Order within a document is order along the row: only a rule that counts (a window, a
-        # prefix) needs the counted positions, which are not known while tracing.
-        places = TokenInfo(length, positions if mask.needs_positions else None, documents)
-
-    embed_key, blocks_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    x = embed(weights, tokens, positions, config, segments)
-    x = tap("embedding", dropout(embed_key, x, config.dropout))
-
-    def step(weights, x, dropout_key, tap):
-        def attend(query, key, value):
-            return dot_product_attention(
-                query,
-                key,
-                value,
-                mask,
-                query_info=places,
-                key_info=places,
-                scale=config.attention_scale,
-                implementation=implementation("attention.weights", execution, capture, patch),
-                tap=tap,
-            ), None
-
-        how = {"attend": attend, "positions": positions, "dropout_key": dropout_key, "tap": tap}
-        return block(weights, x, config, **how)[0]
-
-    x, captured = run_blocks(
-        step,
-        weights["blocks"],
-        x,
-        config,
-        execution,
-        dropout_key=blocks_key,
-        capture=tuple(filter(_in_block, capture)),
-        patch=inner,
-    )
-    x = tap("final_norm", _norm_if_there(weights, "final_norm", x, config))
-    return x, {**tap.captured, **captured}
-
-
-def implementation(point, execution, capture, patch) -> str:
-    """How attention runs: as told, but explicitly where its weights are to be seen or changed."""
-    return "explicit" if point in {*capture, *(patch or ())} else execution.attention
-
-
-def _in_block(name):
-    return name in {*BLOCK_POINTS, *CROSS_POINTS}
-
-
-def _norm_if_there(weights, name, x, config):
+def norm_if_there(weights, name, x, config):
     if name not in weights:
         return x
     return normalizer(config.norm, config.norm_epsilon)(weights[name], x)
 
 
-def empty_cache(config, batch_size: int, capacity: int) -> Cache:
-    """An empty cache for this stack."""
+def start(config, batch_size: int, capacity: int, reach: int | None = None) -> Cache:
+    """An empty cache for this stack; a ring, where a reach is given."""
     return init_cache(
         config.num_layers,
         batch_size,
@@ -167,6 +207,7 @@ def empty_cache(config, batch_size: int, capacity: int) -> Cache:
         capacity,
         config.head_dim,
         jnp.dtype(config.dtype),
+        reach,
     )
 
 
@@ -183,40 +224,3 @@ def prepare(weights, config, parts: int = 1):
         "blocks": [pack_all(fuse_query_key_value(block), config, parts) for block in blocks],
         "head": pack_all(head(weights), config, parts),
     }
-
-
-def read_on(weights, tokens, cache: Cache, config, mask: Mask, *, block=block, segments=None):
-    """Read the next tokens [batch, new]; returns (their hidden states, the cache after them).
-
-    segments: as in `read_rows`, 0 for padding; None goes on with each row's document. Past the
-    capacity the result is NaN: a write is never clamped into the last slots unnoticed.
-    """
-    segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
-    old_length = cache.length
-    cache, new, slots = append_slots(cache, segments)
-    x = embed(weights, tokens, new.positions, config, segments)
-
-    keys, values = [], []
-    visible = mask(new, slots) if new.length <= FEW else None  # the same in every layer
-    for layer, block_weights in enumerate(unstack(weights["blocks"], config.num_layers)):
-
-        def attend(query, key, value, layer=layer):
-            keys = write_heads(cache.keys[layer], key, old_length)
-            values = write_heads(cache.values[layer], value, old_length)
-            if new.length <= FEW:
-                output = few_queries_attention(query, keys, values, visible, config.attention_scale)
-            else:  # a long prompt: not all of its scores at once
-                key, value = (read_heads(x, len(tokens)) for x in (keys, values))
-                output = masked_attention(
-                    query, key, value, mask, new, slots, config.attention_scale
-                )
-            return output, (keys, values)
-
-        x, (key, value) = block(block_weights, x, config, attend=attend, positions=new.positions)
-        keys.append(key)
-        values.append(value)
-
-    length = old_length + tokens.shape[1]
-    x = jnp.where(length <= cache.capacity, x, jnp.nan)
-    cache = cache._replace(keys=tuple(keys), values=tuple(values), length=length)
-    return _norm_if_there(weights, "final_norm", x, config), cache

@@ -8,6 +8,7 @@ from jaxformer.models.convolutional import Convolutional
 from jaxformer.models.decoder import Decoder
 from jaxformer.models.encoder import Encoder
 from jaxformer.models.encoder_decoder import EncoderDecoder, RecurrentEncoderDecoder
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.recurrent import Recurrent
 
 _MODULES = {
@@ -30,7 +31,7 @@ def build(config, execution: Execution = Execution(), **options):  # noqa: B008 
 
 def init(model, key):
     """The model's variables, whatever it reads: no input is needed to make them."""
-    return model.init(key, method="head")
+    return model.init(key, method=LanguageModel.head)
 
 
 def parameter_count(config) -> int:

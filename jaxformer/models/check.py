@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.kernels import Int8Table, Kernel
-from jaxformer.functional.taps import Patch
+from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.rows import bucket, padded, row_of_ids
 
 
@@ -68,7 +68,6 @@ def check_tokens(tokens, config, segments=None):
 
 def check_source(source, config, segments, batch_size: int):
     """The same of a source: one for each of batch_size rows, none of them empty."""
-    config = config.resolved
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
     _check_ids("source", source, config.source_vocab_size, config.embed_dim)
@@ -106,7 +105,6 @@ def checked_source(source, config, segments, batch_size: int):
 def padded_source(source, config, name: str):
     """(ids, segments) int [batch, length] of rows of ids, padded on the right to a bucket of
     lengths; an array stays as it is, segments None. ValueError says what is wrong with them."""
-    config = config.resolved
     if source is None:
         raise ValueError(f"source is None; a {name} reads one: a row of ids for each prompt")
     if getattr(source, "ndim", None) == 2:
@@ -129,24 +127,37 @@ def padded_source(source, config, name: str):
     return padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
 
 
-def check_hooks(capture, patch, points):
-    """Refuse names that are none of a model's points, and patches that are none."""
+def checked_hooks(capture, patch, points, *, in_steps: bool = False) -> Hooks:
+    """Hooks at a model's points; ValueError for names that are none of them, and for patches that
+    are none. in_steps: tokens are generated, so that patches may name steps."""
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
     if not isinstance(patch, Mapping | None):
         raise ValueError(f"patch is a {type(patch).__name__}; it must map names to Patch values")
-    for name in (*capture, *(patch or {})):
+    patch = dict(patch or {})
+    for name in (*capture, *patch):
         if name not in points:
             nearest = get_close_matches(str(name), points, 1, 0)
             raise ValueError(
                 f"no point is named {name!r} (nearest: {nearest[0]!r}); there are "
                 f"{', '.join(points)}"
             )
-    for name, entry in (patch or {}).items():
+    for name, entry in patch.items():
         if not isinstance(entry, Patch):
             raise ValueError(
                 f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value)"
             )
+        if entry.steps is not None and not in_steps:
+            raise ValueError(f"patch {name!r} has steps; only generate has them: use positions")
+        for part in ("positions", "steps"):
+            given = getattr(entry, part)
+            if given is not None and (
+                np.ndim(given) != 1 or not jnp.issubdtype(jnp.result_type(given), jnp.integer)
+            ):
+                raise ValueError(
+                    f"patch {name!r}: {part} are {given!r}; they must be a row of whole numbers"
+                )
+    return Hooks(tuple(capture), patch)
 
 
 def _check_ids(name, tokens, vocab_size, embed_dim):

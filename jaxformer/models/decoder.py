@@ -14,8 +14,3 @@ class Decoder(Transformer, Autoregressive):
     """
 
     functional = decoder
-
-    @property
-    def minimum_prefill(self) -> int:
-        """A prefix is seen both ways, so it is read at once; nothing in it is predicted."""
-        return max(1, self.config.prefix)

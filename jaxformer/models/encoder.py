@@ -21,7 +21,9 @@ class Encoder(Transformer):
         self, tokens, segments: Int[Array, "batch length"] | None = None
     ) -> Float[Array, "batch length dim"]:
         """A vector for each token, in its context."""
-        return self.run(encoder.encode, tokens, segments=segments)[0]
+        inputs = self.inputs(tokens, segments)
+        sizes = (self.config, self.execution, *self.rules)
+        return encoder.encode(self.weights, inputs.pop("tokens"), *sizes, **inputs).hidden
 
     def pooled(
         self, tokens, segments: Int[Array, "batch length"] | None = None

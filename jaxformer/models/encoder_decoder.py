@@ -2,7 +2,6 @@
 
 from jaxformer.functional import encoder_decoder, recurrent_encoder_decoder
 from jaxformer.models.autoregressive import Sourced
-from jaxformer.models.check import checked_source
 from jaxformer.models.language_model import Transformer
 
 
@@ -15,14 +14,6 @@ class EncoderDecoder(Transformer, Sourced):
     """
 
     functional = encoder_decoder
-
-    def inspect(
-        self, tokens, segments=None, source=None, source_segments=None, *, capture=(), patch=None
-    ):
-        """Logits, and what passed through points of the decoder: see `Transformer.inspect`."""
-        source, source_segments = checked_source(source, self.config, source_segments, len(tokens))
-        how = {"segments": segments, "source_segments": source_segments}
-        return self.run_inspected(tokens, source, capture=capture, patch=patch, **how)
 
 
 class RecurrentEncoderDecoder(Sourced):

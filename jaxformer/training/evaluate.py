@@ -44,8 +44,9 @@ def evaluate(
 def _summed_loss(model):
     @jax.jit
     def summed_loss(variables, batch):
-        hidden = model.apply(variables, batch.inputs, batch.segments, method="hidden_states")
-        head = model.apply(variables, method="head")
+        params = variables["params"]
+        hidden = model.forward(params, batch.inputs, segments=batch.segments).hidden
+        head = model.output_map(params)
         weights = batch.weights
         return weights.sum() * chunked_cross_entropy(
             hidden, head["kernel"], batch.targets, weights, bias=head.get("bias")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxformer.functional.contexts import Source
 from jaxformer.functional.losses import chunked_cross_entropy
 from jaxformer.models.build import init
 
@@ -60,19 +61,18 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
     """
 
     def summed_loss(params, batch: Batch, key):
-        source = {name: getattr(batch, name) for name in ("source", "source_segments")}
-        hidden = model.apply(
-            {"params": params},
+        source = None if batch.source is None else Source(batch.source, batch.source_segments)
+        passed = model.forward(
+            params,
             batch.inputs,
-            batch.segments,
-            **({} if batch.source is None else source),
-            rngs=None if model.config.dropout == 0 else {"dropout": key},
-            method="hidden_states",
+            segments=batch.segments,
+            source=source,
+            dropout_key=None if model.config.dropout == 0 else key,
         )
-        head = model.apply({"params": params}, method="head")
+        head = model.output_map(params)
         count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
         mean = chunked_cross_entropy(
-            hidden,
+            passed.hidden,
             head["kernel"],
             batch.targets,
             batch.weights,

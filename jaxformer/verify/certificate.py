@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.autoregressive import advance, score, start
+from jaxformer.decoding.autoregressive import advance, start
+from jaxformer.decoding.score import score
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import NO_PATH, compare, dependency_matrix
 from jaxformer.verify.layers import first_broken, first_difference

@@ -1,7 +1,7 @@
 """At which layer two passes part, by what goes through the model's named points.
 
-`model.points` names the values that a Transformer's blocks hand to `tap`; every one of them has the
-position on its last axis but one. A model without points is asked for its logits alone.
+A model says which points it has, in the order of computation; every value tapped there has the
+tokens on its last axis but one.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,6 @@ import numpy as np
 from jaxformer.functional.taps import Patch
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import compare, dependency_matrix
-
-# Inside a block, in the order of computation.
-_INNER = (
-    "block.input",
-    "attention.query",
-    "attention.key",
-    "attention.value",
-    "attention.heads",
-    "attention.output",
-    "block.middle",
-    "cross_attention.query",
-    "cross_attention.heads",
-    "cross_attention.output",
-    "block.crossed",
-    "feedforward.hidden",
-    "feedforward.output",
-    "block.output",
-)
 
 
 class Value(NamedTuple):
@@ -45,23 +27,22 @@ class Value(NamedTuple):
 
 
 def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
-    """All that went through the points, in order, and the logits at the end.
+    """All that went through the points of the tokens, in order, and the logits at the end.
 
-    "attention.weights" are left out: to be seen, they must be computed in another way.
+    Weights of attention are left out: to be seen, they must be computed in another way; and so is
+    what an encoder does, of which the tokens are others.
     """
-    known = getattr(model, "points", ())
-    if not known:
-        logits = model.apply(variables, tokens, segments, **read)
-        return [Value("logits", None, np.asarray(logits, np.float32))]
-    inner = [point for point in _INNER if point in known]
-    capture = ("embedding", *inner, "final_norm")
-    logits, captured = model.apply(
-        variables, tokens, segments, **read, capture=capture, method="inspect"
-    )
-    found = [Value("embedding", None, captured["embedding"])]
+    points = [x for x in model.points if not x.startswith("encoder.") and ".weights" not in x]
+    how = {"capture": tuple(points), "method": "inspect"}
+    logits, captured = model.apply(variables, tokens, segments, **read, **how)
+    inner = [point for point in points if point in model.layer_points]
+    before = points[: points.index(inner[0])]
+    found = [Value(point, None, captured[point]) for point in before]
     for layer in range(model.config.num_layers):
         found += [Value(point, layer, captured[point][layer]) for point in inner]
-    found += [Value("final_norm", None, captured["final_norm"]), Value("logits", None, logits)]
+    after = [x for x in points if x not in {*before, *inner}]
+    found += [Value(point, None, captured[point]) for point in after]
+    found.append(Value("logits", None, logits))
     return [value._replace(value=np.asarray(value.value, np.float32)) for value in found]
 
 
@@ -98,14 +79,14 @@ def own_functions(model, variables, segments, **read) -> Iterator:
 def first_broken(model, variables, x, others, segments, **read):
     """(layer, Comparison) of the first block that does not depend on what comes into it as its own
     rule says; None if all do, or if the model's blocks cannot be asked one by one."""
-    if "block.input" not in getattr(model, "points", ()):
+    if "block.input" not in model.points:
         return None
     config, residual = model.config, model.config.residual
     for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments), **read)):
         found = dependency_matrix(run, x, witnesses=("taint", "change"), others=others)
         rule = np.zeros(found.matrix.shape, bool)
         for row, ids in enumerate(segments):
-            own = rules.of_layers(config, ids, getattr(model, "mask", None))[layer]
+            own = rules.of_layers(config, ids, rules.mask_of(model))[layer]
             rule[row, :, row] = rules.composed([own], len(ids), residual)
         compared = compare(found, rule)
         if not compared.holds:

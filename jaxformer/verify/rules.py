@@ -10,8 +10,9 @@ padding) or, for one document without padding, by its length.
 
 import numpy as np
 
-from jaxformer.functional.masks import TokenInfo as TokenInfo
+from jaxformer.functional.masks import Mask, TokenInfo
 from jaxformer.models import config as configs
+from jaxformer.models.language_model import Transformer
 
 
 def read(segments):
@@ -114,6 +115,11 @@ def asked(mask, segments):
                 query, key = (TokenInfo(1, positions[k : k + 1], np.ones(1, int)) for k in (i, j))
                 seen[i, j] = np.asarray(mask(query, key)).item()
     return seen
+
+
+def mask_of(model) -> Mask | None:
+    """The caller's own mask, where the model has one."""
+    return model.mask if isinstance(model, Transformer) else None
 
 
 def of_layers(config, segments, mask=None) -> list:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.autoregressive import require_autoregressive
+from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
 from jaxformer.verify.layers import trace
@@ -17,7 +18,7 @@ from jaxformer.verify.layers import trace
 class Subject:
     """What is certified, and the texts on which it is.
 
-    model: in float32, whatever the dtype of the model that was given, its config complete.
+    model: in float32, whatever the dtype of the model that was given.
     """
 
     model: object
@@ -33,12 +34,12 @@ class Subject:
     @property
     def minimum_prefill(self) -> int:
         """The fewest tokens of a text that can be read at once at its start; none is predicted."""
-        return getattr(self.model, "minimum_prefill", 1)
+        return self.model.minimum_prefill
 
     @cached_property
     def source(self):
         """Ids of the one source that every text is of [1, length]; None: the model reads none."""
-        if not hasattr(self.config, "max_source_length"):
+        if not isinstance(self.config, ReadsSource):
             return None
         length = max(1, min(self.length, self.config.max_source_length) - 3)
         rng = np.random.default_rng((self.seed, 2))
@@ -85,7 +86,7 @@ class Subject:
 
     @property
     def rule(self):
-        return rules.of(self.config, self.segments, mask=getattr(self.model, "mask", None))
+        return rules.of(self.config, self.segments, mask=rules.mask_of(self.model))
 
     @property
     def segments(self):
@@ -133,5 +134,5 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
     if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
     # A copy, for a model of somebody's own class must stay one.
-    twin = model.copy(config=replace(model.config.resolved, dtype="float32"))
+    twin = model.copy(config=replace(model.config, dtype="float32"))
     return Subject(twin, {"params": variables["params"]}, length, seed, model.config.dtype)

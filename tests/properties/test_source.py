@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.verify import rules
+from tests.decoding.test_autoregressive import BATCH, MODELS, squares
 from tests.properties import tiny
 from tests.properties.chunks import chunked
-from tests.properties.test_autoregressive import BATCH, MODELS, squares
 from tests.properties.witness import by_jacobian, exactly, one_number
 
 LENGTH = 8

@@ -14,6 +14,7 @@ from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import changed, exactly, jacobian, within
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH, NEW = 2, 6
 RNN, CNN = jf.RecurrentConfig, jf.ConvolutionalConfig
 PAIR, RNN_PAIR = jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig

@@ -9,10 +9,11 @@ from hypothesis import given
 import jaxformer as jf
 from jaxformer.functional.masking import mask_tokens
 from jaxformer.verify import rules
+from tests.decoding.test_autoregressive import BATCH, squares
 from tests.properties import oracle, tiny
-from tests.properties.test_autoregressive import BATCH, squares
 from tests.properties.witness import exactly, jacobian
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 MODELS = {
     "bert": {"norm_position": "post", "embedding_norm": True, "activation": "gelu"},
     "pre-norm": {

@@ -16,6 +16,7 @@ from jaxformer.decoding.sampling import sample_tokens, truncate
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 COMPILED = Counter()  # by name, what is traced ("f") or compiled ("jit(f)") while this counts
 
 

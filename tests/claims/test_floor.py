@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import jaxformer as jf
-from tests.decoding.test_autoregressive import MODELS
 from tests.properties import tiny
+from tests.properties.models import MODELS
 
 VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
 

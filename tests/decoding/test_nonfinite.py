@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from tests.decoding.test_autoregressive import MODELS, each_model_but
 from tests.properties import tiny
+from tests.properties.models import MODELS, each_model_but
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 CACHES = ("decoder", "lstm", "cnn", "encoder-decoder", "attention lstm")

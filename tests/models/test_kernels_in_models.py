@@ -13,9 +13,9 @@ import jaxformer as jf
 from jaxformer.functional.kernels import Int8Table, dense, init_low_rank, is_kernel, quantize
 from jaxformer.functional.linear import each_kernel, quantize_all
 from jaxformer.functional.losses import chunked_cross_entropy
-from tests.decoding.test_autoregressive import MODELS, each_model_but
 from tests.properties import tiny
 from tests.properties.chunks import chunked
+from tests.properties.models import MODELS, each_model_but
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 SOME = ("llama", "lstm", "cnn", "encoder-decoder", "attention lstm")

@@ -15,6 +15,9 @@ install_import_hook("jaxformer.functional", "beartype.beartype")
 
 import jax  # noqa: E402
 
+from jaxformer.functional import blockwise  # noqa: E402
+from tests.properties import witness  # noqa: E402
+
 # The suite is one long compilation, and XLA's older code for fused loops, which jax 0.11 no longer
 # has, compiles in half the time. Flags that are set are left alone: `XLA_FLAGS= pytest
 # tests/parity` tries what users run.
@@ -49,6 +52,17 @@ def pytest_runtest_teardown(item):
         gc.collect()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Note how many generated cases the test held to a rule, for the summary of the run."""
+    before = witness.cases
+    try:
+        return (yield)
+    finally:
+        if witness.cases > before:
+            item.user_properties.append(("dependency cases", witness.cases - before))
+
+
 @pytest.fixture(scope="module")
 def quick_compilation(request):
     """Compile without XLA's costlier passes, unless the module says OPTIMIZED (or -m slow runs).
@@ -61,6 +75,14 @@ def quick_compilation(request):
     jax.config.update(option, not optimized)
     yield
     jax.config.update(option, before)
+
+
+@pytest.fixture(scope="module")
+def small_blocks():
+    """Blocks of five queries instead of sixty-four: rows of twelve tokens then have three."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "_SMALLEST_BLOCK", 5)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter):

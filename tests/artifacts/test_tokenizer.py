@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxformer.artifacts import tokenizer as tokenizer_module
 from jaxformer.artifacts.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from tests.errors import error_of
 
 CORPUS = [
     "def train(texts, size):\n    return texts\n" * 20,
@@ -165,26 +166,19 @@ def test_tokens_added_by_others_are_kept_as_written():
     assert tokenizer.decode([backend.token_to_id("<|user|>")]) == ""
 
 
-def _error(call, *arguments):
-    with pytest.raises(ValueError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_a_vocabulary_smaller_than_the_bytes_is_refused():
-    assert _error(Tokenizer.train, ["a"], 256).startswith("vocab_size: 256 is too small")
+    assert error_of(Tokenizer.train, ["a"], 256).startswith("vocab_size: 256 is too small")
 
 
 @pytest.mark.parametrize("token", [-1, LEARNT.vocab_size])
 def test_an_id_outside_the_vocabulary_is_refused(token):
     message = f"ids: {token} is not a token; 0 to {LEARNT.vocab_size - 1} are"
-    assert _error(LEARNT.decode, [1, token]) == message
-    assert _error(StreamDecoder(LEARNT).push, [token]) == message
+    assert error_of(LEARNT.decode, [1, token]) == message
+    assert error_of(StreamDecoder(LEARNT).push, [token]) == message
 
 
 def test_a_lone_surrogate_is_refused():
-    assert _error(LEARNT.encode, "a\ud800").startswith("text: has no UTF-8: ")
+    assert error_of(LEARNT.encode, "a\ud800").startswith("text: has no UTF-8: ")
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1, 2", "\udcff"])
@@ -192,18 +186,18 @@ def test_a_missing_or_bad_file_is_refused_by_name(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
-    assert _error(Tokenizer.load, path).startswith(f"{path}: not a readable byte-level BPE")
+    assert error_of(Tokenizer.load, path).startswith(f"{path}: not a readable byte-level BPE")
 
 
 def test_a_tokenizer_of_another_kind_is_refused():
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    assert _error(Tokenizer, words) == "tokenizer: its model is WordLevel, not BPE"
+    assert error_of(Tokenizer, words) == "tokenizer: its model is WordLevel, not BPE"
     backend = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
-    assert _error(Tokenizer, backend) == "tokenizer: its decoder is NoneType, not ByteLevel"
+    assert error_of(Tokenizer, backend) == "tokenizer: its decoder is NoneType, not ByteLevel"
     backend.decoder = decoders.ByteLevel()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert _error(Tokenizer, backend).startswith("tokenizer: it has none of <|endoftext|>, ")
+    assert error_of(Tokenizer, backend).startswith("tokenizer: it has none of <|endoftext|>, ")
     backend = tokenizers.Tokenizer(models.BPE({"猫": 0}, []))
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([END_OF_TEXT])
-    assert _error(Tokenizer, backend) == "tokenizer: token '猫' is not made of bytes"
+    assert error_of(Tokenizer, backend) == "tokenizer: token '猫' is not made of bytes"

@@ -11,7 +11,7 @@ import pytest
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.test_autoregressive import MODELS
+from tests.properties.models import MODELS
 
 VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
 

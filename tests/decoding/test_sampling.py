@@ -1,5 +1,6 @@
 """The sampler keeps exactly the tokens that its definition names, and refuses what is none."""
 
+from dataclasses import astuple
 from decimal import Decimal
 from functools import cache
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.decoding.sampling import sample_tokens, truncate
+from tests.properties import oracle
 
 SIZE = 12
 LARGEST = float(np.finfo(np.float32).max)
@@ -23,8 +25,9 @@ special = st.sampled_from(
     [0.0, -0.0, DENORMAL, -DENORMAL, 1e-40, -1e-40, 1.0, 1.0 + 2.0**-23, -3.0]
 )
 finite = st.floats(-LARGEST, LARGEST, width=32) | st.floats(-20, 20, width=32) | special
-rows = st.lists(finite, min_size=SIZE, max_size=SIZE) | st.lists(
-    special, min_size=SIZE, max_size=SIZE
+few = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5])
+rows = st.one_of(
+    st.lists(values, min_size=SIZE, max_size=SIZE) for values in (finite, special, few)
 )
 # Differences of 1e-38 and less are 0 to most devices: no temperature is near to that.
 samplers = st.builds(
@@ -41,21 +44,6 @@ def truncation():
     return jax.jit(truncate)
 
 
-def kept(logits, temperature, top_k, top_p, min_p):
-    """bool [vocab], in float64 and by sorting: the definition. Ties are ties of logits."""
-    logits = logits.astype(np.float64)
-    left = np.ones(len(logits), bool)
-    if 0 < top_k < len(logits):
-        left &= logits >= np.sort(logits)[-top_k]
-    gaps = (logits - logits.max()) / temperature
-    probabilities = np.where(left, np.exp(gaps), 0.0) / np.exp(gaps[left]).sum()
-    if top_p < 1.0:
-        largest_first = np.argsort(-logits)
-        enough = np.searchsorted(np.cumsum(probabilities[largest_first]), top_p)
-        left &= logits >= logits[largest_first[min(enough, len(logits) - 1)]]
-    return left & (gaps >= (np.log(min_p) if min_p else -np.inf))
-
-
 @settings(max_examples=20 * settings().max_examples)
 @given(row=rows, sampler=samplers)
 def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
@@ -65,7 +53,7 @@ def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
 
     def nearly(factor):
         thresholds = (min(1.0, p * factor) for p in (sampler.top_p, sampler.min_p))
-        return kept(logits, temperature, sampler.top_k, *thresholds)
+        return oracle.kept(logits, temperature, sampler.top_k, *thresholds)
 
     # On the threshold itself float32 may decide either way.
     expected = nearly(1.0)
@@ -105,6 +93,20 @@ def test_the_largest_temperature_draws_from_all_alike():
     drawn = jax.jit(sample_tokens)(arrays, jax.random.key(1), 0, rows)
     counts = np.bincount(np.asarray(drawn), minlength=4)
     assert (abs(counts - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)).all()
+
+
+def test_draws_have_the_frequencies_of_what_is_left():
+    """20,000 draws: each token as often as its renormalised probability says, within 5 σ."""
+    logits = np.float32([2.0, 1.0, 0.5, 0.0, -1.0, -6.0])
+    sampler = jf.Sampler(temperature=0.7, top_k=4, top_p=0.95, min_p=0.02)
+    number = 20_000
+    rows = np.tile(logits, (number, 1))
+    tokens = jax.jit(sample_tokens)(sampler.arrays(), jax.random.key(0), 0, rows)
+    left = oracle.kept(logits, *astuple(sampler))
+    expected = np.where(left, np.exp(logits / 0.7), 0.0)
+    expected /= expected.sum()
+    found = np.bincount(np.asarray(tokens), minlength=6) / number
+    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / number)).all()
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])

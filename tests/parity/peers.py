@@ -32,9 +32,34 @@ def gradients(module):
     return lambda name: parameters[name].grad.numpy()
 
 
+def linear(take, name):
+    """Torch's kernels are transposed."""
+    return {"kernel": take(f"{name}.weight").T, "bias": take(f"{name}.bias")}
+
+
+def norm(take, name):
+    return {"scale": take(f"{name}.weight"), "bias": take(f"{name}.bias")}
+
+
 def stacked(blocks):
     """Blocks as one tree, the layer the first axis of each leaf."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks)
+
+
+def padded(length, *lengths):
+    """int [batch, length], 1 for tokens, 0 for padding behind them."""
+    return (np.arange(length) < np.array(lengths)[:, None]).astype(np.int32)
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def same(ours, theirs, where):
+    """Within 1e-4 where `where` is not 0."""
+    ours, theirs = np.asarray(ours)[where != 0], theirs.detach().numpy()[where != 0]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert abs(theirs).max() > 0.1  # there is something to compare
 
 
 def assert_parity(model, peer, converted):

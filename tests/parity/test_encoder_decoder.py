@@ -1,6 +1,4 @@
-"""Torch's Transformer layers, and transformers' BERT, Marian and BART: the same outputs."""
-
-from functools import partial
+"""BERT, Marian and BART of transformers: the same vectors and logits, with padding."""
 
 import jax
 import jax.numpy as jnp
@@ -11,130 +9,16 @@ torch = pytest.importorskip("torch", reason="parity needs torch, which is not in
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.functional import Causal, Packed, Padding, TokenInfo, dot_product_attention  # noqa: E402
-from jaxformer.functional.blocks import block, cross_block, source_heads  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP, VOCAB = 3, 17, 23, 48, 4, 80, 61
 SIZES = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP, "num_layers": 2}
 PARTS = ("query", "key", "value", "output")
-
-
-def padded(length, *lengths):
-    """int [batch, length], 1 for tokens, 0 for padding behind them."""
-    return (np.arange(length) < np.array(lengths)[:, None]).astype(np.int32)
-
-
-SOURCE_REAL, REAL = padded(SOURCE, 23, 11, 1), padded(LENGTH, 9, 17, 2)
-
-
-def same(ours, theirs, where):
-    ours, theirs = np.asarray(ours)[where != 0], theirs.detach().numpy()[where != 0]
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert abs(theirs).max() > 0.1  # there is something to compare
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+SOURCE_REAL, REAL = peers.padded(SOURCE, 23, 11, 1), peers.padded(LENGTH, 9, 17, 2)
 
 
 def tokens(seed, *shape):
     return np.random.default_rng(seed).integers(3, VOCAB, shape)
-
-
-# ---- torch's layers
-
-
-def torch_attention(take, name):
-    """in_proj holds query, key and value above one another."""
-    kernels = np.split(take(f"{name}.in_proj_weight"), 3)
-    biases = np.split(take(f"{name}.in_proj_bias"), 3)
-    parts = [{"kernel": k.T, "bias": b} for k, b in zip(kernels, biases, strict=True)]
-    return dict(zip(PARTS, [*parts, linear(take, f"{name}.out_proj")], strict=True))
-
-
-def linear(take, name):
-    return {"kernel": take(f"{name}.weight").T, "bias": take(f"{name}.bias")}
-
-
-def norm(take, name):
-    return {"scale": take(f"{name}.weight"), "bias": take(f"{name}.bias")}
-
-
-def attend(query, key, value, mask, segments):
-    places = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
-    return dot_product_attention(query, key, value, mask, query_info=places, key_info=places), None
-
-
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_block_is_torchs_encoder_layer(norm_position):
-    """torch.nn.TransformerEncoderLayer, norm_first both ways, with padding."""
-    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
-    peer = peers.randomised(torch.nn.TransformerEncoderLayer(DIM, HEADS, MLP, **options))
-    x, take = normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
-    theirs = peer(torch.as_tensor(x), src_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0))
-    config = jf.EncoderConfig(**SIZES, activation="relu", norm_position=norm_position)
-    ours, _ = block(
-        jax.tree.map(
-            jnp.asarray,
-            {
-                "attention_norm": norm(take, "norm1"),
-                "attention": torch_attention(take, "self_attn"),
-                "feedforward_norm": norm(take, "norm2"),
-                "feedforward": {"up": linear(take, "linear1"), "down": linear(take, "linear2")},
-            },
-        ),
-        jnp.asarray(x),
-        config.resolved,
-        attend=partial(attend, mask=Packed(), segments=SOURCE_REAL),
-        positions=jnp.arange(SOURCE),
-    )
-    same(ours, theirs, SOURCE_REAL)
-
-
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_cross_block_is_torchs_decoder_layer(norm_position):
-    """torch.nn.TransformerDecoderLayer, norm_first both ways, with padding on both sides."""
-    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
-    peer = peers.randomised(torch.nn.TransformerDecoderLayer(DIM, HEADS, MLP, **options))
-    x, encoded = normal(0, BATCH, LENGTH, DIM), normal(1, BATCH, SOURCE, DIM)
-    take = peers.weights(peer)
-    theirs = peer(
-        torch.as_tensor(x),
-        torch.as_tensor(encoded),
-        tgt_mask=torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1),
-        tgt_key_padding_mask=torch.as_tensor(REAL == 0),
-        memory_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0),
-    )
-    config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
-
-    def look_up(weights, query, tap):
-        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.resolved)
-        places = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-        return dot_product_attention(query, key, value, Padding(), key_info=places)
-
-    ours, _ = cross_block(
-        jax.tree.map(
-            jnp.asarray,
-            {
-                "attention_norm": norm(take, "norm1"),
-                "attention": torch_attention(take, "self_attn"),
-                "cross_attention_norm": norm(take, "norm2"),
-                "cross_attention": torch_attention(take, "multihead_attn"),
-                "feedforward_norm": norm(take, "norm3"),
-                "feedforward": {"up": linear(take, "linear1"), "down": linear(take, "linear2")},
-            },
-        ),
-        jnp.asarray(x),
-        config.resolved,
-        look_up=look_up,
-        attend=partial(attend, mask=Causal() & Packed(), segments=REAL),
-        positions=jnp.arange(LENGTH),
-    )
-    same(ours, theirs, REAL)
-
-
-# ---- transformers' models
 
 
 def bert_params(take):
@@ -142,15 +26,15 @@ def bert_params(take):
 
     def layer(number):
         at = f"bert.encoder.layer.{number}"
-        heads = {part: linear(take, f"{at}.attention.self.{part}") for part in PARTS[:3]}
+        heads = {part: peers.linear(take, f"{at}.attention.self.{part}") for part in PARTS[:3]}
         return {
-            "attention": {**heads, "output": linear(take, f"{at}.attention.output.dense")},
-            "attention_norm": norm(take, f"{at}.attention.output.LayerNorm"),
+            "attention": {**heads, "output": peers.linear(take, f"{at}.attention.output.dense")},
+            "attention_norm": peers.norm(take, f"{at}.attention.output.LayerNorm"),
             "feedforward": {
-                "up": linear(take, f"{at}.intermediate.dense"),
-                "down": linear(take, f"{at}.output.dense"),
+                "up": peers.linear(take, f"{at}.intermediate.dense"),
+                "down": peers.linear(take, f"{at}.output.dense"),
             },
-            "feedforward_norm": norm(take, f"{at}.output.LayerNorm"),
+            "feedforward_norm": peers.norm(take, f"{at}.output.LayerNorm"),
         }
 
     at = "bert.embeddings"
@@ -160,10 +44,10 @@ def bert_params(take):
             "tokens": take(f"{at}.word_embeddings.weight"),
             "positions": take(f"{at}.position_embeddings.weight") + types,
         },
-        "embedding_norm": norm(take, f"{at}.LayerNorm"),
+        "embedding_norm": peers.norm(take, f"{at}.LayerNorm"),
         "blocks": peers.stacked([layer(number) for number in range(2)]),
-        "transform": linear(take, "cls.predictions.transform.dense"),
-        "transform_norm": norm(take, "cls.predictions.transform.LayerNorm"),
+        "transform": peers.linear(take, "cls.predictions.transform.dense"),
+        "transform_norm": peers.norm(take, "cls.predictions.transform.LayerNorm"),
         "head": {"bias": take("cls.predictions.bias")},
     }
 
@@ -183,7 +67,7 @@ def test_bert_gives_the_same_vectors_and_logits(attention):
     pooling = peers.randomised(transformers.BertModel(config))
     pooling.load_state_dict(masked.bert.state_dict(), strict=False)
     params = bert_params(peers.weights(masked))
-    params["pooler"] = linear(peers.weights(pooling), "pooler.dense")
+    params["pooler"] = peers.linear(peers.weights(pooling), "pooler.dense")
     model = jf.Encoder(
         jf.EncoderConfig(
             **SIZES,
@@ -204,29 +88,32 @@ def test_bert_gives_the_same_vectors_and_logits(attention):
     def ours(method):
         return jax.jit(lambda ids: model.apply(variables, ids, segments, method=method))(ids)
 
-    same(ours(None), masked(*given).logits, SOURCE_REAL)
+    peers.same(ours(None), masked(*given).logits, SOURCE_REAL)
     theirs = pooling(*given)
-    same(ours("encode"), theirs.last_hidden_state, SOURCE_REAL)
-    same(ours("pooled"), theirs.pooler_output, np.ones(BATCH))
+    peers.same(ours("encode"), theirs.last_hidden_state, SOURCE_REAL)
+    peers.same(ours("pooled"), theirs.pooler_output, np.ones(BATCH))
 
 
 def bart_params(take, offset, embedding_norm):
     """Marian's and BART's names are the same; BART's positions begin at row 2."""
 
     def attention(at):
-        parts = [linear(take, f"{at}.{part}_proj") for part in ("q", "k", "v", "out")]
+        parts = [peers.linear(take, f"{at}.{part}_proj") for part in ("q", "k", "v", "out")]
         return dict(zip(PARTS, parts, strict=True))
 
     def layer(at, crosses):
         weights = {
             "attention": attention(f"{at}.self_attn"),
-            "attention_norm": norm(take, f"{at}.self_attn_layer_norm"),
-            "feedforward": {"up": linear(take, f"{at}.fc1"), "down": linear(take, f"{at}.fc2")},
-            "feedforward_norm": norm(take, f"{at}.final_layer_norm"),
+            "attention_norm": peers.norm(take, f"{at}.self_attn_layer_norm"),
+            "feedforward": {
+                "up": peers.linear(take, f"{at}.fc1"),
+                "down": peers.linear(take, f"{at}.fc2"),
+            },
+            "feedforward_norm": peers.norm(take, f"{at}.final_layer_norm"),
         }
         if crosses:
             weights["cross_attention"] = attention(f"{at}.encoder_attn")
-            weights["cross_attention_norm"] = norm(take, f"{at}.encoder_attn_layer_norm")
+            weights["cross_attention_norm"] = peers.norm(take, f"{at}.encoder_attn_layer_norm")
         return weights
 
     def stack(side, number, crosses):
@@ -237,7 +124,7 @@ def bart_params(take, offset, embedding_norm):
             "blocks": peers.stacked(layers),
         }
         if embedding_norm:
-            weights["embedding_norm"] = norm(take, f"{at}.layernorm_embedding")
+            weights["embedding_norm"] = peers.norm(take, f"{at}.layernorm_embedding")
         return weights
 
     decoder = stack("decoder", 2, True)
@@ -276,7 +163,7 @@ def test_an_encoder_decoder_gives_the_same_logits(name, attention):
         forced_eos_token_id=None,
     )
     peer = peers.randomised(model_of(config))
-    peer.final_logits_bias.copy_(torch.as_tensor(normal(3, 1, VOCAB)))
+    peer.final_logits_bias.copy_(torch.as_tensor(peers.normal(3, 1, VOCAB)))
     source, target = tokens(0, BATCH, SOURCE), tokens(1, BATCH, LENGTH)
     theirs = peer(
         input_ids=torch.as_tensor(source),
@@ -301,7 +188,7 @@ def test_an_encoder_decoder_gives_the_same_logits(name, attention):
     variables = {"params": bart_params(peers.weights(peer), offset, embedding_norm)}
     read = {"source": source, "source_segments": SOURCE_REAL}
     ours = jax.jit(model.apply)(variables, target, segments=REAL, **read)
-    same(ours, theirs, REAL)
+    peers.same(ours, theirs, REAL)
 
     rows = [row[real != 0] for row, real in zip(source, SOURCE_REAL, strict=True)]
     cache, pieces = jf.start(model, variables, BATCH, LENGTH, rows), []
@@ -309,4 +196,4 @@ def test_an_encoder_decoder_gives_the_same_logits(name, attention):
         segments = jnp.asarray(REAL[:, begin:end])
         logits, cache = jf.advance(model, variables, target[:, begin:end], cache, segments)
         pieces.append(logits)
-    same(np.concatenate(pieces, axis=1), theirs, REAL)
+    peers.same(np.concatenate(pieces, axis=1), theirs, REAL)

@@ -17,6 +17,27 @@ def softmax(scores):
     return powers / powers.sum()
 
 
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def kept(logits, temperature, top_k, top_p, min_p):
+    """bool [vocab]: the tokens that a sampler may draw, by sorting; equal logits stay together."""
+    logits = np.asarray(logits, np.float64)
+    left = np.ones(len(logits), bool)
+    if 0 < top_k < len(logits):
+        left &= logits >= np.sort(logits)[-top_k]
+    gaps = (logits - logits.max()) / temperature
+    probabilities = np.where(left, np.exp(gaps), 0.0) / np.exp(gaps[left]).sum()
+    if top_p < 1.0:
+        largest_first = np.argsort(-logits)
+        enough = np.searchsorted(np.cumsum(probabilities[largest_first]), top_p)
+        left &= logits >= logits[largest_first[min(enough, len(logits) - 1)]]
+    return left & (gaps >= (np.log(min_p) if min_p else -np.inf))
+
+
 def attention(query, key, value, seen, scale=None):
     """query [heads, queries, d], key and value [kv_heads, keys, d], seen [queries, keys]."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))

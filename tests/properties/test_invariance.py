@@ -81,17 +81,6 @@ EXECUTIONS = [
 ]
 
 
-@cache
-def loss_and_gradients(model):
-    def loss(variables, x, segments):
-        """Something of the logits of real tokens."""
-        logits = jax.nn.log_softmax(model.apply(variables, x, segments))
-        return jnp.where((segments != 0)[..., None], logits * logits[..., ::-1], 0.0).sum()
-
-    run = jax.value_and_grad(loss, argnums=(0, 1))
-    return jax.jit(run)
-
-
 @pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[1]], ids=["explicit", "blockwise"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_padding_reaches_nothing(execution, seed, segments):
@@ -100,8 +89,8 @@ def test_padding_reaches_nothing(execution, seed, segments):
     variables, segments = tiny.weights(model, seed), jnp.asarray(segments)
     clean = tiny.embeddings(seed, *segments.shape, model.config.embed_dim)
     x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
-    loss, gradients = loss_and_gradients(model)(variables, x, segments)
-    expected, expected_gradients = loss_and_gradients(model)(variables, clean, segments)
+    loss, gradients = tiny.loss_and_gradients(model)(variables, x, segments)
+    expected, expected_gradients = tiny.loss_and_gradients(model)(variables, clean, segments)
     assert loss == expected
     jax.tree.map(np.testing.assert_array_equal, gradients, expected_gradients)
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), gradients))
@@ -148,7 +137,7 @@ def test_how_a_model_runs_changes_nothing(execution, seed, segments):
     variables, segments = tiny.weights(plain, seed), jnp.asarray(segments)
     x = tiny.embeddings(seed, *segments.shape, plain.config.embed_dim)
     expected, actual = (
-        loss_and_gradients(model)(variables, x, segments) for model in (plain, other)
+        tiny.loss_and_gradients(model)(variables, x, segments) for model in (plain, other)
     )
     tiny.all_close(actual, expected, 3e-5)
 

@@ -11,10 +11,10 @@ import jaxformer as jf
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.chunks import chunked
-from tests.properties.test_autoregressive import BATCH, MODELS, squares
+from tests.properties.models import MODELS
 from tests.properties.witness import by_jacobian, exactly, one_number
 
-LENGTH = 8
+BATCH, LENGTH = 2, 8
 SOURCED = [name for name in MODELS if "source" in str(MODELS[name]) or "encoder" in name]
 each_sourced = pytest.mark.parametrize("name", SOURCED)
 paddings = st.lists(
@@ -79,7 +79,9 @@ def test_nan_in_the_padding_of_a_source_reaches_nothing(name, seed, padding):
     clean = tiny.embeddings(seed + 1, BATCH, LENGTH, model.config.embed_dim)
     source = jnp.where((padding != 0)[..., None], clean, jnp.nan)
     found, wanted = (
-        squares(model)(variables, x, segments, source=some, source_segments=jnp.asarray(padding))
+        tiny.loss_and_gradients(model)(
+            variables, x, segments, source=some, source_segments=jnp.asarray(padding)
+        )
         for some in (source, clean)
     )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -93,6 +93,19 @@ def apply(model):
     return jax.jit(run)
 
 
+@cache
+def loss_and_gradients(model):
+    """(variables, x, segments, …) → a number that the logits of all tokens make, and its gradients
+    for variables and x; compiled."""
+
+    def loss(variables, x, segments, **read):
+        log_probs = jax.nn.log_softmax(model.apply(variables, x, segments, **read))
+        products = log_probs * log_probs[..., ::-1]
+        return jnp.where((segments != 0)[..., None], products, 0.0).sum()
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+
 def sources(model, seed, batch):
     """Rows of ids of lengths 1 … 8, one for each row; None for a model that reads no source."""
     if not hasattr(model.config, "max_source_length"):

@@ -21,6 +21,7 @@ from jaxformer.training.corpus import (
     split,
     standard_library,
 )
+from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 
@@ -146,13 +147,13 @@ def test_a_fraction_that_is_given_is_held_out_exactly(seed, number, fraction):
 @pytest.mark.parametrize("fraction", [0, -0.1, 0.51, float("nan")])
 def test_a_fraction_out_of_range_is_refused(fraction):
     message = f"fraction: {fraction} is not accepted; more than 0 and at most 0.5 is"
-    assert _error(split, [Document("a", "text")], fraction) == message
+    assert error_of(split, [Document("a", "text")], fraction) == message
 
 
 @pytest.mark.parametrize("documents", [[], [Document("a", "x")]])
 def test_too_little_text_to_divide_is_refused(documents):
     message = f"documents: {len(documents)} bytes of text are too few to hold some of them out"
-    assert _error(split, documents) == message
+    assert error_of(split, documents) == message
 
 
 def test_the_standard_library_is_large_enough_and_has_no_tests():
@@ -175,7 +176,7 @@ def test_the_standard_library_is_large_enough_and_has_no_tests():
 def test_a_python_without_its_source_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     message = f"{tmp_path}: this Python has no library source; name files to train on"
-    assert _error(standard_library) == message
+    assert error_of(standard_library) == message
 
 
 def test_baselines_are_those_of_the_programs():
@@ -195,7 +196,7 @@ def test_baselines_are_those_of_the_programs():
 
 
 def test_baselines_of_no_text_are_refused():
-    assert _error(baselines, []) == "held_out: there is no text to compress"
+    assert error_of(baselines, []) == "held_out: there is no text to compress"
 
 
 def test_folders_are_read_to_the_bottom_in_order_as_they_are(tmp_path):
@@ -251,10 +252,4 @@ def test_a_named_path_that_gives_no_text_is_refused(tmp_path):
         "folder": "the folder has no UTF-8 text files",
         "self": "too many levels of symbolic links",
     }.items():
-        assert _error(read_documents, [tmp_path / name]) == f"{tmp_path / name}: {problem}"
-
-
-def _error(call, *arguments):
-    with pytest.raises(ValueError) as caught:
-        call(*arguments)
-    return str(caught.value)
+        assert error_of(read_documents, [tmp_path / name]) == f"{tmp_path / name}: {problem}"

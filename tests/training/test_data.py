@@ -1,134 +1,16 @@
 """Each token is a target once per epoch, resuming changes nothing, and scoring misses nothing."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.artifacts import tokenizer as tokenizer_module
-from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training import data
-from jaxformer.training.corpus import Document
-from jaxformer.training.data import (
-    Batches,
-    evaluation_batches,
-    evaluation_windows,
-    open_tokens,
-    write_tokens,
-)
+from jaxformer.training.data import Batches, evaluation_batches, evaluation_windows
+from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
-
-DOCUMENTS = [Document("a", "the café " * 9), Document("empty", ""), Document("b", "the end\n")]
-TOKENIZER = Tokenizer.train([document.text for document in DOCUMENTS], 270)
-STREAM = [
-    token
-    for document in DOCUMENTS
-    for token in [TOKENIZER.end_of_text, *TOKENIZER.encode(document.text)]
-]
-
-
-# The file of tokens
-
-
-def test_the_file_holds_the_stream(tmp_path):
-    stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "train.tokens")
-    assert stream.ids.tolist() == STREAM
-    assert stream.ids.dtype == np.uint16
-    assert isinstance(stream.ids, np.memmap) and not stream.ids.flags.writeable
-    assert stream.num_documents == 3
-    assert stream.num_bytes == len(("the café " * 9 + "the end\n").encode())
-    assert [path.name for path in tmp_path.iterdir()] == ["train.tokens"]
-
-    again = open_tokens(tmp_path / "train.tokens")
-    assert again.ids.tolist() == STREAM
-    assert again[1:] == stream[1:]
-
-
-def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_GROUP_CHARACTERS", 20)
-    monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
-    assert write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens").ids.tolist() == STREAM
-
-
-def _tokenizer_of_size(vocab_size):
-    return SimpleNamespace(
-        vocab_size=vocab_size,
-        end_of_text=vocab_size - 1,
-        fingerprint="",
-        pieces=lambda text: [text],
-        encode_many=lambda texts: [[vocab_size - 2] * len(text) for text in texts],
-    )
-
-
-@pytest.mark.parametrize("vocab_size, dtype", [(65_536, np.uint16), (65_537, np.uint32)])
-def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
-    stream = write_tokens([Document("", "ab")], _tokenizer_of_size(vocab_size), tmp_path / "tokens")
-    assert stream.ids.dtype == dtype
-    assert stream.ids.tolist() == [vocab_size - 1, vocab_size - 2, vocab_size - 2]
-
-
-def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeypatch):
-    path = tmp_path / "tokens"
-    encoded = []
-    original = data._encode
-    monkeypatch.setattr(data, "_encode", lambda *a: encoded.append(1) or original(*a))
-
-    def times_encoded(documents, tokenizer):
-        encoded.clear()
-        assert write_tokens(documents, tokenizer, path).ids.tolist() == [
-            token
-            for document in documents
-            for token in [tokenizer.end_of_text, *tokenizer.encode(document.text)]
-        ]
-        return len(encoded)
-
-    assert times_encoded(DOCUMENTS, TOKENIZER) == 1
-    assert times_encoded(DOCUMENTS, TOKENIZER) == 0
-    assert times_encoded(DOCUMENTS[::-1], TOKENIZER) == 1
-    assert times_encoded(DOCUMENTS[::-1], Tokenizer.train([], 257)) == 1
-    moved = [Document("a", "the café " * 9 + "t"), Document("", ""), Document("b", "he end\n")]
-    assert times_encoded(DOCUMENTS, TOKENIZER) == 1
-    assert times_encoded(moved, TOKENIZER) == 1
-    path.write_bytes(path.read_bytes()[:-2])
-    assert times_encoded(moved, TOKENIZER) == 1
-
-
-def test_what_goes_wrong_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "tokens"
-    write_tokens(DOCUMENTS, TOKENIZER, path)
-
-    def broken(documents, tokenizer):
-        yield [1, 2, 3]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(data, "_encode", broken)
-    with pytest.raises(KeyboardInterrupt):
-        write_tokens(DOCUMENTS[:1], TOKENIZER, path)
-    assert open_tokens(path).ids.tolist() == STREAM
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_no_documents_are_refused(tmp_path):
-    message = "documents: there are none to tokenise"
-    assert _error(write_tokens, [], TOKENIZER, tmp_path / "tokens") == message
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut", "text", "empty", "other"])
-def test_a_file_that_is_not_of_tokens_is_refused_by_name(tmp_path, damage):
-    path = tmp_path / "tokens"
-    write_tokens(DOCUMENTS, TOKENIZER, path)
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(
-            {"cut": content[:-1], "text": b"text", "empty": b"", "other": b"[]" + content}[damage]
-        )
-    message = f"{path}: not a file of tokens; write_tokens makes one"
-    assert _error(open_tokens, path) == message
 
 
 # Batches for training
@@ -235,17 +117,17 @@ def test_a_state_of_other_data_is_refused(changed):
         other = Batches(tokens[:-1] if changed == "corpus" else tokens[::-1], **shape)
         message = "state: its corpus is '"
     before = other.state()
-    assert _error(other.restore, state).startswith(message)
+    assert error_of(other.restore, state).startswith(message)
     assert other.state() == before
 
 
 def test_a_state_that_is_none_is_refused():
     batches = Batches(np.arange(100), 5, 3)
-    assert _error(batches.restore, {}).startswith("state: its length is None, but here it is 5; ")
+    assert error_of(batches.restore, {}).startswith("state: its length is None, but here it is 5; ")
 
 
 def test_a_corpus_shorter_than_a_window_is_refused():
-    assert _error(Batches, np.arange(64), 64, 1) == (
+    assert error_of(Batches, np.arange(64), 64, 1) == (
         "tokens: 64 of them are fewer than the 65 of one window of length 64; "
         "give more text or a smaller length"
     )
@@ -258,7 +140,7 @@ def test_a_corpus_shorter_than_a_window_is_refused():
 def test_sizes_out_of_range_are_refused(name, value, least):
     shape = {"length": 5, "batch_size": 3, "seed": 0, name: value}
     message = f"{name}: {value} is not accepted; at least {least} is"
-    assert _error(lambda: Batches(np.arange(100), **shape)) == message
+    assert error_of(lambda: Batches(np.arange(100), **shape)) == message
 
 
 # Windows for scoring
@@ -311,16 +193,9 @@ def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, l
 @pytest.mark.parametrize("stride", [0, 5])
 def test_a_stride_that_would_miss_tokens_is_refused(stride):
     message = f"stride: {stride} is not accepted; 1 to the window length 4 is"
-    assert _error(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
+    assert error_of(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
 
 
 def test_an_evaluation_batch_of_none_is_refused():
     message = "batch_size: 0 is not accepted; at least 1 is"
-    assert _error(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message
-
-
-def _error(call, *arguments):
-    with pytest.raises(ValueError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert error_of(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message

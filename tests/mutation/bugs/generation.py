@@ -9,7 +9,7 @@ from tests.mutation.bug import (
     Bug,
 )
 
-SAMPLING = "decoding/test_sampling.py"
+SAMPLING, SCORE = "decoding/test_sampling.py", "decoding/test_score.py"
 
 BUGS = (
     # ---- sampling
@@ -25,14 +25,14 @@ BUGS = (
         "decoding/generate.py",
         "-token_losses(state.logits, token)\n",
         "-token_losses(state.logits / (2.0 if arrays is None else arrays.temperature), token)\n",
-        f"{GENERATION}::test_log_probs_add_up_to_scores",
+        f"{SCORE}::test_log_probs_add_up_to_scores",
     ),
     Bug(
         "top-p keeps one token too few",
         "decoding/sampling.py",
         "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
         "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
-        f"{GENERATION}::test_truncation_is_that_of_a_sort",
+        f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
     ),
     Bug(
         "minus zero is below zero",
@@ -135,7 +135,7 @@ BUGS = (
         "decoding/sampling.py",
         "logits.max(axis=-1, keepdims=True)) / arrays.temperature\n",
         "logits.max(axis=-1, keepdims=True)) * arrays.temperature\n",
-        f"{GENERATION}::test_draws_have_the_frequencies_of_what_is_left",
+        f"{SAMPLING}::test_draws_have_the_frequencies_of_what_is_left",
     ),
     Bug(
         "the least probable token is the greedy one",
@@ -171,21 +171,21 @@ BUGS = (
         "decoding/autoregressive.py",
         "jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0)",
         "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
-        f"{GENERATION}::test_score_is_the_sum_over_documents",
+        f"{SCORE}::test_score_is_the_sum_over_documents",
     ),
     Bug(
         "score takes any id",
         "decoding/autoregressive.py",
         "    check_tokens(tokens, model.config, segments)\n    if not jnp.issub",
         "    if not jnp.issub",
-        f"{GENERATION}::test_score_refuses_a_token_that_is_none",
+        f"{SCORE}::test_score_refuses_a_token_that_is_none",
     ),
     Bug(
         "a prefix is scored though it was seen",
         "decoding/autoregressive.py",
         "positions[:, 1:] >= model.minimum_prefill",
         "positions[:, 1:] >= 1",
-        f"{GENERATION}::test_score_is_the_sum_over_documents",
+        f"{SCORE}::test_score_is_the_sum_over_documents",
     ),
     Bug(
         "score looks a token up in its own logits",

@@ -4,8 +4,8 @@ from tests.mutation.bug import ATTENTION_FILE, AUTOREGRESSIVE, CHUNKING, TRANSFO
 
 BEAM_FILE, PAIR_FILE = "decoding/beam.py", "functional/encoder_decoder.py"
 RECURRENT_FILE, ENCODER_FILE = "functional/recurrent_encoder_decoder.py", "functional/encoder.py"
-BEAM, SOURCE = "properties/test_beam.py", "properties/test_source.py"
-ENCODER = "properties/test_encoder.py"
+BEAM, SOURCE = "decoding/test_beam.py", "properties/test_source.py"
+ENCODER = "models/test_encoder.py"
 
 BUGS = (
     Bug(

@@ -17,6 +17,7 @@ from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import exactly, jacobian
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH = 2
 
 

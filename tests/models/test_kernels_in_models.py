@@ -15,8 +15,9 @@ from jaxformer.functional.linear import each_kernel, quantize_all
 from jaxformer.functional.losses import chunked_cross_entropy
 from tests.properties import tiny
 from tests.properties.chunks import chunked
-from tests.properties.test_autoregressive import MODELS, each_model_but
+from tests.properties.models import MODELS, each_model_but
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 SOME = ("llama", "lstm", "cnn", "encoder-decoder", "attention lstm")
 each_kind = each_model_but(*(name for name in MODELS if name not in SOME))
 few = settings(max_examples=max(5, settings().max_examples // 4))

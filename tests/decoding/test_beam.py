@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.test_autoregressive import MODELS, each_model_but
+from tests.properties.models import MODELS, each_model_but
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
 # One for each kind of cache; a beam knows no more of a model than that.
 CACHES = ("decoder", "lstm", "cnn", "encoder-decoder", "lstm encoder-decoder", "attention lstm")

@@ -14,6 +14,7 @@ from jaxformer.functional import transformer
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH, CAPACITY = 2, tiny.LENGTH
 WINDOW = {  # prefills of 5 are longer than the window
     "window": 3,

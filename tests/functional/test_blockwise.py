@@ -15,8 +15,10 @@ from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.masks import All, DenseMask
 from jaxformer.verify import rules
+from tests.functional.test_attention import RULES, agree, program_size, random_inputs
 from tests.properties import tiny
-from tests.properties.test_attention import RULES, agree, program_size, random_inputs
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
 # Tiles of 5 queries × 4 keys: the first length is a multiple of neither, the other of both.
 LENGTHS = (14, 20)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.test_autoregressive import MODELS, each_model_but
+from tests.properties.models import MODELS, each_model_but
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 CACHES = ("decoder", "lstm", "cnn", "encoder-decoder", "attention lstm")
 each_cache = each_model_but(*(name for name in MODELS if name not in CACHES))
 GREEDY = jf.Sampler(temperature=0.0)

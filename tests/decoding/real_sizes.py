@@ -1,7 +1,7 @@
 """Generation and long rows at sizes that users have, by programs compiled as users compile them.
 
-    python -m tests.properties.real_sizes            # all of them, a minute or two
-    python -m tests.properties.real_sizes --quick    # one of a kind, as the suite does
+    python -m tests.decoding.real_sizes            # all of them, a minute or two
+    python -m tests.decoding.real_sizes --quick    # one of a kind, as the suite does
 
 The suite compiles with flags of its own, and one of them hid a wrong program of XLA:CPU: see
 docs/hazards.md. So this is a process of its own, with whatever flags its environment has.

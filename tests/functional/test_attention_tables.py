@@ -15,8 +15,7 @@ from jaxformer.functional import Causal, TokenInfo
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.masks import DenseMask
 from jaxformer.verify import rules
-from tests.properties import oracle, tiny
-from tests.properties.test_attention import (
+from tests.functional.test_attention import (
     HEADS,
     IMPLEMENTATIONS,
     LENGTH,
@@ -24,6 +23,9 @@ from tests.properties.test_attention import (
     check,
     random_inputs,
 )
+from tests.properties import oracle, tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
 
 @pytest.mark.parametrize("kv_heads, implementation", [(1, "blockwise"), (2, "explicit")])

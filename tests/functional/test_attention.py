@@ -15,6 +15,7 @@ from jaxformer.functional import dot_product_attention as attend
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 4, 12, 4, 3
 IMPLEMENTATIONS = ("explicit", "blockwise")
 RULES = {

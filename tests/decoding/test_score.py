@@ -1,0 +1,64 @@
+"""`score`: log P of a text is the sum over its tokens, and the one that generation reports."""
+
+from itertools import pairwise
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.verify import rules
+from tests.properties import oracle, tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+@given(seed=tiny.seeds, segments=tiny.segment_batches(2))
+def test_score_is_the_sum_over_documents(prefix, seed, segments):
+    """Σ log P(x_i | x_<i) of each document, its first token (or its prefix) given, padding
+    anywhere."""
+    model = tiny.build(prefix=prefix)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    scores = jf.score(model, variables, tokens, segments=segments)
+    for row, ids in enumerate(segments):
+        logits = oracle.decoder(variables["params"], tokens[row], ids, model.config)
+        log_probs = oracle.log_softmax(logits)
+        documents, _ = rules.read(ids)
+        expected = 0.0
+        for document in range(1, documents.max() + 1):
+            own = np.flatnonzero(documents == document)
+            predicted = list(pairwise(own))[max(0, prefix - 1) :]
+            expected += sum(log_probs[i, tokens[row, j]] for i, j in predicted)
+        tiny.close(scores[row], expected, 2e-5)
+
+
+@given(seed=tiny.seeds)
+def test_log_probs_add_up_to_scores(seed):
+    """score(prompt + generated) − score(prompt) = Σ log_probs, whatever the sampler."""
+    model = tiny.build(num_layers=1, max_length=40, window=5)
+    variables = tiny.weights(model, seed)
+    prompts = tiny.tokens(seed, 3, 8)
+    how = {"sampler": jf.Sampler(temperature=0.5, top_k=5), "key": jax.random.key(seed)}
+    out = jf.generate(model, variables, prompts, max_new_tokens=16, **how)
+    whole = jf.score(model, variables, np.concatenate([prompts, out.tokens], axis=1))
+    tiny.close(whole - jf.score(model, variables, prompts), out.log_probs.sum(axis=1), 2e-5)
+
+
+def test_score_refuses_a_token_that_is_none():
+    """An id outside the vocabulary is a ValueError, and inside jit NaN: never some other token."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 11)  # the last: a block alone
+    for bad in (-1, 13):
+        tokens[0, -1] = bad
+        with pytest.raises(ValueError, match=f"tokens hold id {bad}; vocab_size is 13"):
+            jf.score(model, variables, tokens)
+        assert np.isnan(jax.jit(lambda tokens: jf.score(model, variables, tokens))(tokens)).all()
+
+
+def test_score_says_that_it_needs_the_params():
+    model = tiny.build()
+    ready = jf.prepare(model, tiny.weights(model, 0))
+    with pytest.raises(ValueError, match="hold prepared; they must hold 'params'"):
+        jf.score(model, ready, tiny.tokens(0, 1, 11))

@@ -1,0 +1,108 @@
+"""Blocks against torch's Transformer layers: the same outputs, with padding."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
+
+import jaxformer as jf  # noqa: E402
+from jaxformer.functional import Causal, Packed, Padding, TokenInfo, dot_product_attention  # noqa: E402
+from jaxformer.functional.blocks import block, cross_block, source_heads  # noqa: E402
+from tests.parity import peers  # noqa: E402
+
+BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
+SIZES = {"embed_dim": DIM, "num_heads": HEADS, "mlp_dim": MLP, "num_layers": 2}
+SOURCE_REAL, REAL = peers.padded(SOURCE, 23, 11, 1), peers.padded(LENGTH, 9, 17, 2)
+
+
+def torch_attention(take, name):
+    """in_proj holds query, key and value above one another."""
+    kernels = np.split(take(f"{name}.in_proj_weight"), 3)
+    biases = np.split(take(f"{name}.in_proj_bias"), 3)
+    parts = [{"kernel": k.T, "bias": b} for k, b in zip(kernels, biases, strict=True)]
+    query, key, value = parts
+    output = peers.linear(take, f"{name}.out_proj")
+    return {"query": query, "key": key, "value": value, "output": output}
+
+
+def attend(query, key, value, mask, segments):
+    places = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
+    return dot_product_attention(query, key, value, mask, query_info=places, key_info=places), None
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_block_is_torchs_encoder_layer(norm_position):
+    """torch.nn.TransformerEncoderLayer, norm_first both ways, with padding."""
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    peer = peers.randomised(torch.nn.TransformerEncoderLayer(DIM, HEADS, MLP, **options))
+    x, take = peers.normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
+    theirs = peer(torch.as_tensor(x), src_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0))
+    config = jf.EncoderConfig(**SIZES, activation="relu", norm_position=norm_position)
+    ours, _ = block(
+        jax.tree.map(
+            jnp.asarray,
+            {
+                "attention_norm": peers.norm(take, "norm1"),
+                "attention": torch_attention(take, "self_attn"),
+                "feedforward_norm": peers.norm(take, "norm2"),
+                "feedforward": {
+                    "up": peers.linear(take, "linear1"),
+                    "down": peers.linear(take, "linear2"),
+                },
+            },
+        ),
+        jnp.asarray(x),
+        config.resolved,
+        attend=partial(attend, mask=Packed(), segments=SOURCE_REAL),
+        positions=jnp.arange(SOURCE),
+    )
+    peers.same(ours, theirs, SOURCE_REAL)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_cross_block_is_torchs_decoder_layer(norm_position):
+    """torch.nn.TransformerDecoderLayer, norm_first both ways, with padding on both sides."""
+    options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
+    peer = peers.randomised(torch.nn.TransformerDecoderLayer(DIM, HEADS, MLP, **options))
+    x, encoded = peers.normal(0, BATCH, LENGTH, DIM), peers.normal(1, BATCH, SOURCE, DIM)
+    take = peers.weights(peer)
+    theirs = peer(
+        torch.as_tensor(x),
+        torch.as_tensor(encoded),
+        tgt_mask=torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1),
+        tgt_key_padding_mask=torch.as_tensor(REAL == 0),
+        memory_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0),
+    )
+    config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
+
+    def look_up(weights, query, tap):
+        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.resolved)
+        places = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
+        return dot_product_attention(query, key, value, Padding(), key_info=places)
+
+    ours, _ = cross_block(
+        jax.tree.map(
+            jnp.asarray,
+            {
+                "attention_norm": peers.norm(take, "norm1"),
+                "attention": torch_attention(take, "self_attn"),
+                "cross_attention_norm": peers.norm(take, "norm2"),
+                "cross_attention": torch_attention(take, "multihead_attn"),
+                "feedforward_norm": peers.norm(take, "norm3"),
+                "feedforward": {
+                    "up": peers.linear(take, "linear1"),
+                    "down": peers.linear(take, "linear2"),
+                },
+            },
+        ),
+        jnp.asarray(x),
+        config.resolved,
+        look_up=look_up,
+        attend=partial(attend, mask=Causal() & Packed(), segments=REAL),
+        positions=jnp.arange(LENGTH),
+    )
+    peers.same(ours, theirs, REAL)

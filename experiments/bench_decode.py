@@ -74,16 +74,18 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    weights = jf.prepare(model, variables)["prepared"]
-    numbers, key = jf.Sampler(temperature=0.0).arrays(), jax.random.key(0)
+    prepared = jf.prepare(model, variables)
+    weights = prepared["prepared"]
+    arrays, key = jf.Sampler(temperature=0.0).arrays(), jax.random.key(0)
     tokens = jnp.ones((1, live - STEPS), jnp.int32)
     seconds = {capacity: [] for capacity in capacities}
     for _ in range(rounds + 1):
         for capacity, times in seconds.items():
-            state = prefill(model, weights, tokens, tokens, model.start(weights, 1, capacity))
+            cache = jf.start(model, prepared, 1, capacity)
+            state = prefill(model, weights, tokens, tokens, cache)
             jax.block_until_ready(state)
             begin = time.perf_counter()
-            state, _ = decode_block(model, weights, state, numbers, key, jnp.zeros(0, int), live)
+            state, _ = decode_block(model, weights, state, arrays, key, jnp.zeros(0, int), live)
             jax.block_until_ready(state)
             times.append((time.perf_counter() - begin) / STEPS)
     return {capacity: times[1:] for capacity, times in seconds.items()}

@@ -108,7 +108,7 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
     from jaxformer.decoding.generate import STEPS, decode_block, prefill
 
     model, variables = jaxformer_model(size)
-    weights, numbers = variables["prepared"], jf.Sampler(temperature=0.0).arrays()
+    weights, arrays = variables["prepared"], jf.Sampler(temperature=0.0).arrays()
     begin_text, stops = jnp.zeros((batch_size, 1), jnp.int32), jnp.zeros(0, jnp.int32)
     found = {length: ([], []) for length in lengths}
     for _ in range(rounds + 1):
@@ -121,7 +121,7 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
             state = prefill(model, weights, begin_text, begin_text + 1, cache)
             jax.block_until_ready(state)
             begin = time.perf_counter()
-            out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, 2 * STEPS)
+            out = decode_block(model, weights, state, arrays, jax.random.key(0), stops, 2 * STEPS)
             jax.block_until_ready(out)
             decoding.append((time.perf_counter() - begin) / STEPS)
     return {

@@ -29,16 +29,17 @@ CONFIG = jf.DecoderConfig(
 
 def with_cache(model, variables, position: int):
     """A function that decodes STEPS tokens after so many, over a cache."""
-    weights = jf.prepare(model, variables)["prepared"]
-    numbers, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
+    prepared = jf.prepare(model, variables)
+    weights = prepared["prepared"]
+    arrays, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
     tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
-    first = prefill(model, weights, tokens, tokens, model.start(weights, 1, live))
+    first = prefill(model, weights, tokens, tokens, jf.start(model, prepared, 1, live))
 
     def decode():
         state = jax.tree.map(jnp.copy, first)  # it is given away
         jax.block_until_ready(state)
         begin = time.perf_counter()
-        out = decode_block(model, weights, state, numbers, jax.random.key(0), stops, live)
+        out = decode_block(model, weights, state, arrays, jax.random.key(0), stops, live)
         jax.block_until_ready(out)
         return (time.perf_counter() - begin) / STEPS
 

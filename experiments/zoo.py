@@ -79,16 +79,17 @@ POSITIONS = (32, 128, 512, 1024, 2048, 3968)
 
 def decode_speed(model, params, rounds: int = 25) -> dict:
     """Tokens a second of the decoding loop, one row, after so many tokens have been read."""
-    weights = jf.prepare(model, {"params": params})["prepared"]
-    numbers, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
+    prepared = jf.prepare(model, {"params": params})
+    weights = prepared["prepared"]
+    arrays, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
     times = {position: [] for position in POSITIONS}
     for _ in range(rounds + 1):  # in turn, so that a machine's whims are shared; the first compiles
         for position in POSITIONS:
             tokens, live = jnp.ones((1, position), jnp.int32), position + 2 * STEPS
-            cache = model.start(weights, 1, live)
+            cache = jf.start(model, prepared, 1, live)
             slots = None if cache.capacity is None else live
             state = prefill(model, weights, tokens, tokens, cache)
-            block = partial(decode_block, model, weights, numbers=numbers, stops=stops, live=slots)
+            block = partial(decode_block, model, weights, arrays=arrays, stops=stops, live=slots)
             # The first block fetches again what reading pushed out of the processor's caches.
             state, _ = jax.block_until_ready(block(state, key=jax.random.key(0)))
             begin = time.perf_counter()

@@ -14,7 +14,8 @@ class AutoregressiveModel(Protocol):
 
     A cache that `start` gives knows its `length`, its `capacity` (None: it has no end) and its
     `cursor`, has a `live_prefix` that is merged back by `merge_prefix`, and its rows can be
-    gathered and rewound (`functional.cache`). A model's config has at least vocab_size and max_length.
+    gathered and rewound (`functional.cache`). A model's config has at least vocab_size and
+    max_length.
     """
 
     config: Any

@@ -149,15 +149,20 @@ def checked_hooks(capture, patch, points, *, in_steps: bool = False) -> Hooks:
             )
         if entry.steps is not None and not in_steps:
             raise ValueError(f"patch {name!r} has steps; only generate has them: use positions")
-        for part in ("positions", "steps"):
-            given = getattr(entry, part)
-            if given is not None and (
-                np.ndim(given) != 1 or not jnp.issubdtype(jnp.result_type(given), jnp.integer)
-            ):
-                raise ValueError(
-                    f"patch {name!r}: {part} are {given!r}; they must be a row of whole numbers"
-                )
+        rows = [_row(f"patch {name!r}: positions", entry.positions)]
+        rows.append(_row(f"patch {name!r}: steps", entry.steps))
+        patch[name] = Patch(entry.where, entry.value, *rows)
     return Hooks(tuple(capture), patch)
+
+
+def _row(name: str, numbers):
+    """Whole numbers in a row, as an array; None stays."""
+    if numbers is None:
+        return None
+    row = jnp.asarray(numbers)
+    if row.ndim != 1 or not jnp.issubdtype(row.dtype, jnp.integer):
+        raise ValueError(f"{name} are {numbers!r}; they must be a row of whole numbers")
+    return row
 
 
 def _check_ids(name, tokens, vocab_size, embed_dim):

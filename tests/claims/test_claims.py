@@ -16,7 +16,8 @@ from jaxformer.functional import (
     layer_norm,
     recurrent_encoder_decoder,
 )
-from jaxformer.functional.recurrent import read_rows
+from jaxformer.functional.contexts import Source
+from jaxformer.functional.recurrent import forward
 from jaxformer.models.build import init
 from jaxformer.verify import dependency_matrix
 from tests.properties import oracle, tiny
@@ -200,14 +201,15 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
     model = tiny.build(kind=jf.RecurrentEncoderDecoderConfig)
     params, config = tiny.weights(model, seed)["params"], model.config
     source, tokens = (tiny.tokens(seed + i, 1, n) for i, n in enumerate((5, 4)))
-    encoded, states = recurrent_encoder_decoder.encode(params, source, config)
-    hidden = read_rows(params, tokens, states, config)[0]
+    how = (config, model.execution)
+    encoded, states, _ = recurrent_encoder_decoder.encode(params, Source(source), *how)
+    hidden = forward(params, tokens, *how, initial=states).hidden[0]
     weights = oracle.float64(params["attention"])
     key, value = (np.asarray(encoded[0]) @ weights[name]["kernel"] for name in ("key", "value"))
     everything = np.ones((len(hidden), len(key)), bool)
     context = oracle.attention(hidden[None], key[None], value[None], everything, scale=1.0)[0]
-    joined = np.concatenate([context, hidden], axis=-1)
-    expected = np.tanh(oracle.linear(weights["joined"], joined))
+    both = np.concatenate([context, hidden], axis=-1)
+    expected = np.tanh(oracle.linear(weights["output"], both))
     found = model.apply({"params": params}, tokens, source=source, method="hidden_states")
     tiny.close(found[0], expected)
 

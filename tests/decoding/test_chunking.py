@@ -54,7 +54,7 @@ def test_long_chunks_are_one_pass(seed, segments, chunks):
     """More new tokens than are scored all at once, after others: here more than two."""
     model = tiny.build(**WINDOW, rotary_base=9.0)  # a model that nothing was compiled for before
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
-    with mock.patch.object(transformer, "FEW", 2):
+    with mock.patch.object(transformer, "FEW_TOKENS", 2):
         logits, _ = chunked(model, variables, tokens, chunks, segments)
     tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
 

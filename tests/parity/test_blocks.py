@@ -1,7 +1,5 @@
 """Blocks against torch's Transformer layers: the same outputs, with padding."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.functional import Causal, Packed, Padding, TokenInfo, dot_product_attention  # noqa: E402
-from jaxformer.functional.blocks import block, cross_block, source_heads  # noqa: E402
+from jaxformer.functional import Causal, Packed, TokenInfo  # noqa: E402
+from jaxformer.functional.blocks import block  # noqa: E402
+from jaxformer.functional.contexts import RowAttention, SourceAttention  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
@@ -29,9 +28,9 @@ def torch_attention(take, name):
     return {"query": query, "key": key, "value": value, "output": output}
 
 
-def attend(query, key, value, mask, segments):
-    places = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
-    return dot_product_attention(query, key, value, mask, query_info=places, key_info=places), None
+def row_attention(mask, segments):
+    info = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
+    return RowAttention(mask, info, None, "auto")
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -57,7 +56,7 @@ def test_block_is_torchs_encoder_layer(norm_position):
         ),
         jnp.asarray(x),
         config.resolved,
-        attend=partial(attend, mask=Packed(), segments=SOURCE_REAL),
+        row_attention(Packed(), SOURCE_REAL),
         positions=jnp.arange(SOURCE),
     )
     peers.same(ours, theirs, SOURCE_REAL)
@@ -79,12 +78,8 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
     )
     config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
 
-    def look_up(weights, query, tap):
-        key, value = source_heads(weights["cross_attention"], jnp.asarray(encoded), config.resolved)
-        places = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-        return dot_product_attention(query, key, value, Padding(), key_info=places)
-
-    ours, _ = cross_block(
+    source = SourceAttention(jnp.asarray(encoded), jnp.asarray(SOURCE_REAL), None, "auto")
+    ours, _ = block(
         jax.tree.map(
             jnp.asarray,
             {
@@ -101,8 +96,8 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
         ),
         jnp.asarray(x),
         config.resolved,
-        look_up=look_up,
-        attend=partial(attend, mask=Causal() & Packed(), segments=REAL),
+        row_attention(Causal() & Packed(), REAL),
         positions=jnp.arange(LENGTH),
+        source=source,
     )
     peers.same(ours, theirs, REAL)

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional import dot_product_attention
-from jaxformer.functional.blocks import block, run_blocks
+from jaxformer.functional.blocks import block
+from jaxformer.functional.contexts import RowAttention
+from jaxformer.functional.layers import over_layers
+from jaxformer.functional.masks import DenseMask, TokenInfo
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.witness import (
@@ -124,16 +126,14 @@ def jacobian_through_tables(attention, layers):
     model = tiny.build(attention=attention, layers=layers)
 
     def run(blocks, x, table):
-        def attend(query, key, value):
-            return dot_product_attention(query, key, value, table, implementation=attention), None
+        length = x.shape[1]
+        attend = RowAttention(DenseMask(table), TokenInfo(length), None, attention)
 
-        def step(weights, x, dropout_key, tap):
-            return block(weights, x, model.config, attend=attend, positions=jnp.arange(x.shape[1]))[
-                0
-            ]
+        def step(x, layer):
+            return block(layer[0], x, model.config, attend, positions=jnp.arange(length))
 
         def output(x):
-            y, _ = run_blocks(step, blocks, x, model.config, model.execution)
+            y, _ = over_layers(step, x, (blocks,), model.config, model.execution)
             return one_number(y)
 
         return by_jacobian(output, x)

@@ -1,0 +1,274 @@
+"""Hooks on every path: what is captured and patched is the same in one pass, in chunks over a cache
+and in the compiled loop of `generate`, for every model."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional.taps import Patch
+from tests.properties import tiny
+from tests.properties.chunks import cuts
+from tests.properties.models import MODELS, each_model_but
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
+GREEDY = jf.Sampler(temperature=0.0)
+each_model = each_model_but("post-norm", "rnn", "dilated cnn", "post-norm encoder-decoder")
+few = settings(max_examples=max(4, settings().max_examples // 5))  # each is several loops
+CHANGED = {  # where a patch is tried, by the kind of model
+    jf.DecoderConfig: "block.middle",
+    jf.EncoderDecoderConfig: "block.crossed",
+    jf.RecurrentConfig: "recurrent.hidden",
+    jf.RecurrentEncoderDecoderConfig: "recurrent.hidden",
+    jf.ConvolutionalConfig: "block.output",
+}
+
+
+def setup(name, seed):
+    model = tiny.build(**MODELS[name])
+    return model, tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
+
+
+def own_points(model):
+    """Of the tokens, not of a source."""
+    return tuple(name for name in model.points if not name.startswith("encoder."))
+
+
+def in_chunks(model, variables, tokens, chunks, source, **hooks):
+    """(logits, captured) of the tokens read chunk by chunk."""
+    kept, parts, start = jf.start(model, variables, len(tokens), LENGTH, source), [], 0
+    for size in chunks:
+        some = tokens[:, start : start + size]
+        seen = jf.inspect(model, variables, some, kept, **hooks)
+        kept, start = seen.cache, start + size
+        parts.append(seen)
+    captured = {}
+    for name in hooks.get("capture", ()):
+        found = [part.captured[name] for part in parts]
+        if name == "attention.weights":  # the keys of a chunk are the slots that are live
+            found = [np.asarray(x)[..., :LENGTH] for x in found]
+            found = [np.pad(x, [(0, 0)] * 4 + [(0, LENGTH - x.shape[-1])]) for x in found]
+        captured[name] = np.concatenate(found, axis=-2)
+    return np.concatenate([part.logits for part in parts], axis=1), captured
+
+
+@each_model
+@few
+@given(seed=tiny.seeds, chunks=cuts())
+def test_chunks_capture_what_one_pass_does(name, seed, chunks):
+    """Every point of the model, whatever the chunks; and the logits are those without hooks."""
+    model, variables, source = setup(name, seed)
+    tokens, points = tiny.tokens(seed, BATCH, LENGTH), own_points(model)
+    whole = jf.inspect(model, variables, tokens, source=source, capture=points)
+    assert whole.cache is None and set(whole.captured) == set(points)
+    logits, captured = in_chunks(model, variables, tokens, chunks, source, capture=points)
+    tiny.close(logits, whole.logits)
+    for point in points:
+        tiny.close(captured[point], whole.captured[point])
+    tiny.close(whole.logits, tiny.apply(model)(variables, tokens, **tiny.read(model, source)))
+
+
+@each_model
+@few
+@given(seed=tiny.seeds)
+def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
+    """captured[t] is what passed at the token before the t-th generated one, prompts of any
+    lengths; the weights of attention have the positions of the row as keys."""
+    model, variables, source = setup(name, seed)
+    prompts, points = [tiny.tokens(seed, 3), tiny.tokens(seed + 1, 7)], model.points
+    how = {"max_new_tokens": NEW, "source": source}
+    out = jf.generate(model, variables, prompts, sampler=GREEDY, capture=points, **how)
+    plain = jf.generate(model, variables, prompts, sampler=GREEDY, **how)
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert plain.captured == {}
+    for row, prompt in enumerate(prompts):
+        text = np.concatenate([prompt, out.tokens[row, :-1]])[None]
+        own = None if source is None else source[row : row + 1]
+        whole = jf.inspect(model, variables, text, source=own, capture=points).captured
+        for point in own_points(model):
+            batch_axis = 1 if point in model.layer_points else 0
+            found = np.take(out.captured[point], row, axis=batch_axis)
+            wanted = np.take(np.asarray(whole[point]), 0, axis=batch_axis)[..., -NEW:, :]
+            wanted = np.moveaxis(wanted, -2, batch_axis)
+            if point == "attention.weights":
+                assert not found[..., text.shape[1] :].any()
+                found = found[..., : text.shape[1]]
+            tiny.close(found, wanted)
+
+
+def test_the_encoders_points_are_captured_once():
+    """Of the pass over the sources, in generate as in a pass over everything."""
+    model, variables, source = setup("encoder-decoder", 0)
+    points = tuple(name for name in model.points if name.startswith("encoder."))
+    prompts = tiny.tokens(0, BATCH, 3)
+    out = jf.generate(
+        model, variables, prompts, sampler=GREEDY, max_new_tokens=2, source=source, capture=points
+    )
+    whole = jf.inspect(model, variables, prompts, source=source, capture=points)
+    tiny.all_close(out.captured, jax.tree.map(np.asarray, whole.captured))
+    assert "encoder.attention.weights" in points
+
+
+@each_model
+@few
+@given(seed=tiny.seeds, chunks=cuts())
+def test_an_empty_patch_changes_no_bit(name, seed, chunks):
+    """No names: the same bits as without hooks, in a pass, in chunks and in generate. A patch that
+    is true nowhere is another program, which rounds otherwise."""
+    model, variables, source = setup(name, seed)
+    tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
+    nowhere = {point: Patch(np.zeros((1, 1, 1, 1), bool), np.zeros((1, 1, 1, 1), np.float32))}
+    plain = jf.inspect(model, variables, tokens, source=source).logits
+    in_parts, _ = in_chunks(model, variables, tokens, chunks, source)
+    how = {"max_new_tokens": NEW, "source": source, "sampler": GREEDY}
+    out = jf.generate(model, variables, tokens[:, :5], **how)
+    for patch, same in (({}, np.testing.assert_array_equal), (nowhere, tiny.close)):
+        same(jf.inspect(model, variables, tokens, source=source, patch=patch).logits, plain)
+        same(in_chunks(model, variables, tokens, chunks, source, patch=patch)[0], in_parts)
+        same(jf.generate(model, variables, tokens[:, :5], patch=patch, **how).log_probs, out[2])
+
+
+@each_model
+@few
+@given(seed=tiny.seeds, chunks=cuts(), data=st.data())
+def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):
+    """One patch of some positions in one layer: in a pass and in chunks the same logits, which are
+    not those without it; and in generate the same tokens' log P."""
+    model, variables, source = setup(name, seed)
+    tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
+    count = data.draw(st.integers(1, 3))
+    positions = np.random.default_rng(seed).choice(LENGTH - 1, count, replace=False)
+    layer = data.draw(st.integers(0, model.config.num_layers - 1))
+    where = (np.arange(model.config.num_layers) == layer)[:, None, None, None]
+    width = jf.inspect(model, variables, tokens, source=source, capture=(point,))
+    width = width.captured[point].shape[-1]
+    value = np.float32(np.random.default_rng(seed).normal(size=(1, 1, count, width)))
+    patch = {point: Patch(where, value, positions)}
+    plain = np.asarray(jf.inspect(model, variables, tokens, source=source).logits)
+    whole = jf.inspect(model, variables, tokens, source=source, patch=patch).logits
+    assert abs(np.asarray(whole) - plain)[:, positions.min() :].max() > 1e-4
+    tiny.close(whole[:, : positions.min()], plain[:, : positions.min()])
+    logits, _ = in_chunks(model, variables, tokens, chunks, source, patch=patch)
+    tiny.close(logits, whole)
+
+    prompt = tokens[:, : LENGTH - NEW]
+    how = {"max_new_tokens": NEW, "source": source, "sampler": GREEDY, "patch": patch}
+    out = jf.generate(model, variables, prompt, **how)
+    text = np.concatenate([prompt, out.tokens], axis=1)
+    logits = jf.inspect(model, variables, text, source=source, patch=patch).logits
+    log_probs = jax.nn.log_softmax(logits)[:, -NEW - 1 : -1]
+    wanted = np.take_along_axis(np.asarray(log_probs), out.tokens[..., None], axis=-1)[..., 0]
+    tiny.close(out.log_probs, wanted)
+
+
+@pytest.mark.parametrize("name", ["decoder", "lstm"])
+@few
+@given(seed=tiny.seeds, step=st.integers(1, NEW - 1))
+def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):
+    """The t-th generated token is predicted by the pass over the token before it."""
+    model, variables, _ = setup(name, seed)
+    prompt, point = tiny.tokens(seed, BATCH, 5), CHANGED[type(model.config)]
+    always = np.ones((1, 1, 1, 1), bool)
+    value = np.full((1, 1, 1, 1), 0.7, np.float32)
+    how = {"max_new_tokens": NEW, "sampler": GREEDY}
+    by_step, by_position = (
+        jf.generate(model, variables, prompt, patch={point: patch}, **how)
+        for patch in (
+            Patch(always, value, steps=[step]),
+            Patch(always, value, positions=[5 + step - 1]),
+        )
+    )
+    tiny.close(by_step.log_probs, by_position.log_probs)
+    plain = jf.generate(model, variables, prompt, **how)
+    tiny.close(by_step.log_probs[:, :step], plain.log_probs[:, :step])
+    assert (abs(by_step.log_probs - plain.log_probs)[:, step] > 1e-4).all()
+
+
+@cache
+def swept(model):
+    """(variables, tokens, donor, layer, position) → logits, patched there; compiled."""
+
+    def run(variables, tokens, donor, layer, position):
+        layers = jnp.arange(model.config.num_layers)
+        where = (layers == layer)[:, None, None, None]
+        patch = {"block.output": Patch(where, donor, position[None])}
+        logits, _ = model.apply(variables, tokens, patch=patch, method="inspect")
+        return logits
+
+    grid = jax.vmap(run, in_axes=(None, None, None, 0, 0))
+    return jax.jit(run), jax.jit(grid)
+
+
+@few
+@given(seed=tiny.seeds)
+def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):
+    """Activation patching: a donor's value put in at each layer and each position in turn."""
+    model = tiny.build()
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, LENGTH)
+    donor = tiny.embeddings(seed, 1, 1, 1, model.config.embed_dim)
+    places = np.indices((model.config.num_layers, LENGTH)).reshape(2, -1)
+    one, grid = swept(model)
+    found = grid(variables, tokens, donor, *places)
+    for place, logits in zip(places.T, found, strict=True):
+        tiny.close(logits, one(variables, tokens, donor, *place))
+
+
+def test_padding_and_packed_documents_are_not_patched():
+    """A position is one in a document: in each of two, and never where there is padding."""
+    model = tiny.build(positions="rotary")
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 8)
+    segments = np.array([[0, 1, 1, 1, 2, 2, 0, 0]])
+    where, value = np.ones((1, 1, 1, 1), bool), np.full((1, 1, 1, 1), 7.0, np.float32)
+    seen = jf.inspect(
+        model,
+        variables,
+        tokens,
+        segments=segments,
+        capture=("block.input",),
+        patch={"block.input": Patch(where, value, [0])},
+    )
+    changed = (np.asarray(seen.captured["block.input"])[0, 0] == 7.0).all(axis=-1)
+    assert changed.tolist() == [False, True, False, False, True, False, False, False]
+
+
+WRONG = {
+    "no point is named 'block.imput' \\(nearest: 'block.input'\\)": {"capture": ("block.imput",)},
+    "no point is named 'recurrent.hidden'": {"patch": {"recurrent.hidden": None}},
+    "'block.output' is a int; it must be a Patch": {"patch": {"block.output": 3}},
+    r"value is \(3,\); it must broadcast to \(1, 4, 8\)": {
+        "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 3)))}
+    },
+    r"its token axis is 3 long; it must be 1 or, as there are positions, 2": {
+        "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1, 3, 8)), [0, 1])}
+    },
+    "'block.output' has steps; only generate has them": {
+        "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1)), None, [0])}
+    },
+    "positions are 1.5; they must be a row of whole numbers": {
+        "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1)), 1.5)}
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_hooks_that_do_not_fit_are_named(message):
+    model = tiny.build()
+    with pytest.raises(ValueError, match=message):
+        jf.inspect(model, tiny.weights(model, 0), np.zeros((1, 4), int), **WRONG[message])
+
+
+def test_a_cache_has_read_its_source():
+    """Neither a source nor points of its encoder beside a cache."""
+    model, variables, source = setup("encoder-decoder", 0)
+    kept = jf.start(model, variables, BATCH, 8, source)
+    tokens = tiny.tokens(0, BATCH, 2)
+    with pytest.raises(ValueError, match="source was given with a cache"):
+        jf.inspect(model, variables, tokens, kept, source=source)
+    with pytest.raises(ValueError, match="points of the encoder were asked for with a cache"):
+        jf.inspect(model, variables, tokens, kept, capture=("encoder.embedding",))

@@ -18,8 +18,8 @@ import numpy as np
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.models.build import init
+from jaxformer.runtime import keep_freed_memory
 from jaxformer.verify import compare, dependency_matrix, rules
 
 WITNESSES = ("taint", "derivative", "change")

@@ -1,4 +1,5 @@
-"""One training step against Hugging Face's torch GPT-2, eager and compiled, in one run.
+"""One training step against Hugging Face's torch GPT-2, eager and compiled, in one run; the step
+of `jaxformer train`, and one that a user would write who imports the public face alone.
 
     python experiments/bench_train.py                      # every size, float32
     python experiments/bench_train.py --sizes 10.8m --rounds 10
@@ -68,6 +69,55 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
     return run
 
 
+def public_step(size: Size, dtype: str):
+    """The same as a user would write it who imports the public face alone."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    import jaxformer as jf
+
+    jf.keep_freed_memory()
+    config = jf.DecoderConfig(
+        vocab_size=size.vocab_size,
+        max_length=size.length,
+        num_layers=size.num_layers,
+        embed_dim=size.embed_dim,
+        num_heads=size.num_heads,
+        dtype=dtype,
+    )
+    model = jf.Decoder(config)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            6e-4, 0.9, 0.95, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)
+        ),
+    )
+    rows = np.random.default_rng(0).integers(0, size.vocab_size, (size.batch_size, size.length + 1))
+    tokens = jnp.asarray(rows, jnp.int32)
+    variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :-1])
+    state = variables, optimizer.init(variables)
+
+    def loss(variables, tokens):
+        logits = model.apply(variables, tokens[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state, tokens):
+        variables, moments = state
+        value, gradients = jax.value_and_grad(loss)(variables, tokens)
+        updates, moments = optimizer.update(gradients, moments, variables)
+        return (optax.apply_updates(variables, updates), moments), value
+
+    def run():
+        nonlocal state
+        state, value = step(state, tokens)
+        value.block_until_ready()
+
+    return run
+
+
 def torch_step(size: Size, dtype: str, compiled: bool):
     """The same with Hugging Face's GPT2LMHeadModel."""
     import torch
@@ -113,10 +163,12 @@ def main():
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--batch-size", type=at_least(1), help="instead of each size's own")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
+    parser.add_argument("--layers", choices=("auto", "scan", "unrolled"), default="auto")
+    parser.add_argument("--no-torch", action="store_true", help="jaxformer alone")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
     arguments = parser.parse_args()
-    require("torch", "transformers")
+    if not arguments.no_torch:
+        require("torch", "transformers")
     lines = []
     for name in arguments.sizes:
         size = SIZES[name]
@@ -124,14 +176,11 @@ def main():
             size = replace(size, batch_size=arguments.batch_size)
         dtype = arguments.dtype
         ours = partial(jaxformer_step, size, dtype, arguments.layers, arguments.remat)
-        subjects = compare(
-            {
-                "jaxformer": ours,
-                "torch eager": partial(torch_step, size, dtype, False),
-                "torch.compile": partial(torch_step, size, dtype, True),
-            },
-            arguments.rounds,
-        )
+        makers = {"jaxformer": ours, "jaxformer, public face": partial(public_step, size, dtype)}
+        if not arguments.no_torch:
+            makers["torch eager"] = partial(torch_step, size, dtype, False)
+            makers["torch.compile"] = partial(torch_step, size, dtype, True)
+        subjects = compare(makers, arguments.rounds)
         lines.append(report(name, size, subjects))
     conclude(lines, arguments.record)
 

@@ -19,7 +19,7 @@ from record import at_least, conclude, run
 from windows import at_random, check_length, evenly, loss, text_parser
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer

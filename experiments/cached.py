@@ -17,9 +17,9 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.decoding.generate import STEPS, decode_block, prefill
 from jaxformer.models.build import init
+from jaxformer.runtime import keep_freed_memory
 
 POSITIONS = (64, 128, 256, 512, 1024, 2048, 4096)
 CONFIG = jf.DecoderConfig(

@@ -21,7 +21,7 @@ from record import at_least, conclude, run
 from windows import at_random, loss, text_parser
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step

@@ -16,8 +16,8 @@ import optax
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.models.build import init
+from jaxformer.runtime import keep_freed_memory
 
 SYMBOLS, FILLERS, BATCH = 16, 4, 32
 DISTANCES = (4, 8, 16, 32, 64, 128)

@@ -17,9 +17,9 @@ from record import at_least, conclude, run
 from windows import at_random, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.cli.runtime import keep_freed_memory
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.masking import mask_tokens
+from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step

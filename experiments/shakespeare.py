@@ -18,7 +18,7 @@ from record import Parser, at_least, conclude, run
 from windows import at_random, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
-from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Batch, init_state, make_step

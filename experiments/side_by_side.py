@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from jaxformer.cli.runtime import keep_freed_memory
+from jaxformer.runtime import keep_freed_memory
 
 
 def _serve(connection, make: Callable[[], Callable[[], None]]):
@@ -88,7 +88,7 @@ def table(subjects: dict[str, Subject], tokens: int) -> dict:
         speed, times = tokens / subject.median, ratio(ours, subject)
         note = "" if subject is ours else f"   {ours.name} is {times:5.2f}× as fast"
         print(
-            f"  {name:14} {1e3 * subject.median:9.1f} ms {speed:12,.1f} tokens/s{note}"
+            f"  {name:22} {1e3 * subject.median:9.1f} ms {speed:12,.1f} tokens/s{note}"
             f"   (first run {subject.setup_seconds:.0f} s)"
         )
         figures[name] = {"seconds": subject.median, "tokens_per_second": speed, "ratio": times}

@@ -36,6 +36,7 @@ _HOME = {
     "build": "models.build",
     "generate": "decoding.generate",
     "inspect": "decoding.autoregressive",
+    "keep_freed_memory": "runtime",
     "load": "artifacts.load",
     "parameter_count": "models.build",
     "prepare": "decoding.prepared",

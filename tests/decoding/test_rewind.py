@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.chunks import chunked, cuts
+from tests.properties.chunks import cuts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH = 2, tiny.LENGTH
@@ -98,9 +98,7 @@ def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
 @pytest.mark.parametrize("positions", ["rotary", "none"])
 def test_a_ring_goes_on_past_the_maximal_length(positions):
     """2,000 tokens through 32 + 8 slots, chunk by chunk, are what one pass over all of them is."""
-    model, long = (
-        windowed(positions, window=32, max_length=length) for length in (64, 2000)
-    )
+    model, long = (windowed(positions, window=32, max_length=length) for length in (64, 2000))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 2000)
     logits, _ = in_ring(model, variables, tokens, [8] * 250, 32 + 8)
     tiny.close(logits, tiny.apply(long)(variables, tokens))
@@ -125,7 +123,7 @@ def test_what_a_ring_cannot_do_is_refused():
     with pytest.raises(ValueError, match="capacity is 3; a ring must have the window's 4 slots"):
         jf.start(model, variables, 1, 3, ring=True)
     kept = jf.start(model, variables, 1, 6, ring=True)
-    with pytest.raises(ValueError, match="tokens are 4 a row; .* takes at most 3 at once"):
+    with pytest.raises(ValueError, match=r"tokens are 4 a row; .* takes at most 3 at once"):
         jf.advance(model, variables, tokens, kept)
     whole = tiny.build()
     with pytest.raises(ValueError, match="ring is True; this Decoder has no window"):

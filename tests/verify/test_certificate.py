@@ -14,9 +14,10 @@ from jaxformer.verify import PROPERTIES, certificate, certify, dependency
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 MODELS = {
-    "decoder": {},
+    "decoder": {"num_layers": 1},
     "main job": {"positions": "rotary", "norm": "rms", "use_bias": False, "window": 5},
     "lstm": {"kind": jf.RecurrentConfig},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "max_source_length": 9},
@@ -33,15 +34,7 @@ def compiled_anew():
     jax.clear_caches()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.slow if name not in ("main job", "encoder-decoder") else ()
-        )
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "decoder"))
 def test_a_sound_model_has_its_certificate(name):
     model = tiny.build(**MODELS[name])
     found = list(certify(model, tiny.weights(model, 0)))
@@ -117,7 +110,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("bug", BROKEN)
+@pytest.mark.parametrize("bug", mostly_slow(BROKEN, "mask off by one", "cache offset by one"))
 def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
     put_in, name, layer = BROKEN[bug]
     put_in(monkeypatch)

@@ -6,6 +6,7 @@ import jaxformer as jf
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 ROUNDED = ("cached = full", "batch-independent", "jitted = eager")
 KINDS = {
@@ -22,9 +23,7 @@ def subject(dtype="bfloat16", **options):
     return subject_of(model, tiny.weights(model, 0))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "decoder" else pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "decoder"))
 def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
     """The same arithmetic in the same order, and so the same numbers in the same words."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])

@@ -152,7 +152,7 @@ def test_score_is_the_sum_of_stepwise_log_probabilities(name, seed):
     tiny.close(jf.score(model, variables, tokens, source=source), total, 2e-5)
 
 
-@each_other_kind
+@each_model("lstm", "dilated cnn", "attention lstm")
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_nan_in_padding_reaches_nothing(name, seed, segments):
     """The same logits and gradients, none for the padding, forward and backward."""

@@ -52,7 +52,7 @@ def every_text(stops):
                 yield text
 
 
-@each_model(*CACHES)
+@each_model("decoder")
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=2))
 def test_a_beam_of_one_is_greedy(name, seed, stops):
     """Though length is worth all: a row that went on after its end would find a longer text."""

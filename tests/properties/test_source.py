@@ -17,9 +17,7 @@ from tests.slow import mostly_slow
 
 BATCH, LENGTH = 2, 8
 SOURCED = [name for name in MODELS if "source" in str(MODELS[name]) or "encoder" in name]
-each_sourced = pytest.mark.parametrize(
-    "name", mostly_slow(SOURCED, "encoder-decoder", "attention lstm")
-)
+each_sourced = pytest.mark.parametrize("name", mostly_slow(SOURCED, "encoder-decoder"))
 paddings = st.lists(
     st.lists(st.sampled_from((0, 1, 1, 2)), min_size=LENGTH, max_size=LENGTH).filter(any),
     min_size=BATCH,

@@ -6,7 +6,6 @@ import jaxformer as jf
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
 from tests.properties import tiny
-from tests.slow import mostly_slow
 
 ROUNDED = ("cached = full", "batch-independent", "jitted = eager")
 KINDS = {
@@ -23,7 +22,8 @@ def subject(dtype="bfloat16", **options):
     return subject_of(model, tiny.weights(model, 0))
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, "decoder"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
     """The same arithmetic in the same order, and so the same numbers in the same words."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])

@@ -65,14 +65,13 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="module")
 def quick_compilation(request):
-    """Compile without XLA's costlier passes, unless the module says OPTIMIZED (or -m slow runs).
+    """Compile without XLA's costlier passes; all of them run in a run of `-m slow`.
 
-    What the optimiser does to a program is tried by generation, parity and tests/functional.
+    What the optimiser does to a program is tried there, by parity and by tests/functional.
     """
     option = "jax_disable_most_optimizations"
     before = jax.config.read(option)
-    optimized = getattr(request.module, "OPTIMIZED", request.config.getoption("-m") == "slow")
-    jax.config.update(option, not optimized)
+    jax.config.update(option, request.config.getoption("-m") != "slow")
     yield
     jax.config.update(option, before)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.slow import mostly_slow
+
 FOLDER = Path(__file__).parents[1] / "docs"
 
 
@@ -22,7 +24,7 @@ def script(name):
 PAGES = [path.name for path in sorted(FOLDER.glob("*.md"))]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", mostly_slow(PAGES, "lecture-10.md"))
 def test_a_lesson_shows_what_its_code_prints(name):
     page = FOLDER / name
     assert script("run").refreshed(page) == page.read_text()

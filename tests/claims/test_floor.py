@@ -1,4 +1,4 @@
-"""The loss floor: nobody learns to foretell uniform random tokens, unless they see them.
+"""The loss floor: nobody learns to predict uniform random tokens, unless they see them.
 
 Every causal model is trained briefly on random tokens and asked about others: at ln V, less what
 chance may do. A model that sees its target is below it in no time.
@@ -7,11 +7,10 @@ chance may do. A model that sees its target is below it in no time.
 import jax
 import numpy as np
 import optax
-import pytest
 
 import jaxformer as jf
 from tests.properties import tiny
-from tests.properties.models import MODELS
+from tests.properties.models import MODELS, each_model
 
 VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
 
@@ -61,7 +60,7 @@ def logits_of(model):
     return run
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each_model("llama", "dilated cnn", "attention lstm")
 def test_random_tokens_stay_at_their_entropy(name):
     model = tiny.build(**MODELS[name])
     loss, error = held_out_loss(model, logits_of(model))
@@ -69,7 +68,7 @@ def test_random_tokens_stay_at_their_entropy(name):
 
 
 def test_a_leak_falls_below_it():
-    """The counter-example: a centred convolution, which sees the token that it is to foretell."""
+    """The counter-example: a centred convolution, which sees the token that it is to predict."""
     model = tiny.build(kind=jf.ConvolutionalConfig, causal=False, activation="gelu")
     loss, error = held_out_loss(model, logits_of(model))
     assert loss < np.log(VOCAB) - 1.0 and error < 0.1

@@ -63,6 +63,7 @@ def test_it_is_named_and_the_one_before_is_used(older, hurt, verb, words, capsys
     assert "the checkpoint of step 10 is used" in warning
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_one_before(older, hurt, capsys):
     """As if the damaged one had never been; it is kept by another name."""
     resume = ["train", "--resume", "--steps", "13", "--out"]

@@ -1,14 +1,12 @@
 """Generation and long rows at sizes that users have, by programs compiled as users compile them.
 
-    python -m tests.decoding.real_sizes            # all of them, a minute or two
-    python -m tests.decoding.real_sizes --quick    # one of a kind, as the suite does
+    python -m tests.decoding.real_sizes    # a minute or two; `pytest -m slow` runs it too
 
 The suite compiles with flags of its own, and one of them hid a wrong program of XLA:CPU: see
 docs/hazards.md. So this is a process of its own, with whatever flags its environment has.
 """
 
 import dataclasses
-import sys
 from functools import partial
 
 import jax
@@ -166,13 +164,11 @@ def causal_reference(query, key, value, cotangent, some):
     return output[some], d_query[some], d_key, d_value
 
 
-QUICK = (
+CASES = (
     partial(attended, 8192),
     partial(generated, "layer norm", 32, 128),
     partial(generated, "layer norm", 64, 128),
     partial(searched, 1024, 1, 4, None),  # 4,096 hypotheses, a token each
-)
-OTHERS = (
     partial(generated, "layer norm", 128, 32),
     partial(generated, "rms norm, grouped heads", 32, 128),
     partial(generated, "post-norm", 32, 128),
@@ -183,11 +179,11 @@ OTHERS = (
 )
 
 
-def main(arguments: list[str]) -> None:
-    for case in QUICK if arguments == ["--quick"] else QUICK + OTHERS:
+def main() -> None:
+    for case in CASES:
         case()
         print(case.func.__name__, *case.args, "is as it should be", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -94,8 +94,8 @@ def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, cache = chunked(model, variables, tokens, [6, 6])
     assert cache.keys[0].dtype == jnp.bfloat16
-    wide = tiny.apply(tiny.build(**WINDOW))(variables, tokens)
-    tiny.close(logits, wide, 0.08)
+    exact = tiny.apply(tiny.build(**WINDOW))(variables, tokens)
+    tiny.close(logits, exact, 0.08)
 
 
 def test_the_live_slots_grow_with_the_text():

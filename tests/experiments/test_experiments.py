@@ -140,6 +140,7 @@ def pupil(tmp_path, quick_compilation):
     return trainer, model, tokenizer, texts
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
     """Parameters, optimiser, dropout, order of the data, what is noted of the losses, and the
     learning rate, which follows the clock: killed between two checkpoints, the run ends where it

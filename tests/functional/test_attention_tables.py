@@ -1,4 +1,4 @@
-"""Attention under a mask that is an array: of all heads, of each head, joined with a rule."""
+"""Attention under a mask that is an array: of all heads, of each head, and together with a rule."""
 
 from functools import cache
 from inspect import unwrap
@@ -37,7 +37,7 @@ def test_any_table_is_its_formula(kv_heads, implementation, seed, table):
 
 
 @given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
-def test_a_table_joins_a_rule(seed, table):
+def test_a_table_and_a_rule(seed, table):
     """DenseMask & Causal: both hold, in several blocks of queries as well."""
     inputs, causal = random_inputs(seed, 2), rules.visible([1] * LENGTH)
     found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))

@@ -2,6 +2,7 @@
 those of one tile, however long the row."""
 
 from functools import cache, partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxformer.functional.masks import All, DenseMask
 from jaxformer.verify import rules
 from tests.functional.test_attention import RULES, agree, program_size, random_inputs
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
@@ -38,7 +40,7 @@ def small_tiles():
 @cache
 def looped(mask=None):
     """(query, key, value, cotangent, query places, key places, table or None) → (output, gradients)
-    under the rule, joined with the table if there is one; compiled."""
+    under the rule, and with the table if there is one; compiled."""
 
     def run(query, key, value, cotangent, query_info=None, key_info=None, table=None):
         rule = mask if table is None else mask & DenseMask(table)
@@ -56,8 +58,9 @@ def test_these_rows_are_looped_over():
     assert "scan" in str(jax.make_jaxpr(looped(Causal()))(*inputs))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule, length", mostly_slow(product(RULES, LENGTHS), *product(RULES, (RAGGED,)))
+)
 @given(seed=tiny.seeds, size=st.sampled_from([0.1, 1.0, 10.0]))
 def test_a_row_in_order_is_its_formula(rule, length, seed, size):
     """Tiles are ruled out while tracing; scores are small and saturated, two queries a key head."""
@@ -97,7 +100,7 @@ def test_padding_is_hidden(seed, segments):
     table=arrays(bool, (2, RAGGED, RAGGED), elements=st.booleans()),
 )
 def test_a_table_is_its_formula(seed, kv_heads, table):
-    """Any bool array, alone and joined with a rule; some queries and some tiles see nothing."""
+    """Any bool array, alone and together with a rule; some queries and some tiles see nothing."""
     table[:, ::5], table[:, :9, 5:] = False, False
     inputs = random_inputs(seed, kv_heads, RAGGED)
     agree(looped(All())(*inputs, None, None, table), inputs, table)
@@ -214,7 +217,7 @@ def sizes_of(mask, length, places=None, *, gradients=True):
 SHARES = {"causal": (Causal(), 0.54), "window": (RULES["window"][0], 0.04)}
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", mostly_slow(RULES, "prefix+window"))
 def test_no_array_is_larger_than_a_tile_or_a_row(rule, real_tiles):
     """Never [length, length], nor a share of it: twice the length, at most twice the largest array,
     where positions are known and where they are arrays."""
@@ -234,7 +237,7 @@ def test_what_is_ruled_out_costs_nothing(rule, passes, real_tiles):
     assert exponentials <= passes * share * length**2
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", mostly_slow(RULES, "prefix+window"))
 def test_the_program_is_as_small_for_any_length(rule, real_tiles):
     """What is compiled does not grow, and is smaller than what is spelled out for a short row."""
     mask = RULES[rule][0]

@@ -28,8 +28,8 @@ def test_it_is_its_formula(activation, use_bias, seed):
     device = jax.tree.map(jnp.asarray, weights)
     for twice in (False, True):
         y = feed_forward(device, x, activation, output_activation=twice)
-        wide = oracle.float64(weights)
-        expected = oracle.feed_forward(wide, np.asarray(x, np.float64), activation, twice)
+        exact = oracle.float64(weights)
+        expected = oracle.feed_forward(exact, np.asarray(x, np.float64), activation, twice)
         tiny.close(y, expected, 1e-5)
 
 

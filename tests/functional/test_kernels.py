@@ -151,7 +151,7 @@ def test_side_by_side_is_one_after_the_other(kinds):
 
 
 @pytest.mark.parametrize("kind", ["dense", "packed", "int8"])
-def test_wide_results_are_not_rounded_to_the_operands_dtype(kind):
+def test_float32_results_are_not_rounded_to_the_operands_dtype(kind):
     """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
     array = normal(0, 64, 5)
     kernel = pack(array, "bfloat16", 2) if kind == "packed" else KINDS[kind](array)

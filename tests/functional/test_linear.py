@@ -38,7 +38,7 @@ def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
 
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("out_dim", [4, 5])
-def test_wide_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
+def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
     """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
     weights = drawn(0, 64, out_dim, True)
     x = jax.random.normal(jax.random.key(1), (rows, 64)).astype("bfloat16")

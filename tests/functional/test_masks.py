@@ -1,4 +1,4 @@
-"""Rules as literal matrices of 0 and 1, joined, asked in parts, and the ranges they promise."""
+"""Rules as literal matrices of 0 and 1, combined by &, in parts, and the ranges they promise."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,15 +60,16 @@ RULES = st.sampled_from(
     [Causal(), Window(1), Window(3), Prefix(0), Prefix(4), Causal() & Window(2), All()]
 )
 LENGTH = 9
+TILES = st.tuples(st.integers(0, 4), st.sampled_from([1, 5]))  # (start, size)
 
 
 @given(one=RULES, other=RULES)
-def test_joined_rules_hold_together(one, other):
+def test_combined_rules_hold_together(one, other):
     """a & b sees what both see, in either order."""
     places = TokenInfo(LENGTH)
     both = np.logical_and(one(places, places), other(places, places))
-    for joined in (one & other, other & one):
-        np.testing.assert_array_equal(joined(places, places), both)
+    for combined in (one & other, other & one):
+        np.testing.assert_array_equal(combined(places, places), both)
 
 
 @given(
@@ -94,20 +95,20 @@ def test_a_tile_is_a_part_and_a_range_hides_nothing(rule, other, rows, columns):
 @given(
     rule=RULES,
     segments=tiny.segment_rows(length=LENGTH),
-    rows=st.tuples(st.integers(0, 4), st.integers(1, 5)),
-    columns=st.tuples(st.integers(0, 4), st.integers(1, 5)),
+    rows=TILES,
+    columns=TILES,
 )
 def test_a_tile_may_be_found_as_the_program_runs(rule, segments, rows, columns):
     """Starts that are traced give the tile that starts known beforehand give: of a row in order, of
     documents, of counted positions, and of a table."""
     documents, positions = map(np.array, rules.read(segments))
     table = np.random.default_rng(rows[0]).random((LENGTH, LENGTH)) < 0.5
-    known = [slice(start, start + size) for start, size in (rows, columns)]
+    static = [slice(start, start + size) for start, size in (rows, columns)]
     traced = [DynamicSlice(jnp.int32(start), size) for start, size in (rows, columns)]
     for told in ((None, None), (None, documents), (positions, documents)):
         places = TokenInfo(LENGTH, *told)
         for mask in (rule, rule & Packed() & DenseMask(table)):
-            tile = [mask.tile(places, places, *parts) for parts in (known, traced)]
+            tile = [mask.tile(places, places, *parts) for parts in (static, traced)]
             np.testing.assert_array_equal(*tile)
 
 

@@ -11,6 +11,7 @@ from jaxformer.functional.masking import mask_tokens
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 from tests.properties.witness import exactly, jacobian
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH = 2
@@ -24,7 +25,7 @@ MODELS = {
         "num_layers": 1,
     },
 }
-each_model = pytest.mark.parametrize("name", MODELS)
+each_model = pytest.mark.parametrize("name", mostly_slow(MODELS, "bert"))
 
 
 def build(name):

@@ -2,6 +2,7 @@
 that its kernels stand for, by every way of running it."""
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,10 @@ from jaxformer.functional.linear import each_kernel, quantize_all
 from jaxformer.functional.losses import chunked_cross_entropy
 from tests.properties import tiny
 from tests.properties.chunks import chunked
-from tests.properties.models import MODELS, each_model_but
+from tests.properties.models import MODELS
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
-SOME = ("llama", "lstm", "cnn", "encoder-decoder", "attention lstm")
-each_kind = each_model_but(*(name for name in MODELS if name not in SOME))
 few = settings(max_examples=max(5, settings().max_examples // 4))
 
 
@@ -47,10 +47,10 @@ KERNELS = {
     "low rank": adapted,
     "low rank on int8": lambda params: adapted(params, quantize),
 }
+QUICK = (("decoder", "low rank on int8"), ("lstm", "int8"))
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@each_kind
+@pytest.mark.parametrize("name, kernels", mostly_slow(product(MODELS, KERNELS), *QUICK))
 @few
 @given(seed=tiny.seeds)
 def test_a_model_of_kernels_is_that_of_their_arrays(name, kernels, seed):
@@ -72,7 +72,7 @@ def test_a_model_of_kernels_is_that_of_their_arrays(name, kernels, seed):
     assert same.any()
 
 
-@pytest.mark.parametrize("kernels", ["low rank", "low rank on int8"])
+@pytest.mark.parametrize("kernels", mostly_slow(list(KERNELS)[1:], "low rank on int8"))
 def test_a_loss_teaches_the_update_alone(kernels):
     """By the chunked loss, the output map among the frozen: a gradient for A and B as of the
     arrays that stand for them, none for what is frozen."""

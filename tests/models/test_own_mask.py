@@ -1,6 +1,7 @@
 """A mask that the caller wrote: one rule for whole rows, for the cache and for the certificate."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxformer.verify.subject import subject_of
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import exactly, jacobian
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH = 2
@@ -81,8 +83,14 @@ def rule(name, model, segments):
     return table
 
 
-@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name, attention",
+    mostly_slow(
+        product(MODELS, ("explicit", "blockwise")),
+        ("decoder", "blockwise"),
+        ("encoder", "explicit"),
+    ),
+)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
     """Distances are counted in the document, padding or not."""
@@ -96,7 +104,7 @@ def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
     )
 
 
-@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     model = tiny.build(**MODELS[name])
@@ -107,8 +115,8 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     tiny.close(found, whole, where=segments != 0)
 
 
-@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
-def test_generation_and_certificate_use_it(name):
+@pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
+def test_generation_uses_it(name):
     model = tiny.build(**MODELS[name], max_length=24)
     variables, prompts = tiny.weights(model, 0), tiny.tokens(0, BATCH, 5)
     source = tiny.sources(model, 0, BATCH)
@@ -117,7 +125,13 @@ def test_generation_and_certificate_use_it(name):
     text = np.concatenate([prompts, out.tokens], axis=1)
     logits = tiny.apply(model)(variables, text, **tiny.read(model, source))
     np.testing.assert_array_equal(out.tokens, logits[:, 4:-1].argmax(axis=-1))
-    subject = subject_of(model, variables, length=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
+def test_a_certificate_uses_it(name):
+    model = tiny.build(**MODELS[name], max_length=24)
+    subject = subject_of(model, tiny.weights(model, 0), length=12)
     for name in ("causal", "cached = full"):
         assert examine(subject, name).holds
 

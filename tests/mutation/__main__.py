@@ -35,7 +35,7 @@ def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
 
 
 def _first_red(folder, test: str, name: str, seed: int) -> str | None:
-    options = ["-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
+    options = ["-x", "-n0", "-m", "", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     command = [sys.executable, "-m", "pytest", *options, f"--hypothesis-seed={seed}", test]
     # Tests that start processes of their own must find the copy too.
     environment = {**os.environ, "PYTHONPATH": str(folder)}

@@ -71,7 +71,7 @@ def converted(take):
 
 @pytest.mark.parametrize("attention", ["explicit", "blockwise"])
 def test_gpt2_gives_the_same_logits_and_gradients(attention):
-    """Learned positions, pre-norm, gelu by tanh, tied head; every bias and scale has a say."""
+    """Learned positions, pre-norm, gelu by tanh, tied head; every bias and scale counts."""
     model = jf.Decoder(jf.DecoderConfig(**SIZES), execution=jf.Execution(attention=attention))
     peers.assert_parity(model, peer(), converted)
 

@@ -3,6 +3,7 @@
 import pytest
 
 import jaxformer as jf
+from tests.slow import mostly_slow
 
 RNN, CNN = jf.RecurrentConfig, jf.ConvolutionalConfig
 PAIR, RNN_PAIR = jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig
@@ -43,7 +44,10 @@ MODELS = {
 }
 
 
-def each_model_but(*elsewhere):
-    """Every model; those of which other tests ask as much only with -m slow."""
-    names = [pytest.param(n, marks=pytest.mark.slow if n in elsewhere else ()) for n in MODELS]
-    return pytest.mark.parametrize("name", names)
+# One of each module, and of each kind of cache.
+KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder", "attention lstm")
+
+
+def each_model(*quick):
+    """Every model by name; those that are not `quick` are marked slow."""
+    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick))

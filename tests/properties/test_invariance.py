@@ -12,6 +12,7 @@ from hypothesis import given
 
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 BATCH = 2
 CONFIGS = {
@@ -58,7 +59,7 @@ def test_the_model_is_its_formula(name, seed, segments):
         tiny.close(logits[row], formula, 2e-5, where=ids != 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "prefix"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "prefix"], "prefix"))
 @given(seed=tiny.seeds, segments=tiny.segment_rows(length=6))
 def test_a_document_gives_what_it_gives_alone(name, seed, segments):
     """Packed = separate and padded = alone: a document's logits in a shared, padded row are those
@@ -127,7 +128,11 @@ def test_vmap_over_rows_is_the_batch(seed, segments):
     tiny.close(row_by_row(model)(variables, tokens, segments), batched, where=segments != 0)
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS, ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize(
+    "execution",
+    mostly_slow(EXECUTIONS, EXECUTIONS[1]),
+    ids=lambda options: "-".join(options.values()),
+)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_how_a_model_runs_changes_nothing(execution, seed, segments):
     """Scanned or unrolled, rematerialised or not, blockwise or explicit: the same parameters, and

@@ -13,10 +13,11 @@ from tests.properties import tiny
 from tests.properties.chunks import chunked
 from tests.properties.models import MODELS
 from tests.properties.witness import by_jacobian, exactly, one_number
+from tests.slow import mostly_slow
 
 BATCH, LENGTH = 2, 8
 SOURCED = [name for name in MODELS if "source" in str(MODELS[name]) or "encoder" in name]
-each_sourced = pytest.mark.parametrize("name", SOURCED)
+each_sourced = pytest.mark.parametrize("name", mostly_slow(SOURCED, "encoder-decoder"))
 paddings = st.lists(
     st.lists(st.sampled_from((0, 1, 1, 2)), min_size=LENGTH, max_size=LENGTH).filter(any),
     min_size=BATCH,

@@ -5,12 +5,10 @@ tokens, segments) are values, never shapes.
 """
 
 from functools import cache
-from itertools import combinations, product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -31,30 +29,6 @@ SIZES = {
 EXECUTION = ("attention", "layers", "remat")
 
 
-def covering(**factors):
-    """A few combinations of the factors in which every two values of two factors meet.
-
-    Returns pytest parameters for all combinations, those beyond the few marked slow.
-    """
-    names, combined = list(factors), list(product(*factors.values()))
-
-    def pairs(values):
-        return set(combinations(zip(names, map(str, values), strict=True), 2))
-
-    missing, few = set().union(*map(pairs, combined)), []
-    while missing:
-        few.append(max(combined, key=lambda values: len(pairs(values) & missing)))
-        missing -= pairs(few[-1])
-    return [
-        pytest.param(
-            *values,
-            id="-".join(str(value) for value in values),
-            marks=() if values in few else pytest.mark.slow,
-        )
-        for values in combined
-    ]
-
-
 @cache
 def build(kind=jf.DecoderConfig, **options):
     """A tiny model; options are fields of its config or of its execution, and its own mask."""
@@ -70,15 +44,15 @@ def shapes(model):
 
 
 def weights(model, seed):
-    """Random variables, biases and scales too, such that every weight has a say in the output."""
+    """Random variables, biases and scales too, such that every weight affects the output."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
         name = path[-1].key
         if name == "scale":
             return jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), jnp.float32)
-        wide = 1 / np.sqrt(leaf.shape[-2]) if name == "kernel" else 0.5
-        return jnp.asarray(wide * rng.normal(size=leaf.shape), jnp.float32)
+        deviation = 1 / np.sqrt(leaf.shape[-2]) if name == "kernel" else 0.5
+        return jnp.asarray(deviation * rng.normal(size=leaf.shape), jnp.float32)
 
     return jax.tree_util.tree_map_with_path(draw, shapes(model))
 

@@ -32,7 +32,7 @@ def by_jacobian(function, x):
 
 
 def one_number(logits):
-    """A number per position in which every logit has a say."""
+    """A number per position that every logit affects."""
     return logits @ jnp.cos(jnp.arange(logits.shape[-1]) + 1.0)
 
 
@@ -52,7 +52,7 @@ def jacobian(model, dropout=False, capture=None):
 
 @cache
 def changed(model):
-    """bool [batch, output, input]: is an output another, bit by bit, once that input of row 0 is?
+    """bool [batch, output, input]: does an output change, if by one bit, with that input of row 0?
 
     Input number `length`, out of range, changes nothing: one program runs them all."""
 

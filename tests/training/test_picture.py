@@ -1,4 +1,4 @@
-"""The picture of a run joins what can be compared, and nothing else."""
+"""The picture of a run connects scores of the same tokens, and no others."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ scores = st.tuples(st.sampled_from([100, 200]), st.sampled_from([None, WHOLE]))
 
 
 @given(evaluations=st.lists(scores, min_size=1, max_size=6))
-def test_a_curve_joins_scores_of_the_same_tokens(evaluations):
+def test_a_curve_connects_scores_of_the_same_tokens(evaluations):
     """(windows, whole text or not) at each step, as runs leave them that were resumed with another
     number of windows, or further than they were to go."""
     metrics, drawn = [], {100: [], 200: [], WHOLE: []}

@@ -6,6 +6,7 @@ import pytest
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
+from jaxformer.training import prepare
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.corpus import Document
 from jaxformer.training.prepare import read_data, write_data
@@ -14,18 +15,21 @@ MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, 
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "held_out", "share"),
+    ("kilobytes", "held_out", "share"),
     [
-        (2, 0.01, 0.01),  # what is asked for, whatever the size
-        (2, 0.2, 0.2),
-        (2, None, 0.1),  # otherwise 500 kB, but a tenth at most …
-        (6, None, 500 / 6000),
-        (12, None, 0.05),  # … and 5% where that is more
+        (200, 0.01, 0.01),  # what is asked for, whatever the size
+        (200, 0.2, 0.2),
+        (200, None, 0.1),  # otherwise at least so many bytes, but a tenth at most …
+        (600, None, 50 / 600),
+        (1200, None, 0.05),  # … and 5% where that is more
     ],
 )
-def test_the_flag_says_how_much_is_held_out(tmp_path, megabytes, held_out, share):
+def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, held_out, share):
+    """At a tenth of the sizes in use, and so of the time."""
+    assert prepare.DEFAULT_SPLIT == (0.05, 500_000)
+    monkeypatch.setattr(prepare, "DEFAULT_SPLIT", (0.05, 50_000))
     lines = random.Random(0).choices(["one\n", "two words\n", "three\n"], k=100)
-    documents = [Document("a", "".join(lines) * round(megabytes * 1e6 / len("".join(lines))))]
+    documents = [Document("a", "".join(lines) * round(kilobytes * 1e3 / len("".join(lines))))]
     folder = RunFolder(tmp_path / "run")
     write_data(folder, TrainingConfig(model=MODEL, held_out=held_out), documents, [])
     data = read_data(folder)

@@ -75,6 +75,7 @@ def runner(tmp_path_factory):
     return runner
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot keep to one core here")
 def test_ended_twice_and_resumed_equals_uninterrupted(runner):
     """Killed after step 10, resumed, stopped by Ctrl-C after step 30, resumed to the end. Ctrl-C

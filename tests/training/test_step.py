@@ -80,6 +80,7 @@ def test_the_loss_is_smoothed():
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_pairs_are_learnt_from_their_sources():
     """The loss of a batch of pairs is what `score` says of each pair alone."""
     end, sizes = 0, {"vocab_size": 29, "max_length": 16, "embed_dim": 16}

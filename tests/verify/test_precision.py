@@ -22,9 +22,8 @@ def subject(dtype="bfloat16", **options):
     return subject_of(model, tiny.weights(model, 0))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "decoder" else pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
     """The same arithmetic in the same order, and so the same numbers in the same words."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])

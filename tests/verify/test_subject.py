@@ -13,6 +13,7 @@ from jaxformer.verify import certify
 from jaxformer.verify.certificate import _chunks, examine
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 # As few fields as a config of the kind can do with: every size that may be left open is.
 OPEN = {
@@ -29,7 +30,7 @@ def open_model(kind, **options):
     return jf.build(kind(**sizes, **options))
 
 
-@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("kind", mostly_slow(OPEN, jf.DecoderConfig))
 def test_sizes_left_open_are_those_of_the_complete_config(kind):
     """A subject of the one is a subject of the other."""
     model = open_model(kind, **OPEN[kind])
@@ -70,9 +71,7 @@ def test_chunks_are_a_text_and_the_first_is_large_enough(seed, length, data):
     assert set(sizes[1:]) <= {1, 11} and sizes[0] in (1, 11, first)
 
 
-@pytest.mark.parametrize(
-    "prefix", [pytest.param(n, marks=() if n == 5 else pytest.mark.slow) for n in (2, 5, 12, 15)]
-)
+@pytest.mark.parametrize("prefix", mostly_slow((2, 5, 12, 15), 5))
 def test_a_prefix_is_read_in_one_chunk(prefix):
     model = tiny.build(num_layers=1, prefix=prefix)
     variables = tiny.weights(model, 0)

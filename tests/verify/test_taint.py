@@ -206,8 +206,8 @@ FUNCTIONS = {
 def test_every_path_and_no_other(name):
     function, expected = FUNCTIONS[name]
     x = tiny.embeddings(0, LENGTH, 4)
-    remarked = ("too far",) if "number" in name else ()
-    np.testing.assert_array_equal(found(function, x, allowed=remarked), expected)
+    assumed = ("too far",) if "number" in name else ()
+    np.testing.assert_array_equal(found(function, x, allowed=assumed), expected)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -273,7 +273,7 @@ def test_what_has_no_rule_lets_everything_through_and_is_named(function, name):
     assert bits[-1].all() and f"no rule for {name}" in remarks[0]
 
 
-def test_a_path_that_is_supposed_away_is_remarked():
+def test_a_path_that_is_assumed_away_is_reported():
     """exp(−6000 |x|) is 0 here; who takes it for a mask loses a path, and is told."""
     x = 1 + jnp.abs(tiny.embeddings(0, LENGTH, 4))
     bits, remarks = taint(lambda x: jnp.exp(-6000 * x), x, 1)

@@ -127,7 +127,7 @@ BUGS = (
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
-        "padding speaks",
+        "padding is not zeroed",
         EMBEDDING,
         "    return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)",
         "    return x",

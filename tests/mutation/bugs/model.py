@@ -179,6 +179,6 @@ BUGS = (
         "models/check.py",
         "        if name not in points:\n",
         "        if not name:\n",
-        f"{DISCIPLINE}::test_an_unknown_name_is_an_error_that_lists_the_known",
+        f"{DISCIPLINE}::test_an_unknown_name_is_an_error_that_lists_the_names",
     ),
 )

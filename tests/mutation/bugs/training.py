@@ -104,11 +104,11 @@ BUGS = (
         "training/test_evaluate.py::test_windows_are_spread_over_the_whole_text",
     ),
     Bug(
-        "a curve joins scores of few tokens and of all",
+        "a curve connects scores of few tokens and of all",
         "training/picture.py",
         "                found.setdefault(line.get(scored), []).append(point)\n",
         "                found.setdefault(None, []).append(point)\n",
-        "training/test_picture.py::test_a_curve_joins_scores_of_the_same_tokens",
+        "training/test_picture.py::test_a_curve_connects_scores_of_the_same_tokens",
     ),
     Bug(
         "a seed beyond 32 bits is taken",

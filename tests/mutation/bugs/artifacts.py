@@ -1,7 +1,7 @@
 """What lies on disk: checkpoints of another model, or lost while a new one is written;
 damage that passes unnoticed; tokenizers that promise what they do not keep."""
 
-from tests.mutation.bug import Bug
+from tests.mutation.quoted import Bug
 
 CHECKPOINT = "artifacts/checkpoint.py"
 TESTS = "artifacts/test_checkpoint.py"

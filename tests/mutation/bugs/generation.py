@@ -1,6 +1,6 @@
 """Sampling, the decoding loop and scores."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     AUTOREGRESSIVE,
     GENERATION,
     NONFINITE,

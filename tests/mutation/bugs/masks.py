@@ -1,6 +1,6 @@
 """Masks, padding and packing: who may look at whom."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     ATTENTION,
     ATTENTION_FILE,
     AUTOREGRESSIVE,

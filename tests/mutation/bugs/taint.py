@@ -1,6 +1,6 @@
 """Taint, which follows every path, wrong itself: too much, and too little."""
 
-from tests.mutation.bug import Bug
+from tests.mutation.quoted import Bug
 
 TAINT = "verify/test_taint.py::test_every_path_and_no_other"
 PRIMITIVES = "verify/test_primitives.py::test_every_path_and_no_other"

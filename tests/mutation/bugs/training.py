@@ -1,6 +1,6 @@
 """Losses, updates, dropout and what a run keeps."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     BLOCKS,
     DISCIPLINE,
     LOSSES,

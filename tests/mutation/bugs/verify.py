@@ -1,6 +1,6 @@
 """What checks the models, wrong itself: a witness that is blind, a rule that is another."""
 
-from tests.mutation.bug import Bug
+from tests.mutation.quoted import Bug
 
 COMPARED = "verify/test_dependency.py"
 SUBJECT = "verify/test_subject.py"

@@ -19,6 +19,16 @@ from tests.mutation.bug import PROJECT, environment
 from tests.mutation.bugs import BUGS
 from tests.mutation.sound import stay_sound
 
+# Red, but not by a test that sees the bug: tests that cannot be imported, a change that fails
+# itself, or one that names what is no longer there.
+_FAILED_OTHERWISE = re.compile(
+    r"ERROR collecting|^tests/mutation/bugs/\S+:\d+: \w+|^E +NameError: ", re.MULTILINE
+)
+
+
+class NotTried(Exception):
+    """A test did not run, or failed for another reason than the bug."""
+
 
 def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
     """For each of the bug's tests (what was asked, the test that went red or None, seconds).
@@ -38,9 +48,9 @@ def _first_red(bug, test: str, seed: int) -> str | None:
     options = ["-m", "", "-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     command = [sys.executable, "-m", "pytest", *options, f"--hypothesis-seed={seed}", test]
     run = subprocess.run(command, cwd=PROJECT, env=environment(bug), capture_output=True, text=True)
-    # 1: tests failed, for which -x also takes tests that cannot be imported; more: they did not run
-    if run.returncode not in (0, 1) or "ERROR collecting" in run.stdout:
-        raise RuntimeError(f"{bug.name}: pytest ended with {run.returncode}\n{run.stdout[-3000:]}")
+    # 1: tests failed; more: they did not run.
+    if run.returncode not in (0, 1) or _FAILED_OTHERWISE.search(run.stdout):
+        raise NotTried(f"{bug.name}: {test} did not try it\n{run.stdout[-3000:]}")
     red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
     return red.group(1) if red else None
 
@@ -51,13 +61,25 @@ def kill(bugs, seeds: int) -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tried = {pool.submit(killers, bug, seeds): bug for bug in bugs}
         for number, done in enumerate(as_completed(tried), start=1):
-            found, place = done.result(), f"{number}/{len(bugs)}"
-            survived += not all(red for _, red, _ in found)
-            for test, red, seconds in found:
-                said = f"{tried[done].name:60} {seconds:4.0f} s  {red or 'SURVIVED ' + test}"
-                print(f"{place:>7}  {said}", flush=True)
+            lines, is_killed = _said(tried[done], done)
+            survived += not is_killed
+            for line in lines:
+                print(f"{f'{number}/{len(bugs)}':>7}  {line}", flush=True)
     print(f"{len(bugs) - survived} of {len(bugs)} bugs killed")
     return survived
+
+
+def _said(bug, done) -> tuple[list[str], bool]:
+    """(lines of the table, whether each of its tests went red)."""
+    try:
+        found = done.result()
+    except NotTried as error:
+        return [str(error)], False
+    lines = [
+        f"{bug.name:60} {seconds:4.0f} s  {red or 'SURVIVED ' + test}"
+        for test, red, seconds in found
+    ]
+    return lines, all(red for _, red, _ in found)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ def definition(tree: ast.Module, name: str):
     for part in name.split("."):
         found = [node for scope in found for node in _inside(scope) if part in _names(node)]
     if len(found) != 1:
-        raise LookupError(f"{name} is defined {len(found)} times; it must be once")
+        raise LookupError(f"{name} is defined {len(found)} times; it must be defined once")
     return found[0]
 
 
@@ -38,7 +38,7 @@ def replace(node, old: str, new: str) -> None:
     replacing = _Replacing(ast.parse(old).body, ast.parse(new).body)
     replacing.generic_visit(node)
     if replacing.count != 1:
-        raise LookupError(f"{old!r} stands there {replacing.count} times; it must once")
+        raise LookupError(f"{old!r} stands in it {replacing.count} times; it must stand there once")
 
 
 class _Replacing(ast.NodeTransformer):

@@ -46,6 +46,8 @@ class Bug:
         change = ast.parse(found, mode="eval").body
         if isinstance(node, ast.FunctionDef):  # below other decorators: jit, property, classmethod
             node.decorator_list.append(change)
+        elif isinstance(node, ast.ClassDef):
+            raise LookupError("it is a class; name one of its methods")
         else:
             node.value = ast.Call(change, [node.value], [])
 

@@ -51,6 +51,11 @@ def test_what_is_replaced_stands_there_once(old, times):
         syntax.replace(ast.parse(MODULE), old, "4")
 
 
+def test_a_class_is_changed_by_its_methods():
+    with pytest.raises(LookupError, match="name one of its methods"):
+        Bug("no such class", "artifacts.run:RunFolder", gives(None), "").source()
+
+
 def test_a_change_is_called_as_the_original_is():
     def half(number, by=2):
         return number / by

@@ -32,8 +32,10 @@ jax.config.update("jax_enable_compilation_cache", False)
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=20, derandomize="CI" in os.environ, **_SLOW)
 settings.register_profile("thorough", max_examples=400, **_SLOW)
-# Red or green is all that is asked: by the seed that is given, and no simpler case is looked for.
+# Red or green is all that is asked: by the seed that is given, no simpler case is looked for, and
+# none is kept for runs of sound code.
 _ONCE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
+_ONCE["database"] = None
 settings.register_profile("mutation", max_examples=20, derandomize=False, **_ONCE, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

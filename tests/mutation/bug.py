@@ -1,20 +1,67 @@
-"""A bug of the catalogue, as a small patch of this package: one that a Transformer library really
-shipped (a comment says where it was seen), or one that a property is there to catch.
-"""
+"""A bug of the catalogue: one that a Transformer library really shipped (a comment says where it
+was seen), or one that a property is there to catch."""
 
+import ast
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation import syntax
+from tests.mutation.changes import Replace
+
+PROJECT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Bug:
-    """`old` stands exactly once in `file` and is replaced by `new`; then each of `tests` (node ids
-    below tests/, separated by blanks) must go red."""
+    """`change` is made to `target`, "module below jaxformer:qualified name"; then each of `tests`
+    (node ids below tests/, separated by blanks) must go red."""
 
     name: str
-    file: str
-    old: str
-    new: str
+    target: str
+    change: Callable | Replace
     tests: str
+
+    @property
+    def path(self) -> Path:
+        """The file that the target is in."""
+        module = PROJECT / "jaxformer" / self.target.partition(":")[0].replace(".", "/")
+        return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+
+    def source(self) -> str:
+        """That file's text with the bug in it; LookupError if the bug no longer fits the code."""
+        tree = ast.parse(self.path.read_text())
+        try:
+            self._put_into(syntax.definition(tree, self.target.partition(":")[2]))
+        except LookupError as error:
+            raise LookupError(f"{self.name}, {self.target}: {error}") from None
+        return ast.unparse(ast.fix_missing_locations(tree))
+
+    def _put_into(self, node) -> None:
+        if isinstance(self.change, Replace):
+            return syntax.replace(node, self.change.old, self.change.new)
+        # The module asks for the change by the bug's name, once it is run.
+        found = f'__import__("tests.mutation.bugs").mutation.bugs.change_of({self.name!r})'
+        change = ast.parse(found, mode="eval").body
+        if isinstance(node, ast.FunctionDef):  # below other decorators: jit, property, classmethod
+            node.decorator_list.append(change)
+        elif isinstance(node, ast.ClassDef):
+            raise LookupError("it is a class; name one of its methods")
+        else:
+            node.value = ast.Call(change, [node.value], [])
+
+
+def environment(bug) -> dict[str, str]:
+    """The environment of a process of which every import finds the bug, and so do those of the
+    processes that it starts: Python runs site/sitecustomize.py first."""
+    folders = (Path(__file__).parent / "site", PROJECT)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "JAXFORMER_BROKEN_FILE": str(bug.path),
+        "JAXFORMER_BROKEN_SOURCE": bug.source(),
+    }
 
 
 # Where the tests are.
@@ -39,15 +86,3 @@ OPTIONS = f"{DEPENDENCY}::test_options_keep_the_mask"
 FORMULA = f"{ATTENTION}::test_every_rule_is_its_formula"
 STEP = "training/test_step.py"
 LOSSES = "functional/test_losses.py"
-
-# Where the bugs go.
-MASKS = "functional/masks.py"
-CACHE = "functional/cache.py"
-ATTENTION_FILE = "functional/attention.py"
-EMBEDDING = "functional/embedding.py"
-BLOCKWISE = "functional/blockwise.py"
-DECODER = "functional/decoder.py"
-TRANSFORMER = "functional/transformer.py"
-BLOCKS = "functional/blocks.py"
-POSITIONS = "functional/positions.py"
-LOSSES_FILE = "functional/losses.py"

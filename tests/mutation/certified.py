@@ -3,8 +3,8 @@
 python -m tests.mutation.certified runs/stdlib    # exit status 0 if each bug is told, by its
                                                   # property and a layer, and sound code has none
 
-The weights know nothing of the bugs: `jaxformer verify` runs in copies of the project, one after
-the other, on a copy of the run; a window is given to it where the bug is one of windows.
+The weights know nothing of the bugs: `jaxformer verify` runs on a copy of the run with one bug
+after the other; a window is given to it where the bug is one of windows.
 """
 
 import json
@@ -16,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutation.bug import Bug
+from tests.mutation.bug import PROJECT, Bug, environment
 from tests.mutation.bugs import BUGS
-from tests.mutation.copies import PROJECT, mutated_copy
 
 # The bug, and the property that must fail.
 TOLD = {
@@ -31,11 +30,11 @@ TOLD = {
 WINDOW = 16
 
 
-def verify(code: Path, run: Path) -> list[dict]:
-    """The properties that `jaxformer verify` of that code finds."""
+def verify(bug: Bug | None, run: Path) -> list[dict]:
+    """The properties that `jaxformer verify` finds with that bug in it."""
     command = [sys.executable, "-m", "jaxformer", "verify", str(run), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(code)}
-    done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True)
+    environ = os.environ if bug is None else environment(bug)
+    done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"verify ended with {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)["properties"]
@@ -55,11 +54,7 @@ def told(name: str, bug: Bug | None, run: Path) -> bool:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = prepared(run, Path(folder), WINDOW if "window" in name else None)
-        if bug is None:
-            found = verify(PROJECT, copy)
-        else:
-            with mutated_copy(bug) as code:
-                found = verify(code, copy)
+        found = verify(bug, copy)
     failed = {entry["name"]: entry["layer"] for entry in found if not entry["holds"]}
     places = (f"{name}, {layer or 'no layer named'}" for name, layer in failed.items())
     said = "; ".join(places) or "all hold"

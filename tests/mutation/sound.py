@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from tests.mutation.copies import PROJECT
+from tests.mutation.bug import PROJECT
 
 
 def stay_sound(bugs, seeds: int) -> int:

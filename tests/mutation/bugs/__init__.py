@@ -1,4 +1,7 @@
-"""The catalogue, room by room."""
+"""The catalogue, room by room. None of it imports jaxformer at its top: what a bug breaks asks for
+its change while it is imported itself."""
+
+from functools import partial
 
 from tests.mutation.bugs import (
     artifacts,
@@ -13,6 +16,7 @@ from tests.mutation.bugs import (
     training,
     verify,
 )
+from tests.mutation.changes import changed
 
 BUGS = (
     *masks.BUGS,
@@ -27,3 +31,9 @@ BUGS = (
     *taint.BUGS,
     *verify.BUGS,
 )
+
+
+def change_of(name: str):
+    """original → broken, for the bug of that name."""
+    (change,) = (bug.change for bug in BUGS if bug.name == name)
+    return partial(changed, change)

@@ -1,6 +1,6 @@
 """The arithmetic of attention, written out and block by block."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     ATTENTION,
     ATTENTION_FILE,
     BLOCKWISE,

@@ -1,6 +1,6 @@
 """The cache: slots, positions, and what lies in empty ones."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     AUTOREGRESSIVE,
     CACHE,
     CHUNKING,

@@ -8,19 +8,28 @@ from tests.mutation.bug import (
     REAL_SIZES,
     Bug,
 )
+from tests.mutation.changes import Replace
+from tests.mutation.quoted import Quoted
 
 SAMPLING, SCORE = "decoding/test_sampling.py", "decoding/test_score.py"
+
+
+def by_the_inverse(tempered):
+    def broken(arrays, logits):
+        return tempered(arrays._replace(temperature=1 / arrays.temperature), logits)
+
+    return broken
+
 
 BUGS = (
     # ---- sampling
     Bug(
         "a row's draws depend on the batch",
-        "decoding/sampling.py",
-        "    return jax.vmap(draw)(jnp.arange(len(logits)), kept)",
-        "    return jax.vmap(draw)(jnp.arange(len(logits)) + len(logits), kept)",
+        "decoding.sampling:sample_tokens",
+        Replace("jnp.arange(len(logits))", "jnp.arange(len(logits)) + len(logits)"),
         f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
     ),
-    Bug(
+    Quoted(
         "log-probabilities after temperature",
         "decoding/generate.py",
         "-token_losses(state.logits, token)\n",
@@ -29,87 +38,79 @@ BUGS = (
     ),
     Bug(
         "top-p keeps one token too few",
-        "decoding/sampling.py",
-        "    return jnp.where(order >= threshold[:, None], logits, -jnp.inf)",
-        "    return jnp.where(order > threshold[:, None], logits, -jnp.inf)",
+        "decoding.sampling:_keep",
+        Replace("order >= threshold[:, None]", "order > threshold[:, None]"),
         f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
     ),
     Bug(
         "minus zero is below zero",
-        "decoding/sampling.py",
-        "    return jnp.where(bits >> 31 == 1, -bits,",
-        "    return jnp.where(bits >> 31 == 1, ~bits,",
+        "decoding.sampling:_ordered",
+        Replace("-bits", "~bits"),
         f"{SAMPLING}::test_the_two_zeros_are_one_number "
         f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
     ),
     Bug(
         "top-k counts what the temperature has made equal",
-        "decoding/sampling.py",
-        "    kept = _tempered(arrays, truncate(arrays, logits))\n",
-        "    kept = truncate(\n"
-        "        arrays._replace(temperature=1.0), _tempered(arrays, logits)\n"
-        "    )\n",
+        "decoding.sampling:sample_tokens",
+        Replace(
+            "_tempered(arrays, truncate(arrays, logits))",
+            "truncate(arrays._replace(temperature=1.0), _tempered(arrays, logits))",
+        ),
         f"{SAMPLING}::test_top_k_looks_at_the_logits_whatever_the_temperature",
     ),
     Bug(
         "a temperature becomes infinity",
-        "decoding/sampling.py",
-        "        if not 0.0 <= self.temperature <= _LARGEST:\n",
-        "        if not 0.0 <= self.temperature < math.inf:\n",
+        "decoding.sampling:Sampler.__post_init__",
+        Replace("0.0 <= self.temperature <= _LARGEST", "0.0 <= self.temperature < math.inf"),
         f"{SAMPLING}::test_a_temperature_that_float32_cannot_hold_is_refused",
     ),
     Bug(
         "a top-k beyond int32 overflows",
-        "decoding/sampling.py",
-        "jnp.int32(min(self.top_k, np.iinfo(np.int32).max))",
-        "jnp.int32(self.top_k)",
+        "decoding.sampling:Sampler.arrays",
+        Replace("min(self.top_k, np.iinfo(np.int32).max)", "self.top_k"),
         f"{SAMPLING}::test_a_top_k_beyond_the_vocabulary_keeps_everything",
     ),
     Bug(
         "True is a temperature",
-        "decoding/sampling.py",
-        " and not isinstance(value, bool | np.bool_):\n",
-        ":\n",
+        "decoding.sampling:_number",
+        Replace("not isinstance(value, bool | np.bool_)", "True"),
         f"{SAMPLING}::test_what_is_no_number_or_out_of_range_is_refused_by_name",
     ),
     # ---- the packed weights that are kept
     Bug(
         "another model's packed weights are used",
-        "decoding/prepared.py",
-        "if not same or self._model != model or",
-        "if not same or",
+        "decoding.prepared:LastPrepared.of",
+        Replace("self._model != model", "False"),
         f"{PREPARED}::test_what_is_used_is_what_was_given",
     ),
     Bug(
         "old packed weights are used",
-        "decoding/prepared.py",
-        "if not same or self._model",
-        "if self._model",
+        "decoding.prepared:LastPrepared.of",
+        Replace("not same", "False"),
         f"{PREPARED}::test_what_is_used_is_what_was_given",
     ),
     Bug(
         "packed weights outlive their parameters",
-        "decoding/prepared.py",
-        "weakref.ref(x, self._drop)",
-        "weakref.ref(x)",
+        "decoding.prepared:LastPrepared.of",
+        Replace("weakref.ref(x, self._drop)", "weakref.ref(x)"),
         f"{PREPARED}::test_nothing_is_kept_beyond_the_parameters",
     ),
     # ---- the loop
-    Bug(
+    Quoted(
         "NaN logits become tokens",
         "decoding/generate.py",
         "        refuse_broken(np.isnan(wanted).any(axis=1), variables)\n",
         "",
         NONFINITE,
     ),
-    Bug(
+    Quoted(
         "a beam goes on from NaN logits",
         "decoding/beam.py",
         "jnp.isnan(totals).any(axis=1)",
         "jnp.isnan(best).all(axis=1)",
         NONFINITE,
     ),
-    Bug(
+    Quoted(
         "a score may be NaN",
         "decoding/autoregressive.py",
         "        refuse_broken(np.isnan(scores), variables)\n",
@@ -118,47 +119,45 @@ BUGS = (
     ),
     Bug(
         "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
-        "functional/kernels.py",
-        "        if len(x) > FEW_ROWS:\n            rows = self.parts",
-        "        if len(x) > 100_000:\n            rows = self.parts",
+        "functional.kernels:FEW_ROWS",
+        lambda few: 100_000,
         REAL_SIZES,
     ),
     Bug(
         "draws forget the step",
-        "decoding/sampling.py",
-        "jax.random.fold_in(jax.random.fold_in(key, row), step)",
-        "jax.random.fold_in(key, row)",
+        "decoding.sampling:sample_tokens.draw",
+        Replace(
+            "jax.random.fold_in(jax.random.fold_in(key, row), step)", "jax.random.fold_in(key, row)"
+        ),
         f"{GENERATION}::test_row_i_step_t_draws_with_its_own_key_from_what_is_kept",
     ),
     Bug(
         "logits are multiplied by the temperature",
-        "decoding/sampling.py",
-        "logits.max(axis=-1, keepdims=True)) / arrays.temperature\n",
-        "logits.max(axis=-1, keepdims=True)) * arrays.temperature\n",
+        "decoding.sampling:_tempered",
+        by_the_inverse,
         f"{SAMPLING}::test_draws_have_the_frequencies_of_what_is_left",
     ),
     Bug(
         "the least probable token is the greedy one",
-        "decoding/sampling.py",
-        "logits == logits.max(axis=-1, keepdims=True)",
-        "logits == logits.min(axis=-1, keepdims=True)",
+        "decoding.sampling:most_probable",
+        lambda most_probable: lambda logits: most_probable(-logits),
         f"{AUTOREGRESSIVE}::test_a_ragged_batch_is_each_row_alone",
     ),
-    Bug(
+    Quoted(
         "the stop token is not counted",
         "decoding/generate.py",
         "            jnp.where(state.stopped, -1, token),\n",
         "            jnp.where(stopped, -1, token),\n",
         f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
     ),
-    Bug(
+    Quoted(
         "every length compiles anew",
         "models/rows.py",
         "    return max(smallest, 1 << (length - 1).bit_length())",
         "    return max(smallest, length)",
         f"{GENERATION}::test_compilations_are_few_and_never_repeated",
     ),
-    Bug(
+    Quoted(
         "a prompt too long is generated from",
         "decoding/generate.py",
         "        if ids.size + max_new_tokens > config.max_length:\n",
@@ -166,28 +165,28 @@ BUGS = (
         f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
     ),
     # ---- scores
-    Bug(
+    Quoted(
         "a document scores the next one's first token",
         "decoding/autoregressive.py",
         "jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0)",
         "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
         f"{SCORE}::test_score_is_the_sum_over_documents",
     ),
-    Bug(
+    Quoted(
         "score takes any id",
         "decoding/autoregressive.py",
         "    check_tokens(tokens, model.config, segments)\n    if not jnp.issub",
         "    if not jnp.issub",
         f"{SCORE}::test_score_refuses_a_token_that_is_none",
     ),
-    Bug(
+    Quoted(
         "a prefix is scored though it was seen",
         "decoding/autoregressive.py",
         "positions[:, 1:] >= model.minimum_prefill",
         "positions[:, 1:] >= 1",
         f"{SCORE}::test_score_is_the_sum_over_documents",
     ),
-    Bug(
+    Quoted(
         "score looks a token up in its own logits",
         "decoding/autoregressive.py",
         "        hidden = hidden[:, :-1]",

@@ -1,75 +1,88 @@
 """Masks, padding and packing: who may look at whom."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
+
 from tests.mutation.bug import (
     ATTENTION,
-    ATTENTION_FILE,
     AUTOREGRESSIVE,
-    BLOCKWISE,
-    DECODER,
     DEPENDENCY,
-    EMBEDDING,
     FORMULA,
     INVARIANCE,
     JACOBIAN,
-    MASKS,
     ONE_DOCUMENT,
     OPTIONS,
     OWN_MASK,
     PERTURBED,
-    POSITIONS,
     TABLES,
     Bug,
 )
+from tests.mutation.changes import Replace
+from tests.mutation.quoted import ATTENTION_FILE, DECODER, Quoted
+
+
+def queries_stand(further):
+    """A rule is asked about queries that stand so much further on."""
+
+    def change(call):
+        def broken(self, query, key):
+            return call(self, replace(query, positions=query.position_ids() + further), key)
+
+        return broken
+
+    return change
+
+
+def of_one_more(call):
+    return lambda self, query, key: call(replace(self, size=self.size + 1), query, key)
+
+
+def begins_late(key_range):
+    return lambda self, start, stop, length: key_range(self, start + 1, stop, length)
+
 
 BUGS = (
     # ---- masks: transformers#31673, #39408, #29623; keras#23038
     Bug(
         "causal mask sees one ahead",
-        MASKS,
-        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]\n\n"
-        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
-        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None] + 1\n\n"
-        "    def key_range(self, start, stop, length):\n        return 0, min(stop + 1, length)",
+        "functional.masks:Causal.__call__",
+        queries_stand(1),
         JACOBIAN,
     ),
     Bug(
         "causal mask hides the diagonal",
-        MASKS,
-        "        return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]\n\n"
-        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
-        "        return key.position_ids()[..., None, :] < query.position_ids()[..., :, None]\n\n"
-        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
+        "functional.masks:Causal.__call__",
+        queries_stand(-1),
         f"{DEPENDENCY}::test_without_the_residual_only_what_is_seen_counts",
     ),
     Bug(
         "window of W + 1",
-        MASKS,
-        "> query.position_ids()[..., :, None] - self.size",
-        ">= query.position_ids()[..., :, None] - self.size",
+        "functional.masks:Window.__call__",
+        of_one_more,
         PERTURBED,
     ),
     Bug(
         "window's range one short",
-        MASKS,
-        "max(0, start - self.size + 1)",
-        "max(0, start - self.size + 2)",
+        "functional.masks:Window.key_range",
+        begins_late,
         f"{ONE_DOCUMENT} {ATTENTION}::test_a_row_in_order_needs_no_places",
     ),
-    Bug(
+    Quoted(
         "window ignored by the cache",
         DECODER,
         "before, mask = cache.cursor.position, self_attention_mask(config, mask)",
         "before, mask = cache.cursor.position, Causal() & Packed()",
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
-    Bug(
+    Quoted(
         "mask dropped when the weights are wanted",
         ATTENTION_FILE,
         "    visible = mask(query_info, key_info)\n",
         "    visible = jnp.True_ if getattr(tap, 'capture', ()) else mask(query_info, key_info)\n",
         OPTIONS,
     ),
-    Bug(
+    Quoted(
         "mask multiplied instead of put in place",
         ATTENTION_FILE,
         "    weights = _softmax(jnp.where(over_heads(visible), scores, -jnp.inf))\n\n    heads",
@@ -78,70 +91,74 @@ BUGS = (
     ),
     Bug(
         "a block may look past the diagonal",
-        BLOCKWISE,
-        "        if isinstance(visible, (np.ndarray, np.bool_)) and visible.all():",
-        "        if isinstance(visible, (np.ndarray, np.bool_)):",
+        "functional.blockwise:_short_tiles",
+        Replace("visible.all()", "True"),
         ONE_DOCUMENT,
     ),
     Bug(
         "leak by statistics over positions",  # nanochat#844
-        "functional/norms.py",
-        "    mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)",
-        "    mean_square = jnp.square(wide).mean(axis=(-1, -2), keepdims=True)",
+        "functional.norms:rms_norm",
+        Replace(
+            "jnp.square(wide).mean(axis=-1, keepdims=True)",
+            "jnp.square(wide).mean(axis=(-1, -2), keepdims=True)",
+        ),
         PERTURBED,
     ),
     Bug(
         "prefix seen by nobody before it",
-        MASKS,
-        "        return before | (key.position_ids()[..., None, :] < self.length)",
-        "        return before",
+        "functional.masks:Prefix.__call__",
+        lambda call: lambda self, query, key: call(replace(self, length=0), query, key),
         JACOBIAN,
     ),
     # ---- packing and padding: maxtext#4476, transformers#46634; unsloth#3699; pytorch#103963
     Bug(
         "packed documents see one another",
-        MASKS,
-        "        return same & (key.segments != 0)[..., None, :]",
-        "        return (key.segments != 0)[..., None, :] & (query.segments != 0)[..., :, None]",
+        "functional.masks:Packed.__call__",
+        Replace(
+            "query.segments[..., :, None] == key.segments[..., None, :]",
+            "(query.segments != 0)[..., :, None]",
+        ),
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
         "positions do not restart in a packed row",
-        POSITIONS,
-        "    position = tokens_before - origin\n",
-        "    position = tokens_before + cursor.position[:, None]\n",
+        "functional.positions:document_positions",
+        Replace("tokens_before - origin", "tokens_before + cursor.position[:, None]"),
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
         "positions of the first row are taken for all",  # unsloth#3699
-        POSITIONS,
-        "    position = tokens_before - origin\n",
-        "    position = jnp.broadcast_to((tokens_before - origin)[:1], segments.shape)\n",
+        "functional.positions:document_positions",
+        Replace(
+            "tokens_before - origin",
+            "jnp.broadcast_to((tokens_before - origin)[:1], segments.shape)",
+        ),
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass {AUTOREGRESSIVE}::test_a_document_gives_what_it_gives_alone {INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
         "padding inside a document takes positions",
-        POSITIONS,
-        "    tokens_before = jnp.cumsum(valid, axis=1) - valid\n",
-        "    tokens_before = jnp.arange(valid.shape[1]) + jnp.zeros_like(segments)\n",
+        "functional.positions:document_positions",
+        Replace(
+            "jnp.cumsum(valid, axis=1) - valid",
+            "jnp.arange(valid.shape[1]) + jnp.zeros_like(segments)",
+        ),
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
         "padding is not zeroed",
-        EMBEDDING,
-        "    return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)",
-        "    return x",
+        "functional.embedding:without_padding",
+        lambda without_padding: lambda x, segments: x,
         f"{INVARIANCE}::test_padding_reaches_nothing "
         f"{AUTOREGRESSIVE}::test_nan_in_padding_reaches_nothing",
     ),
-    Bug(
+    Quoted(
         "hidden values are not zeroed: 0 × NaN",
         ATTENTION_FILE,
         "        key, value = (jnp.where(known[..., None, :, None], x, 0) for x in (key, value))",
         "        pass",
         f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
     ),
-    Bug(
+    Quoted(
         "a row that sees nothing is NaN",
         ATTENTION_FILE,
         "    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))",
@@ -150,43 +167,41 @@ BUGS = (
     ),
     Bug(
         "blockwise: a row that sees nothing has weights going back",
-        BLOCKWISE,
-        "jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))",
-        "largest + jnp.log(total)",
+        "functional.blockwise:_log_total",
+        lambda log_total: lambda largest, total: largest + jnp.log(total),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
     # ---- masks of another shape, and what is skipped
     Bug(
         "a table's tile is cut at the wrong rows",
-        MASKS,
-        "        return cut(cut(self.array, rows, -2), columns)",
-        "        return cut(cut(self.array, slice(0, rows.stop - rows.start), -2), columns)",
+        "functional.masks:DenseMask.tile",
+        Replace(
+            "cut(self.array, rows, -2)", "cut(self.array, slice(0, rows.stop - rows.start), -2)"
+        ),
         f"{TABLES}::test_any_table_is_its_formula "
         f"{DEPENDENCY}::test_any_table_composes_and_the_residual_adds_the_diagonal",
     ),
     Bug(
         "ruled-out blocks are computed all the same",
-        MASKS,
-        "    def key_range(self, start, stop, length):\n        return 0, min(stop, length)",
-        "    def key_range(self, start, stop, length):\n        return 0, length",
+        "functional.masks:Causal.key_range",
+        lambda key_range: lambda self, start, stop, length: (0, length),
         f"{ATTENTION}::test_ruled_out_blocks_cost_nothing",
     ),
     Bug(
         "queries are taken to stand at the start",
-        "functional/blockwise.py",
-        "    in_order = query_info.positions is None and key_info.positions is None\n",
-        "    in_order = True\n",
+        "functional.blockwise:_key_ranges",
+        Replace("query_info.positions is None and key_info.positions is None", "True"),
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
     # ---- a mask of the caller's
-    Bug(
+    Quoted(
         "the cache forgets the caller's mask",
         "models/autoregressive.py",
         '        options = {"segments": segments, **self.options}\n',
         '        options = {"segments": segments}\n',
         f"{OWN_MASK}::test_any_chunking_is_one_pass",
     ),
-    Bug(
+    Quoted(
         "the caller's mask is asked about places in the row",
         "functional/transformer.py",
         "positions if mask.needs_positions else None",
@@ -194,7 +209,7 @@ BUGS = (
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule {AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     # ---- masks that are arrays
-    Bug(
+    Quoted(
         "an axis of heads is taken for one of rows",  # the layout of torch and Flax
         "functional/attention.py",
         "np.ndim(mask) == query.ndim > 2",

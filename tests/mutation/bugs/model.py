@@ -1,6 +1,6 @@
 """Norms, positions, the model around them, and its hooks."""
 
-from tests.mutation.bug import (
+from tests.mutation.quoted import (
     BLOCKS,
     CHUNKING,
     DISCIPLINE,

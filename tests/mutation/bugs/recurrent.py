@@ -1,6 +1,6 @@
 """Recurrent states and convolutions: what they carry over, and how far they reach."""
 
-from tests.mutation.bug import AUTOREGRESSIVE, Bug
+from tests.mutation.quoted import AUTOREGRESSIVE, Bug
 
 RECURRENT, CONVOLUTION = "functional/recurrent.py", "functional/convolution.py"
 JACOBIAN = f"{AUTOREGRESSIVE}::test_jacobian_is_the_composed_rule"

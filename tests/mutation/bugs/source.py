@@ -1,6 +1,6 @@
 """Beams, encoders, and models that read a source."""
 
-from tests.mutation.bug import ATTENTION_FILE, AUTOREGRESSIVE, CHUNKING, TRANSFORMER, Bug
+from tests.mutation.quoted import ATTENTION_FILE, AUTOREGRESSIVE, CHUNKING, TRANSFORMER, Bug
 
 BEAM_FILE, PAIR_FILE = "decoding/beam.py", "functional/encoder_decoder.py"
 RECURRENT_FILE, ENCODER_FILE = "functional/recurrent_encoder_decoder.py", "functional/encoder.py"

@@ -1,148 +1,169 @@
 """What checks the models, wrong itself: a witness that is blind, a rule that is another."""
 
+import jax.numpy as jnp
+
 from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace
 
 COMPARED = "verify/test_dependency.py"
+RULES = "verify/test_rules.py"
 SUBJECT = "verify/test_subject.py"
 PRECISION = "verify/test_precision.py"
-CERTIFICATE = "verify/test_certificate.py::test_a_bug_fails_its_property_at_its_layer"
+CERTIFICATE = "verify/test_certificate.py"
+AT_ITS_LAYER = f"{CERTIFICATE}::test_a_bug_fails_its_property_at_its_layer"
+
+FIRST_BROKEN = (
+    "first_broken(subject.model, subject.variables, x, others, subject.segments, **subject.read())"
+)
+TWIN = 'replace(model.config.resolved, dtype="float32")'
+
+
+def takes_nan_for_zero(largest):
+    return lambda x, num_positions: largest(jnp.where(jnp.isnan(x), 0, x), num_positions)
+
+
+def without_dilation(convolved):
+    def broken(segments, kernel_size, dilation=1, causal=True):
+        return convolved(segments, kernel_size, 1, causal)
+
+    return broken
+
+
+def without_the_first_layer(composed):
+    return lambda layers, alive, residual=True: composed(layers[1:], alive, residual)
+
+
+def from_the_end(first_difference):
+    def broken(some, other, take_some, take_other, tolerance):
+        return first_difference(some[::-1], other[::-1], take_some, take_other, tolerance)
+
+    return broken
+
 
 BUGS = (
     # ---- the other witnesses
     Bug(
         "a change to NaN is none",
-        "verify/witnesses.py",
-        "jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)",
-        "jnp.where(jnp.isnan(x), 0.0, jnp.abs(x)",
+        "verify.witnesses:_largest",
+        takes_nan_for_zero,
         f"{COMPARED}::test_infinity_gets_past_a_zero",
     ),
     Bug(
         "one feature alone is asked for its derivative",
-        "verify/witnesses.py",
-        "y @ jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
-        "y @ (jnp.arange(y.shape[-1]) == 0).astype(jnp.float32)",
+        "verify.witnesses:by_derivative.numbers",
+        Replace(
+            "jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
+            "(jnp.arange(y.shape[-1]) == 0).astype(jnp.float32)",
+        ),
         f"{COMPARED}::test_every_feature_counts",
     ),
     # ---- rules and what is compared with them
     Bug(
         "the rule of a convolution forgets its dilation",
-        "verify/rules.py",
-        "reach = [dilation * (k",
-        "reach = [1 * (k",
-        "verify/test_rules.py::test_a_rule_is_its_drawing",
+        "verify.rules:convolved",
+        without_dilation,
+        f"{RULES}::test_a_rule_is_its_drawing",
     ),
     Bug(
         "layers are composed one short",
-        "verify/rules.py",
-        "    for seen in layers:\n",
-        "    for seen in layers[1:]:\n",
-        "verify/test_rules.py::test_layers_of_a_window_reach_as_far_as_they_add_up_to",
+        "verify.rules:composed",
+        without_the_first_layer,
+        f"{RULES}::test_layers_of_a_window_reach_as_far_as_they_add_up_to",
     ),
     Bug(
         "missing edges are forgiven",
-        "verify/dependency.py",
-        "return not self.missing and not self.spurious",
-        "return not self.spurious",
+        "verify.dependency:Comparison.holds",
+        lambda holds: lambda self: not self.spurious,
         f"{COMPARED}::test_an_edge_that_is_not_there_is_missed",
     ),
     Bug(
         "a failure does not say that a rule is missing",
-        "verify/dependency.py",
-        "(str(compared), *found.remarks)",
-        "(str(compared),)",
+        "verify.dependency:assert_dependencies",
+        Replace("(str(compared), *found.remarks)", "(str(compared),)"),
         f"{COMPARED}::test_a_failure_says_what_taint_has_no_rule_for",
     ),
     # ---- the certificate
     Bug(
         "who is wrong about a path is forgiven",
-        "verify/certificate.py",
-        "return compared.holds and not wrong,",
-        "return compared.holds,",
-        "verify/test_certificate.py::test_a_blind_witness_is_told",
+        "verify.certificate:_causal",
+        Replace("compared.holds and not wrong", "compared.holds"),
+        f"{CERTIFICATE}::test_a_blind_witness_is_told",
     ),
     Bug(
         "a leak is put down to the last point that shows it",
-        "verify/layers.py",
-        "in zip(some, other, strict=True):",
-        "in zip(some[::-1], other[::-1], strict=True):",
-        CERTIFICATE,
+        "verify.layers:first_difference",
+        from_the_end,
+        AT_ITS_LAYER,
     ),
     Bug(
         "blocks are not asked one by one",
-        "verify/certificate.py",
-        "    if broken:\n",
-        "    if broken and not compared.holds:\n",
-        CERTIFICATE,
+        "verify.certificate:_causal",
+        Replace(FIRST_BROKEN, f"None if compared.holds else {FIRST_BROKEN}"),
+        AT_ITS_LAYER,
     ),
     Bug(
         "a chunking is compared with itself",
-        "verify/certificate.py",
-        "whole = subject.compiled(tokens)\n    _, kept",
-        "whole, kept",
-        "verify/test_certificate.py::test_every_chunking_is_held_to_one_pass",
-    ),
-    Bug(
-        "the loss floor is of the tokens that were read",
-        "verify/certificate.py",
-        "np.asarray(log_probs), tokens[:, first:, None]",
-        "np.asarray(log_probs), tokens[:, first - 1 : -1, None]",
-        "verify/test_certificate.py::test_who_has_seen_its_target_is_below_the_floor",
-    ),
-    Bug(
-        "a bfloat16 model is certified with its rounding",
-        "verify/subject.py",
-        'replace(model.config.resolved, dtype="float32")',
-        "model.config.resolved",
-        f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
-    ),
-    Bug(
-        "what is certified is another class's model",
-        "verify/subject.py",
-        "model.copy(config=replace",
-        "__import__('jaxformer').build(replace",
-        f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
-    ),
-    Bug(
-        "a certificate does not say that it is of float32",
-        "verify/certificate.py",
-        'detail += "; in float32"',
-        "pass",
-        f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
-    ),
-    Bug(
-        "a certificate reads sizes that are left open",
-        "verify/subject.py",
-        "replace(model.config.resolved, ",
-        "replace(model.config, ",
-        f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
+        "verify.certificate:_cached",
+        Replace(
+            "_, kept = _advanced(subject, tokens, [length])",
+            "whole, kept = _advanced(subject, tokens, [length])",
+        ),
+        f"{CERTIFICATE}::test_every_chunking_is_held_to_one_pass",
     ),
     Bug(
         "a certificate cuts a prefix into chunks",
-        "verify/certificate.py",
-        "    sizes[0] = max(sizes[0], first)\n",
-        "",
+        "verify.certificate:_chunks",
+        lambda chunks: lambda rng, length, first: chunks(rng, length, 1),
         f"{SUBJECT}::test_chunks_are_a_text_and_the_first_is_large_enough "
         f"{SUBJECT}::test_a_prefix_is_read_in_one_chunk",
     ),
     Bug(
-        "a row of a certificate ends with its prefix",
-        "verify/subject.py",
-        "max(12, model.minimum_prefill + 1)",
-        "12",
-        f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
+        "the loss floor is of the tokens that were read",
+        "verify.certificate:_floor",
+        Replace("tokens[:, first:, None]", "tokens[:, first - 1 : -1, None]"),
+        f"{CERTIFICATE}::test_who_has_seen_its_target_is_below_the_floor",
     ),
     Bug(
         "the loss floor is of what a prefix sees",
-        "verify/certificate.py",
-        "rows, first = 32, subject.minimum_prefill",
-        "rows, first = 32, 1",
+        "verify.certificate:_floor",
+        Replace("subject.minimum_prefill", "1"),
         f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
     ),
     Bug(
+        "a certificate does not say that it is of float32",
+        "verify.certificate:examine",
+        Replace('detail += "; in float32"', "pass"),
+        f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
+    ),
+    # ---- what is certified
+    Bug(
+        "a bfloat16 model is certified with its rounding",
+        "verify.subject:subject_of",
+        Replace(TWIN, "model.config.resolved"),
+        f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
+    ),
+    Bug(
+        "what is certified is another class's model",
+        "verify.subject:subject_of",
+        Replace(f"model.copy(config={TWIN})", f'__import__("jaxformer").build({TWIN})'),
+        f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
+    ),
+    Bug(
+        "a certificate reads sizes that are left open",
+        "verify.subject:subject_of",
+        Replace("model.config.resolved", "model.config"),
+        f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
+    ),
+    Bug(
+        "a row of a certificate ends with its prefix",
+        "verify.subject:subject_of",
+        Replace("max(12, model.minimum_prefill + 1)", "12"),
+        f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
+    ),
+    Bug(
         "verify ends well whatever it found",
-        "cli/verify.py",
-        "return 0 if holds else 1",
-        "return 0",
-        "cli/test_verbs.py",
+        "cli.verify:main",
+        Replace("0 if holds else 1", "0"),
+        "cli/test_verbs.py::test_a_certificate_is_printed_written_and_drawn",
     ),
 )

@@ -1,0 +1,74 @@
+"""Definitions in a module's syntax tree, and replacements in them: formatting, comments and the
+names of other functions do not matter."""
+
+import ast
+
+_OPENS_A_SCOPE = (ast.FunctionDef, ast.ClassDef)
+
+
+def definition(tree: ast.Module, name: str):
+    """The function, class or assignment of that qualified name; a function within a function is
+    named `outer.inner`. LookupError unless there is exactly one."""
+    found = [tree]
+    for part in name.split("."):
+        found = [node for scope in found for node in _inside(scope) if part in _names(node)]
+    if len(found) != 1:
+        raise LookupError(f"{name} is defined {len(found)} times; it must be defined once")
+    return found[0]
+
+
+def _inside(scope):
+    """Every node of a scope, without what stands in scopes of its own."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, _OPENS_A_SCOPE):
+            yield from _inside(node)
+
+
+def _names(node):
+    if isinstance(node, _OPENS_A_SCOPE):
+        return [node.name]
+    targets = getattr(node, "targets", [node.target] if isinstance(node, ast.AnnAssign) else [])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def replace(node, old: str, new: str) -> None:
+    """Put `new` where `old` stands in the node: an expression, or statements one after the other.
+    LookupError unless `old` stands there exactly once."""
+    replacing = _Replacing(ast.parse(old).body, ast.parse(new).body)
+    replacing.generic_visit(node)
+    if replacing.count != 1:
+        raise LookupError(f"{old!r} stands in it {replacing.count} times; it must stand there once")
+
+
+class _Replacing(ast.NodeTransformer):
+    def __init__(self, old, new):
+        self.count = 0
+        self.is_expression = len(old) == len(new) == 1 and all(
+            isinstance(node, ast.Expr) for node in (*old, *new)
+        )
+        self.old = [ast.dump(node.value if self.is_expression else node) for node in old]
+        self.new = [node.value if self.is_expression else node for node in new]
+
+    def visit(self, node):
+        if self.is_expression and ast.dump(node) == self.old[0]:
+            self.count += 1
+            return self.new[0]
+        return self.generic_visit(node)
+
+    def generic_visit(self, node):
+        super().generic_visit(node)
+        if not self.is_expression:
+            for body in ("body", "orelse", "finalbody"):
+                statements = getattr(node, body, None)
+                if isinstance(statements, list):
+                    setattr(node, body, self._replaced(statements))
+        return node
+
+    def _replaced(self, statements):
+        dumped, size = [ast.dump(node) for node in statements], len(self.old)
+        found = [i for i in range(len(dumped)) if dumped[i : i + size] == self.old]
+        self.count += len(found)
+        for i in found:
+            statements = [*statements[:i], *self.new, *statements[i + size :]]
+        return statements

@@ -1,0 +1,89 @@
+"""How a bug is put into the package: where it says, once, and for every process."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutation import syntax
+from tests.mutation.bug import Bug, environment
+from tests.mutation.bugs import BUGS
+from tests.mutation.changes import Replace, changed, gives, then
+
+MODULE = """
+LIMIT = 3 * 3
+
+def outer(x):
+    def inner(y):
+        return (y +  # a comment
+                1)
+    return inner(x) + LIMIT
+
+class Counter:
+    @property
+    def half(self):
+        return self.number / 2
+"""
+
+
+@pytest.mark.parametrize("name", ["LIMIT", "outer", "outer.inner", "Counter", "Counter.half"])
+def test_a_target_is_found_by_its_name(name):
+    assert name.split(".")[-1] in ast.unparse(syntax.definition(ast.parse(MODULE), name))
+
+
+@pytest.mark.parametrize("name", ["limit", "inner", "half", "outer.half", "LIMIT.half"])
+def test_what_is_not_there_is_no_target(name):
+    with pytest.raises(LookupError, match="defined 0 times"):
+        syntax.definition(ast.parse(MODULE), name)
+
+
+@pytest.mark.parametrize(("old", "new"), [("y+1", "y - 1"), ("return (y + 1)", "return y - 1")])
+def test_formatting_and_comments_do_not_matter(old, new):
+    tree = ast.parse(MODULE)
+    syntax.replace(syntax.definition(tree, "outer"), old, new)
+    assert "return y - 1" in ast.unparse(tree)
+
+
+@pytest.mark.parametrize(("old", "times"), [("y + 2", 0), ("return y", 0), ("3", 2)])
+def test_what_is_replaced_stands_there_once(old, times):
+    with pytest.raises(LookupError, match=f"stands in it {times} times"):
+        syntax.replace(ast.parse(MODULE), old, "4")
+
+
+def test_a_class_is_changed_by_its_methods():
+    with pytest.raises(LookupError, match="name one of its methods"):
+        Bug("no such class", "artifacts.run:RunFolder", gives(None), "").source()
+
+
+def test_a_change_is_called_as_the_original_is():
+    def half(number, by=2):
+        return number / by
+
+    assert changed(then(lambda result: result + 1), half)(4, by=4) == 2
+    assert changed(gives(7), half)(4) == 7
+    with pytest.raises(TypeError, match="half"):
+        changed(lambda half: lambda number, of=2: 0, half)
+
+
+@pytest.mark.parametrize(
+    ("bug", "code", "said"),
+    [
+        (
+            Bug("another format", "artifacts.run:FORMAT", Replace("1", "2"), ""),
+            "from jaxformer.artifacts.run import FORMAT; print(FORMAT)",
+            "2",
+        ),
+        (
+            next(bug for bug in BUGS if bug.name == "two processes train in one folder"),
+            "from jaxformer.artifacts.lock import _lock; print(_lock('no file'))",
+            "True",
+        ),
+    ],
+    ids=["syntax", "function"],
+)
+def test_what_a_process_starts_has_the_bug_too(bug, code, said, tmp_path):
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    command = [sys.executable, "-c", start]
+    how = {"cwd": tmp_path, "env": environment(bug), "capture_output": True, "text": True}
+    assert subprocess.run(command, check=True, **how).stdout.strip() == said

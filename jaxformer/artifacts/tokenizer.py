@@ -63,18 +63,18 @@ class Tokenizer:
             raise ValueError(
                 f"tokenizer: its decoder is {type(backend.decoder).__name__}, not ByteLevel"
             )
-        known = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
-        if not known:
+        names = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
+        if not names:
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
-        if known[0] not in _special_tokens(backend).values():
-            backend.add_special_tokens([known[0]])  # no word of a text, and decoded to nothing
+        if names[0] not in _special_tokens(backend).values():
+            backend.add_special_tokens([names[0]])  # no word of a text, and decoded to nothing
         backend.encode_special_tokens = True  # special tokens found in text are ordinary text
         backend.no_truncation()
         backend.no_padding()
         parts = json.loads(backend.to_str())
         self._backend = backend
         self._token_bytes = _token_bytes(backend)
-        self.end_of_text: int = backend.token_to_id(known[0])
+        self.end_of_text: int = backend.token_to_id(names[0])
         self.vocab_size: int = len(self._token_bytes)
         self._spelled = _spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until it is known what the words are

@@ -81,11 +81,11 @@ def _peek(argv):
     parser.add_argument("--out", type=Path)
     parser.add_argument("--resume", action="store_true")
     try:
-        known, rest = parser.parse_known_args(argv)
+        parsed, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from None
-    training_preset(known.preset)
-    return TrainArguments(preset=known.preset, out=known.out, resume=known.resume), rest
+    training_preset(parsed.preset)
+    return TrainArguments(preset=parsed.preset, out=parsed.out, resume=parsed.resume), rest
 
 
 def read_run(folder: RunFolder) -> tuple[list[Path], TrainingConfig]:

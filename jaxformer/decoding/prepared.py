@@ -50,8 +50,8 @@ class LastPrepared:
         writable = not all(isinstance(x, jax.Array) for x in leaves)
         if writable or held(variables, "prepared", "params")[0] == "prepared":
             return prepare(model, variables)
-        known = [reference() for reference in self._parameters]
-        same = len(known) == len(leaves) and all(map(operator.is_, known, leaves))
+        before = [reference() for reference in self._parameters]
+        same = len(before) == len(leaves) and all(map(operator.is_, before, leaves))
         if not same or self._model != model or any(x.is_deleted() for x in leaves):
             self._drop()  # before the new ones are made: two at once would not be needed
             prepared = prepare(model, variables)

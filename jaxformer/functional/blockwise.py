@@ -93,15 +93,15 @@ def _log_total(largest, total):
 
 def _gradients(query, key, value, d_output, products, log_total, visible, scale):
     """What a tile adds to the gradients of its queries, keys and values, in float32."""
-    wide = {"preferred_element_type": jnp.float32}
+    float32 = {"preferred_element_type": jnp.float32}
     weights = jnp.exp(_scores(query, key, visible, scale) - log_total[..., None])
-    d_weights = jnp.einsum("...kgqd,...ksd->...kgqs", d_output, value, **wide)
+    d_weights = jnp.einsum("...kgqd,...ksd->...kgqs", d_output, value, **float32)
     d_scores = weights * (d_weights - products[..., None]) * scale
     weights, d_scores = weights.astype(value.dtype), d_scores.astype(key.dtype)
     return (
-        jnp.einsum("...kgqs,...ksd->...kgqd", d_scores, key, **wide),
-        jnp.einsum("...kgqs,...kgqd->...ksd", d_scores, query, **wide),
-        jnp.einsum("...kgqs,...kgqd->...ksd", weights, d_output, **wide),
+        jnp.einsum("...kgqs,...ksd->...kgqd", d_scores, key, **float32),
+        jnp.einsum("...kgqs,...kgqd->...ksd", d_scores, query, **float32),
+        jnp.einsum("...kgqs,...kgqd->...ksd", weights, d_output, **float32),
     )
 
 
@@ -161,8 +161,8 @@ def _short_backward(query, key, value, d_output, products, log_total, places, sc
     d_key, d_value = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for rows, columns, visible in _short_tiles(*places):
         inputs = query[..., rows, :], key[..., columns, :], value[..., columns, :]
-        known = d_output[..., rows, :], products[..., rows], log_total[..., rows]
-        d_rows, *d_columns = _gradients(*inputs, *known, visible, scale)
+        upstream = d_output[..., rows, :], products[..., rows], log_total[..., rows]
+        d_rows, *d_columns = _gradients(*inputs, *upstream, visible, scale)
         d_query = d_query.at[..., rows, :].set(d_rows.astype(query.dtype))
         d_key = d_key.at[..., columns, :].add(d_columns[0])
         d_value = d_value.at[..., columns, :].add(d_columns[1])
@@ -193,8 +193,8 @@ def _long_backward(query, key, value, d_output, products, log_total, places, sca
     def add(sums, queries, keys, visible):
         (d_query,), (d_key, d_value) = sums
         inputs = cut(query, queries, -2), cut(key, keys, -2), cut(value, keys, -2)
-        known = cut(d_output, queries, -2), cut(products, queries), cut(log_total, queries)
-        more, *both = _gradients(*inputs, *known, visible, scale)
+        upstream = cut(d_output, queries, -2), cut(products, queries), cut(log_total, queries)
+        more, *both = _gradients(*inputs, *upstream, visible, scale)
         return (d_query + more,), (d_key + both[0], d_value + both[1])
 
     d_query, d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.functional.slots import by_head, overwrite, without_single_axes, write_rows
 
 
 @jax.tree_util.register_dataclass
@@ -96,7 +97,7 @@ class Cache:
 
         def packed(x):
             x = jnp.where(used, by_head(x, len(used))[:, :, :slots], 0)
-            return _without_single_axes(x)
+            return without_single_axes(x)
 
         return replace(
             self,
@@ -111,14 +112,14 @@ class Cache:
         batch_size = len(self.positions)
 
         def merged(x, start_of_x):
-            return _overwrite(x, by_head(start_of_x, batch_size))
+            return overwrite(x, by_head(start_of_x, batch_size))
 
         return replace(
             prefix,
             keys=tuple(map(merged, self.keys, prefix.keys)),
             values=tuple(map(merged, self.values, prefix.values)),
-            positions=_overwrite(self.positions, prefix.positions),
-            documents=_overwrite(self.documents, prefix.documents),
+            positions=overwrite(self.positions, prefix.positions),
+            documents=overwrite(self.documents, prefix.documents),
         )
 
     def gather_rows(self, rows: Int[Array, " new_batch"]) -> "Cache":
@@ -128,7 +129,7 @@ class Cache:
         def gathered(x):
             if x.ndim == 4:
                 return x[rows]
-            return _without_single_axes(by_head(x, batch_size)[rows])
+            return without_single_axes(by_head(x, batch_size)[rows])
 
         each_row = (self.positions, self.documents, self.cursor, self.next_slot)
         positions, documents, cursor, next_slot = jax.tree.map(lambda x: x[rows], each_row)
@@ -276,39 +277,3 @@ def init_cache(
         None if reach is None else jnp.zeros(batch_size, jnp.int32),
         reach,
     )
-
-
-def write_rows(slots: Array, new: Array, written: Array) -> Array:
-    """Put `new` [batch, new] into `slots` [batch, slots]: from slot `written`, int [], on (in place
-    where the compiler can), or each at its own slot, int [batch, new]; past the last: nowhere."""
-    new = new.astype(slots.dtype)
-    if written.ndim == 0:
-        return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=1)
-    rows = jnp.arange(len(slots))[:, None]
-    return slots.at[rows, written].set(new, mode="drop")
-
-
-def write_slots(slots: Array, new: Array, written: Array) -> Array:
-    """The same for `new` [batch, kv_heads, new, head_dim] and `slots` [batch, kv_heads, slots,
-    head_dim], with or without axes of size 1."""
-    new = new.astype(slots.dtype)
-    if written.ndim == 0:
-        new = new.reshape(*slots.shape[:-2], *new.shape[-2:])
-        return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)
-    rows = jnp.arange(len(new))[:, None]
-    heads = by_head(slots, len(new)).at[rows, :, written].set(new.swapaxes(1, 2), mode="drop")
-    return heads.reshape(slots.shape)
-
-
-def by_head(slots: Array, batch_size: int) -> Array:
-    """[batch, kv_heads, slots, head_dim], whichever axes of size 1 were left out."""
-    return slots.reshape(batch_size, -1, *slots.shape[-2:])
-
-
-def _without_single_axes(x):
-    """Without the axes of batch and heads that are of size 1."""
-    return x.reshape(*(size for size in x.shape[:2] if size != 1), *x.shape[2:])
-
-
-def _overwrite(x, start_of_x):
-    return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.attention import dot_product_attention, few_queries_attention
-from jaxformer.functional.cache import by_head, write_slots
 from jaxformer.functional.masks import Mask, Padding, TokenInfo
+from jaxformer.functional.slots import by_head, write_slots
 from jaxformer.functional.taps import no_tap
 
 

@@ -30,22 +30,22 @@ def embed_tokens(weights, tokens, dtype):
     An id outside the table gives NaN, never some other row.
     """
     if jnp.issubdtype(tokens.dtype, jnp.integer):
-        tokens = _look_up(weights["tokens"], tokens)
+        tokens = _rows_of_table(weights["tokens"], tokens)
     return tokens.astype(dtype)
 
 
 def add_positions(weights, x, positions, kind: str):
     """x + p, for kind "learned" (NaN outside the table) and "sinusoidal"; else x as it is."""
     if kind == "learned":
-        return x + _look_up(weights["positions"], positions).astype(x.dtype)
+        return x + _rows_of_table(weights["positions"], positions).astype(x.dtype)
     if kind == "sinusoidal":
         return x + sinusoidal_positions(positions, x.shape[-1]).astype(x.dtype)
     return x
 
 
-def _look_up(table, index):
-    known = (index >= 0) & (index < table.shape[0])
-    index = jnp.where(known, index, table.shape[0])  # a negative index would wrap
+def _rows_of_table(table, index):
+    in_table = (index >= 0) & (index < table.shape[0])
+    index = jnp.where(in_table, index, table.shape[0])  # a negative index would wrap
     if isinstance(table, Int8Table):
         return table.take(index)
     return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)

@@ -137,9 +137,9 @@ class Int8Kernel(Kernel):
             # XLA:CPU has no fast product of integers, nor of what is converted first; but inside a
             # multiply-and-reduce the conversion costs nothing. One row is written without a batch
             # axis: with one, jaxlib 0.10.2 took 20 to 40 times as long.
-            wide = x.astype(jnp.float32)
-            wide = wide[0] if len(x) == 1 else wide[:, None]
-            sums = (self.values * wide).sum(axis=-1).reshape(len(x), -1)
+            x32 = x.astype(jnp.float32)
+            x32 = x32[0] if len(x) == 1 else x32[:, None]
+            sums = (self.values * x32).sum(axis=-1).reshape(len(x), -1)
         return (sums * self.scale).astype(dtype)
 
     def dense(self):

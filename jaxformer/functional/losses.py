@@ -26,9 +26,9 @@ def token_losses(
     """
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1)
-    known = (targets >= 0) & (targets < logits.shape[-1])
-    picked = jnp.take_along_axis(logits, jnp.where(known, targets, 0)[..., None], axis=-1)[..., 0]
-    picked = jnp.where(known, picked, jnp.nan)
+    is_id = (targets >= 0) & (targets < logits.shape[-1])
+    picked = jnp.take_along_axis(logits, jnp.where(is_id, targets, 0)[..., None], axis=-1)[..., 0]
+    picked = jnp.where(is_id, picked, jnp.nan)
     if label_smoothing:
         picked = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
     return total - picked

@@ -3,7 +3,7 @@
 A rule is a small frozen dataclass (hashable, so it can be static under jit) that answers two
 questions. `rule(query, key)`: which of these keys may each of these queries see? And
 `rule.key_range(start, stop, length)`: outside which keys can queries start … stop − 1 of a row see
-nothing, so that no work need be done there? Rules are joined by `&`.
+nothing, so that no work need be done there? Rules are combined by `&`.
 
 Explicit attention asks about the whole row, blockwise attention block by block, a cache about the
 positions stored in its slots: one rule, one place, every path. Answers about positions that are

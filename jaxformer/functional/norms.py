@@ -17,8 +17,8 @@ def layer_norm(
     |μ| ≫ σ. Statistics are float32 whatever the dtype of x, which is also the dtype of y.
     Source: Ba, Kiros & Hinton 2016; notes, lecture 11 §2.
     """
-    wide = x.astype(jnp.float32)
-    centred = wide - wide.mean(axis=-1, keepdims=True)
+    x32 = x.astype(jnp.float32)
+    centred = x32 - x32.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)
     y = centred * jax.lax.rsqrt(variance + epsilon) * scale
     return (y if bias is None else y + bias).astype(x.dtype)
@@ -28,9 +28,9 @@ def rms_norm(
     x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], epsilon: float = 1e-5
 ) -> Float[Array, "*batch dim"]:
     """y = γ x / √(mean(x²) + ε), statistics in float32 (Zhang & Sennrich 2019)."""
-    wide = x.astype(jnp.float32)
-    mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
+    x32 = x.astype(jnp.float32)
+    mean_square = jnp.square(x32).mean(axis=-1, keepdims=True)
+    return (x32 * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
 
 
 def init_norm(norm: str, dim: int, *, use_bias: bool = True):

@@ -79,12 +79,12 @@ def document_positions(segments: Int[Array, "batch length"], cursor: DocumentCur
     Returns (documents, positions, cursor), the first two int [batch, length].
     """
     valid = segments != 0
-    known = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
-    index = jnp.arange(known.shape[1])
+    so_far = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
+    index = jnp.arange(so_far.shape[1])
     latest = jax.lax.cummax(
-        jnp.where(known != 0, index, 0), axis=1
+        jnp.where(so_far != 0, index, 0), axis=1
     )  # the last token, padding aside
-    last_segment = jnp.take_along_axis(known, latest, axis=1)
+    last_segment = jnp.take_along_axis(so_far, latest, axis=1)
     begins = valid & (segments != last_segment[:, :-1])
 
     document = cursor.document[:, None] + jnp.cumsum(begins, axis=1)

@@ -137,7 +137,10 @@ def recurrent_layer(
 
     def step(state, inputs):
         gates, begins, valid, position, time = inputs
-        tap = tap_at(hooks, length, valid, position, time)
+        tap = Tap(hooks, None)
+        if hooks.patch:
+            documents = None if valid is None else valid[:, None]
+            tap = Tap(hooks.of_token(time[0], length), position[:, None], documents)
         if begins is not None:
             parts = zip(initial, state, strict=True)
             state = tuple(jnp.where(begins[:, None], first, part) for first, part in parts)
@@ -156,14 +159,6 @@ def recurrent_layer(
     state, (outputs, captured) = jax.lax.scan(step, state, over_time)
     captured = {name: x[:, :, 0].swapaxes(0, 1) for name, x in captured.items()}
     return outputs.swapaxes(0, 1).astype(x.dtype), state, captured
-
-
-def tap_at(hooks: Hooks, length: int, valid, position, time) -> Tap:
-    """The tap of one step through time. valid, position, time: [batch]; of a row of `length`."""
-    if not hooks.patch:
-        return Tap(hooks, None)
-    documents = None if valid is None else valid[:, None]
-    return Tap(hooks.of_token(time[0], length), position[:, None], documents)
 
 
 # ---- the language model

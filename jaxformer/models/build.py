@@ -24,8 +24,8 @@ _MODULES = {
 def build(config, execution: Execution = Execution(), **options):  # noqa: B008 (frozen)
     """The Flax module for a config, chosen by the config's type; options: other fields of it."""
     if type(config) not in _MODULES:
-        known = ", ".join(kind.__name__ for kind in _MODULES)
-        raise ValueError(f"config is a {type(config).__name__}; it must be one of {known}")
+        accepted = ", ".join(kind.__name__ for kind in _MODULES)
+        raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
     return _MODULES[type(config)](config, execution=execution, **options)
 
 

@@ -173,8 +173,8 @@ def _check_ids(name, tokens, vocab_size, embed_dim):
             f"[batch, length, {embed_dim}] (embeddings)"
         )
     if is_id and not isinstance(tokens, jax.core.Tracer) and tokens.size:
-        known = np.asarray(tokens)
-        low, high = int(known.min()), int(known.max())
+        ids = np.asarray(tokens)
+        low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= vocab_size:
             bad = low if low < 0 else high
             limit = "vocab_size" if name == "tokens" else f"{name}_vocab_size"

@@ -135,7 +135,7 @@ def split(
 
 
 def baselines(held_out: Iterable[Document]) -> dict[str, float]:
-    """Bits per byte of ``gzip -9`` and ``xz -9e`` on the documents joined together.
+    """Bits per byte of ``gzip -9`` and ``xz -9e`` on the documents concatenated.
 
     What a model's bits per byte must beat to have learnt anything beyond repetition.
 

@@ -126,15 +126,15 @@ def _checked(witnesses, is_ids: bool):
         raise ValueError(
             f"witnesses is {witnesses!r}; it must be a tuple of {', '.join(WITNESSES)}"
         )
-    known = [name for name in WITNESSES if not (is_ids and name == "derivative")]
-    for name in known if witnesses is None else witnesses:
+    possible = [name for name in WITNESSES if not (is_ids and name == "derivative")]
+    for name in possible if witnesses is None else witnesses:
         if name not in WITNESSES:
             raise ValueError(f"witness is {name!r}; it must be one of {', '.join(WITNESSES)}")
-        if name not in known:
+        if name not in possible:
             raise ValueError("inputs are integers, of which there is no derivative; give floats")
-    chosen = tuple(known if witnesses is None else witnesses)
+    chosen = tuple(possible if witnesses is None else witnesses)
     if not chosen:
-        raise ValueError(f"witnesses is empty; give some of {', '.join(known)}")
+        raise ValueError(f"witnesses is empty; give some of {', '.join(possible)}")
     return chosen
 
 
@@ -160,9 +160,9 @@ def _others(inputs, rng):
     if jnp.issubdtype(inputs.dtype, jnp.floating):
         size = max(float(jnp.std(inputs.astype(jnp.float32))), 1.0)
         return jnp.asarray(size * rng.normal(size=inputs.shape), inputs.dtype)
-    known = np.unique(np.append(np.asarray(inputs), [0, 1]))  # ids that there surely are
-    at = np.searchsorted(known, np.asarray(inputs))
-    drawn = known[(at + rng.integers(1, len(known), inputs.shape)) % len(known)]
+    ids = np.unique(np.append(np.asarray(inputs), [0, 1]))  # ids that there surely are
+    at = np.searchsorted(ids, np.asarray(inputs))
+    drawn = ids[(at + rng.integers(1, len(ids), inputs.shape)) % len(ids)]
     return jnp.asarray(drawn, inputs.dtype)
 
 

@@ -25,9 +25,9 @@ def of_any_length(step, decided, begin, entered, left) -> list[Marked]:
     """
     num_rows = decided.ndim - 1
     shape = np.shape(left[0].value)[:num_rows]
-    known = m.union(decided, *(_by_row(x.marks, num_rows) for x in (*begin, *left)))
+    reached = m.union(decided, *(_by_row(x.marks, num_rows) for x in (*begin, *left)))
     flags = np.where(m.expand(decided, shape).any(axis=-1), VARIES | UNSURE, VARIES)
-    marks = np.concatenate([m.expand(known, shape), flags[..., None]], axis=-1)
+    marks = np.concatenate([m.expand(reached, shape), flags[..., None]], axis=-1)
     while True:
         # All that is carried varies: no value that it has now (a 0) stops what a later step brings.
         goes_on, carry = step([Marked(x.value, _of_all(marks, x.value)) for x in entered])

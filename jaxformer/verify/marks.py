@@ -31,11 +31,11 @@ def expand(marks, shape):
 
 def union(*some):
     """What any of them is marked by; the arrays have one shape, or none."""
-    known = [marks for marks in some if marks is not None]
-    if not known:
+    present = [marks for marks in some if marks is not None]
+    if not present:
         return None
-    whole = known[0]
-    for marks in known[1:]:
+    whole = present[0]
+    for marks in present[1:]:
         whole = whole | marks
     return whole
 

@@ -139,8 +139,8 @@ def scattered(params, inputs, outputs):
 
 
 def added_at(params, inputs, outputs):
-    """Values added, or joined otherwise, at clean places: an element's own marks, and those of all
-    its writers."""
+    """Values added, or otherwise combined, at clean places: an element's own marks, and those of
+    all its writers."""
     operand, indices, updates = inputs
     if indices.marks is not None:
         return _somewhere(params, *inputs)

@@ -11,7 +11,7 @@ that what is marked is finite: 0 × ∞ is NaN.
 
 A mask by a large number (−10⁴, −10⁹) needs another supposition, that a float which lies 5000 below
 others stays below them: exp of less than −5000 is 0 and stays 0, and such an element is not the
-largest of a row. Where that takes a mark away, `supposed` counts it, and taint remarks on it.
+largest of a row. Where that takes a mark away, `assumed` counts it, and taint remarks on it.
 """
 
 import jax
@@ -67,7 +67,7 @@ def _negligible(params, x: Marked):
     return value < top - FAR
 
 
-def supposed(name: str, params, inputs) -> int:
+def assumed(name: str, params, inputs) -> int:
     """Of how many marked elements the rules of this primitive say that they do not count."""
     if name not in ("exp", "exp2", "reduce_max") or inputs[0].marks is None:
         return 0
@@ -132,7 +132,7 @@ def _reduced(params, inputs, outputs):
 
 
 def _largest(params, inputs, outputs):
-    """Those that are not, nor might be, the largest have no say."""
+    """Those that are not, nor might be, the largest affect nothing."""
     (x,) = inputs
     some = Marked(x.value, m.kept(x.marks, ~_negligible(params, x)))
     return [None] if some.marks is None else _reduced(params, [some], outputs)
@@ -193,7 +193,7 @@ def _broadcast(params, inputs, outputs):
 
 
 def _reshaped(params, inputs, outputs):
-    """Axes that are split or joined in groups; a group of which all axes are of size 1 stays so."""
+    """Axes that are split or merged in groups; a group of which all axes are of size 1 stays so."""
     x, new = inputs[0], np.shape(outputs[0])
     shape, full = [], []
     for old_axes, new_axes in _groups(np.shape(x.value), new):

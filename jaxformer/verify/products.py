@@ -55,15 +55,15 @@ class _Side:
         marks = self.x.marks
         order = [axis for group in self.groups for axis in group]
         marks = marks.transpose(*order, marks.ndim - 1)
-        full, joined, start = [], [], 0
+        full, merged, start = [], [], 0
         for group in range(3):
             sizes = self.sizes(group)
             own = marks.shape[start : start + len(sizes)]
             uniform = all(size == 1 for size in own)
             full += [1] * len(sizes) if uniform else sizes
-            joined.append(1 if uniform else int(np.prod(sizes)))
+            merged.append(1 if uniform else int(np.prod(sizes)))
             start += len(sizes)
-        return m.expand(marks, full).reshape(*joined, marks.shape[-1])
+        return m.expand(marks, full).reshape(*merged, marks.shape[-1])
 
     def shaped(self, passed, other, first: bool):
         """[batch, own free, other's free, bytes] as the product's axes are."""

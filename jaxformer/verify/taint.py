@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from jaxformer.verify import marks as m
 from jaxformer.verify.loops import of_any_length, widened
 from jaxformer.verify.marks import Marked, everything
-from jaxformer.verify.passing import FAR, rule_of, supposed
+from jaxformer.verify.passing import FAR, assumed, rule_of
 
 # Primitives that run a jaxpr of theirs once, on their operands as they are.
 _CALLS = frozenset(
@@ -28,7 +28,7 @@ _CALLS = frozenset(
 
 
 def taint(function, inputs, num_positions: int):
-    """(bool [*output shape, positions], remarks on what had no rule or was supposed).
+    """(bool [*output shape, positions], remarks on what had no rule or was assumed).
 
     function: an array to an array; the first num_positions axes of inputs are positions, numbered
     along their rows. ValueError: a function that has references, made in it or outside.
@@ -44,19 +44,19 @@ def taint(function, inputs, num_positions: int):
 
 
 class _Run:
-    """One run; `unknown` counts the primitives without a rule, `supposed` what `passing` took to be
+    """One run; `unknown` counts the primitives without a rule, `assumed` what `passing` took to be
     too small to count."""
 
     def __init__(self):
-        self.unknown, self.supposed = Counter(), 0
+        self.unknown, self.assumed = Counter(), 0
 
     def remarks(self):
         if self.unknown:
             names = ", ".join(sorted(self.unknown))
             yield f"taint has no rule for {names}, and let all that went in come out"
-        if self.supposed:
+        if self.assumed:
             yield (
-                f"taint took {self.supposed} numbers, in which inputs have a say, to be too far "
+                f"taint took {self.assumed} numbers that inputs affect to be too far "
                 f"below others ({FAR:g}) to count: a mask by a large number, or a path that it "
                 "misses"
             )
@@ -67,22 +67,22 @@ class _Run:
         return self.jaxpr(jaxpr, getattr(closed, "consts", ()), inputs)
 
     def jaxpr(self, jaxpr, consts, inputs) -> list[Marked]:
-        known, last = {}, {}
+        environment, last = {}, {}
         for number, equation in enumerate(jaxpr.eqns):
             last |= {x: number for x in equation.invars if not isinstance(x, Literal)}
         kept = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
 
         def read(x):
-            return Marked(x.val) if isinstance(x, Literal) else known[x]
+            return Marked(x.val) if isinstance(x, Literal) else environment[x]
 
-        known |= zip(jaxpr.constvars, map(Marked, consts), strict=True)
-        known |= zip(jaxpr.invars, inputs, strict=True)
+        environment |= zip(jaxpr.constvars, map(Marked, consts), strict=True)
+        environment |= zip(jaxpr.invars, inputs, strict=True)
         for number, equation in enumerate(jaxpr.eqns):
             outputs = self.equation(equation, [read(x) for x in equation.invars])
-            known |= zip(equation.outvars, outputs, strict=True)
+            environment |= zip(equation.outvars, outputs, strict=True)
             for x in {x for x in equation.invars if not isinstance(x, Literal)} - kept:
                 if last[x] == number:  # marks are large
-                    known.pop(x, None)
+                    environment.pop(x, None)
         return [read(x) for x in jaxpr.outvars]
 
     def equation(self, equation, inputs) -> list[Marked]:
@@ -108,7 +108,7 @@ class _Run:
         if rule is None:
             self.unknown[name] += 1
             rule = everything
-        self.supposed += supposed(name, params, inputs)
+        self.assumed += assumed(name, params, inputs)
         marks = rule(params, inputs, values)
         return [
             Marked(value, some if np.size(value) else None)
@@ -140,7 +140,7 @@ class _Run:
     def while_(self, equation, inputs):
         """For as long as it goes on; row by row, if what decides has rows (vmap). If inputs have a
         say in that, so they have in what might then come out: in rows, see `loops`; without, every
-        one that has any say has a say in all."""
+        one that affects any affects all."""
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
         consts, begin = inputs[: first + second], inputs[first + second :]
@@ -164,13 +164,17 @@ class _Run:
         if np.ndim(goes_on.value) == 0:
             values = [x.value for x in carry]
             return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
-        wide = list(map(widened, consts))
+        with_room = list(map(widened, consts))
         return of_any_length(
-            lambda carry: (decide(wide, carry), step(wide, carry)), decided, begin, entered, carry
+            lambda carry: (decide(with_room, carry), step(with_room, carry)),
+            decided,
+            begin,
+            entered,
+            carry,
         )
 
     def cond_(self, equation, inputs):
-        """The branch that is taken; if inputs have a say in which, all that any would give."""
+        """The branch that is taken; if inputs affect which, all that any would give."""
         which, *operands = inputs
         branches = equation.params["branches"]
         number = min(max(int(which.value), 0), len(branches) - 1)
@@ -208,10 +212,10 @@ def _at(x: Marked, step: int) -> Marked:
 
 def _stacked(some) -> Marked:
     value = jnp.stack([x.value for x in some])
-    known = [x.marks for x in some if x.marks is not None]
-    if not known:
+    present = [x.marks for x in some if x.marks is not None]
+    if not present:
         return Marked(value)
-    shape = np.broadcast_shapes(*(marks.shape for marks in known))
+    shape = np.broadcast_shapes(*(marks.shape for marks in present))
     empty = np.zeros(shape, np.uint8)
     rows = [empty if x.marks is None else np.broadcast_to(x.marks, shape) for x in some]
     return Marked(value, np.stack(rows))

@@ -22,7 +22,7 @@ def by_taint(function, inputs, num_positions: int):
 def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
     """float [rows, inputs]: the largest |∂ output / ∂ a feature of the input|, by vjp.
 
-    Of each output position's features one number is made in which every one has a say, so that a
+    Of each output position's features one number is made that every one affects, so that a
     row of the Jacobian is one backward pass, and `chunk` of them run at once.
     """
 

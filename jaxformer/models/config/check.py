@@ -29,8 +29,8 @@ def one_of(config) -> None:
         accepted = getattr(kind, "__args__", ())
         is_choice = getattr(kind, "__origin__", None) is Literal
         if name == "dtype" and not isinstance(config.dtype, str):
-            known = getattr(config.dtype, "name", getattr(config.dtype, "__name__", config.dtype))
-            object.__setattr__(config, name, known if known in accepted else config.dtype)
+            dtype = getattr(config.dtype, "name", getattr(config.dtype, "__name__", config.dtype))
+            object.__setattr__(config, name, dtype if dtype in accepted else config.dtype)
         if is_choice and getattr(config, name) not in accepted:
             raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {accepted}")
 

@@ -111,12 +111,8 @@ def test_three_witnesses_find_the_rule(name):
     assert not found.disagreements and not found.remarks
 
 
-@pytest.mark.parametrize(
-    "kind",
-    mostly_slow(
-        (jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig), jf.EncoderDecoderConfig
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig])
 def test_a_source_is_read_by_every_output(kind):
     model = tiny.build(kind=kind)
     variables, source = tiny.weights(model, 0), tiny.embeddings(0, 2, 7, 8)

@@ -83,6 +83,11 @@ def advance(model, variables, tokens, cache, segments=None):
     tokens than there are slots left is a ValueError; inside, it gives NaN. A loop of your own, of
     one row, is fastest on a CPU over `cache.live_prefix(cache.capacity)`.
     """
+    require_autoregressive(model)
+    if cache is None:
+        raise ValueError(
+            "cache is None; start gives one, and a pass over whole rows is model.apply"
+        )
     seen = inspect(model, variables, tokens, cache, segments)
     return seen.logits, seen.cache
 

@@ -241,8 +241,7 @@ def forward(
     """Tokens [batch, length] to the last layer's states [batch, length, hidden_dim].
 
     cache: what was read before; None: whole rows. initial: the states from which documents begin;
-    None: zeros. segments: as elsewhere, 1, 1, 2, 2, … for documents packed into a row, 0 for
-    padding.
+    None: zeros. segments: 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
     """
     inputs = {"segments": segments, "dropout_key": dropout_key, "hooks": hooks}
     hidden, captured, after = read(weights, tokens, config, execution, cache, initial, **inputs)

@@ -14,12 +14,11 @@ import jaxformer as jf
 from jaxformer.functional.taps import Patch
 from tests.properties import tiny
 from tests.properties.chunks import cuts
-from tests.properties.models import MODELS, each_model_but
+from tests.properties.models import MODELS, each_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
 GREEDY = jf.Sampler(temperature=0.0)
-each_model = each_model_but("post-norm", "rnn", "dilated cnn", "post-norm encoder-decoder")
 few = settings(max_examples=max(4, settings().max_examples // 5))  # each is several loops
 CHANGED = {  # where a patch is tried, by the kind of model
     jf.DecoderConfig: "block.middle",
@@ -58,7 +57,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     return np.concatenate([part.logits for part in parts], axis=1), captured
 
 
-@each_model
+@each_model("decoder", "lstm", "encoder-decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_chunks_capture_what_one_pass_does(name, seed, chunks):
@@ -74,7 +73,7 @@ def test_chunks_capture_what_one_pass_does(name, seed, chunks):
     tiny.close(whole.logits, tiny.apply(model)(variables, tokens, **tiny.read(model, source)))
 
 
-@each_model
+@each_model("decoder", "cnn")
 @few
 @given(seed=tiny.seeds)
 def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
@@ -115,7 +114,7 @@ def test_the_encoders_points_are_captured_once():
     assert "encoder.attention.weights" in points
 
 
-@each_model
+@each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_an_empty_patch_changes_no_bit(name, seed, chunks):
@@ -134,7 +133,7 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
         same(jf.generate(model, variables, tokens[:, :5], patch=patch, **how).log_probs, out[2])
 
 
-@each_model
+@each_model("decoder", "lstm")
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
 def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):

@@ -49,7 +49,7 @@ def test_layers_are_torchs(cell):
     def ours(layers):
         y, after = jnp.asarray(x), []
         for layer, state in zip(layers, states, strict=True):
-            y, state = recurrent_layer(layer, y, state, cell, valid=jnp.asarray(valid))
+            y, state, _ = recurrent_layer(layer, y, state, cell, valid=jnp.asarray(valid))
             after.append(state)
         return y, after
 

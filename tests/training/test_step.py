@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.decoding.autoregressive import score
+from jaxformer.decoding.score import score
 from jaxformer.functional import cross_entropy
 from jaxformer.models.build import build
 from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig

@@ -179,7 +179,7 @@ def test_who_has_seen_its_target_is_below_the_floor():
     """A model that is shown the answer: no other is better than chance at random tokens."""
 
     class Told:
-        config = tiny.build().config
+        config, minimum_prefill = tiny.build().config, 1
 
         def apply(self, variables, tokens):
             return 9.0 * jax.nn.one_hot(jnp.roll(tokens, -1, axis=1), self.config.vocab_size)

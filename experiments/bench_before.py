@@ -1,0 +1,126 @@
+"""This commit beside another, in one run: training, decoding, the first token, compilation.
+
+    git worktree add ../before f5f0ecf
+    python experiments/bench_before.py ../before
+    python experiments/bench_before.py ../before --what decode-1 decode-8 --rounds 9
+
+Each side is a process of its own that imports the package of its folder. A ratio above 1 says that
+this commit is faster; the code beside itself (a second worktree of it) says how much of that is the
+machine's drift.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from record import Parser, at_least, conclude, run
+from side_by_side import compare, ratio
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+def of(folder: str, make, *arguments):
+    """make(*arguments) in a process that imports the package of that folder."""
+    sys.path.insert(0, folder)
+    for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
+        del sys.modules[name]
+    import jaxformer
+
+    if not Path(jaxformer.__file__).is_relative_to(Path(folder).resolve()):
+        raise RuntimeError(f"{jaxformer.__file__} is not in {folder}")
+    return make(*arguments)
+
+
+def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int, batch: int):
+    """An update of `make_step`."""
+    import jax
+    import numpy as np
+
+    from jaxformer import Decoder, DecoderConfig, Execution
+    from jaxformer.training.config import OptimizerConfig
+    from jaxformer.training.optimizer import make_optimizer
+    from jaxformer.training.step import Batch, init_state, make_step
+
+    config = DecoderConfig(vocab_size, length, num_layers, dim, heads)
+    model, optimizer = Decoder(config, Execution(layers="unrolled")), None
+    optimizer = make_optimizer(OptimizerConfig(), 1000)
+    state = jax.jit(lambda: init_state(model, optimizer, 0))()
+    step = make_step(model, optimizer)
+    rows = np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)
+    data = Batch(rows[..., :-1], rows[..., 1:])
+
+    def run():
+        nonlocal state
+        state, loss = step(state, data)
+        loss.block_until_ready()
+
+    return run
+
+
+def decoding(batch: int, new_tokens: int):
+    """`generate` from GPT-2 124 M, prompts of 100 tokens, as a second call does it."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jaxformer as jf
+
+    model = jf.Decoder(jf.preset("gpt2-124m"))
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    ready = jf.prepare(model, variables)
+    prompts, greedy = np.ones((batch, 100), np.int32), jf.Sampler(temperature=0.0)
+
+    def run():
+        jf.generate(model, ready, prompts, max_new_tokens=new_tokens, sampler=greedy)
+
+    return run
+
+
+def compiling():
+    """Compilation of an update of 6 layers, each time anew."""
+    import jax
+
+    run = training(6, 128, 4, 65, 64, 4)
+
+    def compile():
+        jax.clear_caches()
+        run()
+
+    return compile
+
+
+WORK = {
+    "train-10.8m": partial(training, 6, 384, 6, 65, 256, 16),
+    "train-124m": partial(training, 12, 768, 12, 50257, 256, 2),
+    "decode-1": partial(decoding, 1, 64),
+    "decode-8": partial(decoding, 8, 64),
+    "first-token": partial(decoding, 1, 1),
+    "compile": compiling,
+}
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("before", type=Path, help="a worktree of the other commit")
+    parser.add_argument("--what", nargs="+", choices=WORK, default=list(WORK))
+    parser.add_argument("--rounds", type=at_least(1), default=7)
+    arguments = parser.parse_args()
+    before, lines = str(arguments.before.resolve()), []
+    for name in arguments.what:
+        sides = {"now": str(HERE), "before": before}
+        found = compare(
+            {side: partial(of, folder, WORK[name]) for side, folder in sides.items()},
+            arguments.rounds,
+        )
+        times = {side: subject.median for side, subject in found.items()}
+        speed = ratio(found["now"], found["before"])
+        print(
+            f"{name:12} now {1e3 * times['now']:9.1f} ms, before {1e3 * times['before']:9.1f} ms: "
+            f"{speed:.3f} times as fast"
+        )
+        lines.append({"what": name, **times, "ratio": speed})
+    conclude(lines, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

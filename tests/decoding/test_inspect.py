@@ -15,6 +15,7 @@ from jaxformer.functional.taps import Patch
 from tests.properties import tiny
 from tests.properties.chunks import cuts
 from tests.properties.models import MODELS, each_model
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
@@ -57,7 +58,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     return np.concatenate([part.logits for part in parts], axis=1), captured
 
 
-@each_model("decoder", "lstm", "encoder-decoder")
+@each_model("decoder", "lstm")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_chunks_capture_what_one_pass_does(name, seed, chunks):
@@ -73,7 +74,7 @@ def test_chunks_capture_what_one_pass_does(name, seed, chunks):
     tiny.close(whole.logits, tiny.apply(model)(variables, tokens, **tiny.read(model, source)))
 
 
-@each_model("decoder", "cnn")
+@each_model("cnn")
 @few
 @given(seed=tiny.seeds)
 def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
@@ -133,7 +134,7 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
         same(jf.generate(model, variables, tokens[:, :5], patch=patch, **how).log_probs, out[2])
 
 
-@each_model("decoder", "lstm")
+@each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
 def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):
@@ -166,7 +167,7 @@ def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks,
     tiny.close(out.log_probs, wanted)
 
 
-@pytest.mark.parametrize("name", ["decoder", "lstm"])
+@pytest.mark.parametrize("name", mostly_slow(["decoder", "lstm"], "lstm"))
 @few
 @given(seed=tiny.seeds, step=st.integers(1, NEW - 1))
 def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):

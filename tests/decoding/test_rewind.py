@@ -14,10 +14,10 @@ from tests.properties.chunks import cuts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH = 2, tiny.LENGTH
-PAIR = jf.EncoderDecoderConfig
+REWOUND = [{"positions": "rotary"}, {"kind": jf.EncoderDecoderConfig, "num_layers": 1}]
 
 
-@pytest.mark.parametrize("options", [{"positions": "rotary"}, {"kind": PAIR, "num_layers": 1}])
+@pytest.mark.parametrize("options", mostly_slow(REWOUND, REWOUND[0]))
 @given(seed=tiny.seeds, forgotten=st.lists(st.integers(0, 5), min_size=BATCH, max_size=BATCH))
 def test_rewound_rows_go_on_as_if_they_had_not_read(options, seed, forgotten):
     """Each row forgets as many tokens as it likes; what it reads next is as in one pass."""
@@ -95,7 +95,7 @@ def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
     assert kept.keys[0].shape == (BATCH, 2, slots, 4)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "none"])
+@pytest.mark.parametrize("positions", mostly_slow(["rotary", "none"], "rotary"))
 def test_a_ring_goes_on_past_the_maximal_length(positions):
     """2,000 tokens through 32 + 8 slots, chunk by chunk, are what one pass over all of them is."""
     model, long = (windowed(positions, window=32, max_length=length) for length in (64, 2000))

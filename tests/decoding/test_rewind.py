@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from tests.properties import tiny
 from tests.properties.chunks import cuts
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH = 2, tiny.LENGTH

@@ -132,22 +132,21 @@ def inspect(
 
 
 def _inspect_in_trace(model, variables, tokens, cache, segments, source, hooks, live):
+    weights, prefix = weights_of(variables), None
+    if cache is not None:
+        prefix = cache.live_prefix(live)
     passed = model.forward(
-        weights_of(variables), tokens, cache=cache, segments=segments, source=source, hooks=hooks
+        weights, tokens, cache=prefix, segments=segments, source=source, hooks=hooks
     )
-    logits = model.logits(weights_of(variables), passed.hidden)
-    return Inspection(logits, passed.captured, passed.cache)
+    after = None if cache is None else cache.merge_prefix(passed.cache)
+    return Inspection(model.logits(weights, passed.hidden), passed.captured, after)
 
 
-@partial(jax.jit, static_argnums=(0, 7))
-def _inspect(model, variables, tokens, cache, segments, source, hooks, live):
-    prefix = None if cache is None else cache.live_prefix(live)
-    seen = _inspect_in_trace(model, variables, tokens, prefix, segments, source, hooks, live)
-    return seen if cache is None else seen._replace(cache=cache.merge_prefix(seen.cache))
+_inspect = partial(jax.jit, static_argnums=(0, 7))(_inspect_in_trace)
 
 
 def _check_room(model, cache, tokens, segments) -> int | None:
-    """The slots that are live after these tokens; ValueError if there is no room for them."""
+    """The slots that are live after these tokens (None: all); ValueError if there is no room."""
     if not tokens.shape[1]:
         raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
     rows = len(cache.cursor.position)
@@ -163,7 +162,7 @@ def _check_room(model, cache, tokens, segments) -> int | None:
         )
     if not any(isinstance(x, jax.core.Tracer) for x in (tokens, segments, cache.length)):
         _check_reading(model, cache, needed, segments, tokens.shape[:2])
-    return live_slots(cache, needed)
+    return None if traced else live_slots(cache, needed)
 
 
 def _check_reading(model, cache, needed: int, segments, shape):

@@ -56,14 +56,15 @@ class LanguageModel(nn.Module):
         self, tokens, segments: Int[Array, "batch length"] | None = None
     ) -> Float[Array, "batch length vocab"]:
         """Logits in float32."""
-        passed = self.forward(self.weights, **self.inputs(tokens, segments))
-        return self.functional.logits(self.weights, passed.hidden)
+        inputs = self.inputs(tokens, segments)
+        return self.functional.logits(self.weights, self.forward(self.weights, **inputs).hidden)
 
     def hidden_states(
         self, tokens, segments: Int[Array, "batch length"] | None = None
     ) -> Float[Array, "batch length dim"]:
         """What the head is applied to, for losses that work through it in chunks."""
-        return self.forward(self.weights, **self.inputs(tokens, segments)).hidden
+        inputs = self.inputs(tokens, segments)
+        return self.forward(self.weights, **inputs).hidden
 
     def inspect(self, tokens, segments=None, *, capture=(), patch=None):
         """Logits and what passed through the points named in `capture`, with `patch` put in place.
@@ -72,7 +73,8 @@ class LanguageModel(nn.Module):
         names to functional.taps.Patch(where, value). The names are `model.points`.
         """
         hooks = checked_hooks(capture, patch, self.points)
-        passed = self.forward(self.weights, **self.inputs(tokens, segments), hooks=hooks)
+        inputs = self.inputs(tokens, segments)
+        passed = self.forward(self.weights, **inputs, hooks=hooks)
         return self.functional.logits(self.weights, passed.hidden), passed.captured
 
     def head(self):

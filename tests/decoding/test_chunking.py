@@ -1,5 +1,6 @@
 """The cache: however a text is cut up on its way in, the logits are those of one pass."""
 
+from dataclasses import replace
 from functools import cache
 from unittest import mock
 
@@ -187,12 +188,12 @@ def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 10)
     _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
-    unseen = jnp.repeat(cache.documents == 0, len(cache.keys[0]) // BATCH, axis=0)[:, :, None]
+    unseen = (cache.documents == 0)[:, None, :, None]
 
     def poisoned(arrays):
         return tuple(jnp.where(unseen, jnp.nan, array) for array in arrays)
 
-    dirty = cache._replace(keys=poisoned(cache.keys), values=poisoned(cache.values))
+    dirty = replace(cache, keys=poisoned(cache.keys), values=poisoned(cache.values))
     clean_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=cache)
     dirty_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=dirty)
     np.testing.assert_array_equal(clean_logits, dirty_logits)
@@ -210,7 +211,7 @@ def test_gradients_through_a_poisoned_cache_are_finite():
         return jnp.square(jf.advance(model, variables, x, cache)[0]).sum()
 
     gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
-    dirty = gradient(variables, x, cache._replace(keys=nan, values=nan))
+    dirty = gradient(variables, x, replace(cache, keys=nan, values=nan))
     tiny.all_close(dirty, gradient(variables, x, cache), 0.0)
 
 

@@ -130,7 +130,8 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
         length = ends[0] + 1 if len(ends) else 20
         assert out.lengths[row] == length
         np.testing.assert_array_equal(out.tokens[row, :length], free.tokens[row, :length])
-        np.testing.assert_array_equal(out.log_probs[row, :length], free.log_probs[row, :length])
+        # Another number of stop tokens is another program, which may round otherwise.
+        tiny.close(out.log_probs[row, :length], free.log_probs[row, :length], 1e-6)
         assert not out.tokens[row, length:].any() and not out.log_probs[row, length:].any()
         streamed = [token for block in told for token in block[row]]
         assert streamed == out.tokens[row, :length].tolist()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import Causal, Mask
+from jaxformer.functional import Causal, Mask, Packed
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
@@ -139,7 +139,7 @@ def test_a_certificate_uses_it(name):
 def test_a_certificate_sees_that_the_mask_is_not_obeyed(monkeypatch):
     """The model runs another mask than it says."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    monkeypatch.setattr(type(model), "options", property(lambda self: {"mask": other}))
+    monkeypatch.setattr(type(model), "rules", property(lambda self: (other & Packed(),)))
     assert not examine(subject_of(model, tiny.weights(model, 0), length=12), "causal").holds
 
 

@@ -11,6 +11,7 @@ Distance is counted in tokens of a document: padding takes no place, and beyond 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +212,7 @@ class Row:
     documents: Int[Array, "batch length"] | None
     positions: Int[Array, "*batch length"]
     order: Int[Array, "batch length"] | None
-    cache: "ConvolutionCache | None"
+    cache: Any  # a ConvolutionCache, or None
     cursor: DocumentCursor | None
 
     @classmethod

@@ -13,15 +13,6 @@ from tests.mutation.quoted import (
 BUGS = (
     # ---- attention's own arithmetic
     Bug(
-        "scores scaled by 1 / d",
-        ATTENTION_FILE,
-        '    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""\n'
-        "    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale",
-        '    """`dot_product_attention` where hidden keys and values are known to be finite (a cache)."""\n'
-        "    scale = 1 / query.shape[-1] if scale is None else scale",
-        f"{FORMULA} {INVARIANCE}::CompiledOrNot",
-    ),
-    Bug(
         "grouped heads tiled, not repeated",  # axlearn#842
         "functional/heads.py",
         "    return query.reshape(*batch, num_kv_heads, heads // num_kv_heads, length, head_dim)",
@@ -94,12 +85,5 @@ BUGS = (
         "    total = powers.sum(axis=-1, keepdims=True)\n",
         "    total = powers.sum(axis=4, keepdims=True)\n",
         f"{ATTENTION}::test_one_sequence_a_batch_and_vmap_agree",
-    ),
-    Bug(
-        "fused falls back without a word",
-        ATTENTION_FILE,
-        '        if implementation == "fused" and unsupported_reason:\n',
-        '        if implementation == "fused" and not unsupported_reason:\n',
-        f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
 )

@@ -110,13 +110,6 @@ BUGS = (
         "jnp.isnan(best).all(axis=1)",
         NONFINITE,
     ),
-    Quoted(
-        "a score may be NaN",
-        "decoding/autoregressive.py",
-        "        refuse_broken(np.isnan(scores), variables)\n",
-        "        pass\n",
-        NONFINITE,
-    ),
     Bug(
         "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
         "functional.kernels:FEW_ROWS",
@@ -165,32 +158,4 @@ BUGS = (
         f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
     ),
     # ---- scores
-    Quoted(
-        "a document scores the next one's first token",
-        "decoding/autoregressive.py",
-        "jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0)",
-        "jnp.where(segments[:, 1:] > 0, losses, 0.0)",
-        f"{SCORE}::test_score_is_the_sum_over_documents",
-    ),
-    Quoted(
-        "score takes any id",
-        "decoding/autoregressive.py",
-        "    check_tokens(tokens, model.config, segments)\n    if not jnp.issub",
-        "    if not jnp.issub",
-        f"{SCORE}::test_score_refuses_a_token_that_is_none",
-    ),
-    Quoted(
-        "a prefix is scored though it was seen",
-        "decoding/autoregressive.py",
-        "positions[:, 1:] >= model.minimum_prefill",
-        "positions[:, 1:] >= 1",
-        f"{SCORE}::test_score_is_the_sum_over_documents",
-    ),
-    Quoted(
-        "score looks a token up in its own logits",
-        "decoding/autoregressive.py",
-        "        hidden = hidden[:, :-1]",
-        "        hidden = hidden[:, 1:]",
-        f"{AUTOREGRESSIVE}::test_score_is_the_sum_of_stepwise_log_probabilities",
-    ),
 )

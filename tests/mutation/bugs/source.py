@@ -1,6 +1,6 @@
 """Beams, encoders, and models that read a source."""
 
-from tests.mutation.quoted import ATTENTION_FILE, AUTOREGRESSIVE, CHUNKING, TRANSFORMER, Bug
+from tests.mutation.quoted import CHUNKING, TRANSFORMER, Bug
 
 BEAM_FILE, PAIR_FILE = "decoding/beam.py", "functional/encoder_decoder.py"
 RECURRENT_FILE, ENCODER_FILE = "functional/recurrent_encoder_decoder.py", "functional/encoder.py"
@@ -37,76 +37,12 @@ BUGS = (
         f"{BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
-        "a source serves its rows in another order",
-        ATTENTION_FILE,
-        "    return output.reshape(served.shape).swapaxes(1, 2).reshape(query.shape)\n",
-        "    return output.reshape(query.shape)\n",
-        f"{SOURCE}::test_a_source_serves_several_rows",
-    ),
-    Bug(
-        "the source's padding is lost on the way to cross-attention",  # transformers#47946
-        PAIR_FILE,
-        "    places = TokenInfo(source.shape[1], None, source_segments)\n",
-        "    places = TokenInfo(source.shape[1])\n",
-        f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
-    ),
-    Bug(
-        "the cache sees the source's padding",
-        "functional/cache.py",
-        "    return (segments != 0)[:, None]\n",
-        "    return (segments == segments)[:, None]\n",
-        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
-    ),
-    Bug(
         "what stands in the source's padding is read",
         TRANSFORMER,
         '"embedding_norm", without_padding(x, segments), config)',
         '"embedding_norm", x, config)',
         f"{SOURCE}::test_nan_in_the_padding_of_a_source_reaches_nothing "
         f"{ENCODER}::test_nan_in_padding_reaches_nothing",
-    ),
-    Bug(
-        "the source is encoded again at each step",
-        PAIR_FILE,
-        "    return hidden, replace(cache, own=own)\n",
-        '    again = sum(leaf.sum() for leaf in jax.tree.leaves(weights["encoder"]))\n'
-        "    return hidden + 0 * again, replace(cache, own=own)\n",
-        f"{SOURCE}::test_a_source_is_read_once",
-    ),
-    Bug(
-        "a text begins from zeros, not from its source",
-        RECURRENT_FILE,
-        "read_on(weights, tokens, cache.own, cache.initial, config",
-        "read_on(weights, tokens, cache.own, jax.tree.map(jnp.zeros_like, cache.initial), config",
-        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
-    ),
-    Bug(
-        "the source's padding moves the encoder's state",
-        RECURRENT_FILE,
-        "    valid = None if segments is None else segments != 0\n",
-        "    valid = None\n",
-        f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
-    ),
-    Bug(
-        "the encoder is causal",
-        ENCODER_FILE,
-        "rule = Packed() if",
-        'rule = __import__("jaxformer.functional.masks").functional.masks.Causal() & Packed() if',
-        f"{ENCODER}::test_every_output_depends_on_all_of_its_document",
-    ),
-    Bug(
-        "a whole row begins from zeros, not from its source",
-        RECURRENT_FILE,
-        "    hidden = read_rows(weights, tokens, initial, config",
-        "    hidden = read_rows(weights, tokens, empty_states(config, len(tokens)), config",
-        f"{SOURCE}::test_every_output_depends_on_all_of_its_source",
-    ),
-    Bug(
-        "an encoder sees the documents beside its own",
-        ENCODER_FILE,
-        "rule = Packed() if",
-        'rule = __import__("jaxformer.functional.masks").functional.masks.Padding() if',
-        f"{ENCODER}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
         "what is pooled may be padding",

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from tests.mutation.bug import DISCIPLINE, LOSSES, STEP, Bug
 from tests.mutation.changes import Replace, gives, then
-from tests.mutation.quoted import BLOCKS, Quoted
 
 
 def counts_padding(weighted_sum):
@@ -62,13 +61,6 @@ BUGS = (
         f"{STEP}::test_decay_is_for_matrices_alone",
     ),
     # ---- randomness: nanoGPT#240, flash-attention#314
-    Quoted(
-        "the same dropout key in each layer",
-        BLOCKS,
-        "jax.random.split(dropout_key, config.num_layers)",
-        "jax.random.split(dropout_key, 1)[jnp.zeros(config.num_layers, int)]",
-        f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
-    ),
     Bug(
         "the same dropout key in each step",
         "training.step:make_step.step",

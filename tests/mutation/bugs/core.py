@@ -1,0 +1,254 @@
+"""The one forward pass: attention over rows, caches and sources, hooks, rewinding, rings, scores."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace
+
+AUTOREGRESSIVE = "decoding/test_autoregressive.py"
+CHUNKING = "decoding/test_chunking.py"
+ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
+DISCIPLINE = "properties/test_discipline.py"
+INSPECT = "decoding/test_inspect.py"
+REWIND = "decoding/test_rewind.py"
+SCORE = "decoding/test_score.py"
+SOURCE = "properties/test_source.py"
+
+BUGS = (
+    # ---- attention
+    Bug(
+        "scores scaled by 1 / d",
+        "functional.attention:dot_product_attention",
+        Replace("1 / math.sqrt(query.shape[-1])", "1 / query.shape[-1]"),
+        "functional/test_attention.py::test_every_rule_is_its_formula",
+    ),
+    Bug(
+        "hidden values are not zeroed: 0 × NaN",
+        "functional.attention:_zero_masked",
+        Replace("jnp.where(is_seen[..., None, :, None], x, 0)", "x"),
+        "functional/test_attention.py::test_nan_that_nobody_may_see_reaches_nothing",
+    ),
+    Bug(
+        "fused falls back without a word",
+        "functional.attention:_resolved",
+        Replace('implementation == "fused" and reason', "False"),
+        "functional/test_attention.py::test_what_cannot_be_done_is_refused_with_the_reason",
+    ),
+    Bug(
+        "mask dropped when the weights are wanted",
+        "functional.attention:dot_product_attention",
+        Replace("mask(query_info, key_info)", "mask(query_info, key_info) | hasattr(tap, 'hooks')"),
+        "properties/test_dependency.py::test_options_keep_the_mask",
+    ),
+    # ---- the block and its layers
+    Bug(
+        "post-norm runs as pre-norm",
+        "functional.blocks:norms_of",
+        Replace('config.norm_position == "pre"', "True"),
+        "properties/test_invariance.py::test_the_model_is_its_formula",
+    ),
+    Bug(
+        "layers take their keys in reverse when unrolled",
+        "functional.layers:over_layers",
+        Replace(
+            "(unstack(part, num_layers) for part in layers)",
+            "(unstack(part, num_layers)[:: -1 if i == 1 else 1] for i, part in enumerate(layers))",
+        ),
+        f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
+    ),
+    Bug(
+        "the same dropout key in each layer",
+        "functional.transformer:forward",
+        Replace(
+            "split_key(dropout_key, 1 + config.num_layers)",
+            "[dropout_key] * (1 + config.num_layers)",
+        ),
+        f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
+    ),
+    # ---- hooks
+    Bug(
+        "a patch is added to what is there",
+        "functional.taps:Tap._patched",
+        Replace("jnp.where(where, new, value)", "jnp.where(where, value + new, value)"),
+        f"{DISCIPLINE}::test_a_patch_puts_in_what_it_says_where_it_says",
+    ),
+    Bug(
+        "a patch for the last layer is put in all",
+        "functional.taps:Patch.of_layers",
+        Replace("jnp.asarray(x)[min(layer, len(x) - 1)]", "jnp.asarray(x)[len(x) - 1]"),
+        f"{DISCIPLINE}::test_a_patch_for_one_layer_leaves_the_others",
+    ),
+    Bug(
+        "patches outside the blocks are dropped",
+        "functional.transformer:forward",
+        Replace('tap("embedding", dropout(embed_key, x, config.dropout))', "x"),
+        f"{DISCIPLINE}::test_patching_everything_at_the_embedding_is_the_other_text",
+    ),
+    Bug(
+        "a declared point is never tapped",
+        "functional.blocks:self_attention",
+        Replace('tap("attention.output", output)', "output"),
+        f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
+    ),
+    Bug(
+        "a patch ignores its positions",
+        "functional.taps:Tap._patched",
+        Replace("patch.positions is not None", "False"),
+        f"{INSPECT}::test_padding_and_packed_documents_are_not_patched",
+    ),
+    Bug(
+        "a patch at positions changes padding too",
+        "functional.taps:Tap._matches",
+        Replace("self.documents is None", "True"),
+        f"{INSPECT}::test_padding_and_packed_documents_are_not_patched",
+    ),
+    Bug(
+        "a patch's steps are off by one",
+        "decoding.generate:decode_block.step",
+        Replace("hooks.at_step(state.step + 1)", "hooks.at_step(state.step)"),
+        f"{INSPECT}::test_a_patch_at_steps_is_that_of_their_positions",
+    ),
+    Bug(
+        "weights of a generation are keyed by slot",
+        "decoding.generate:by_position",
+        Replace("weights[:, row, ..., width - length :]", "weights[:, row]"),
+        f"{INSPECT}::test_the_compiled_loop_captures_what_one_pass_does",
+    ),
+    Bug(
+        "the encoder's points go by the decoder's names",
+        "functional.encoder_decoder:encode",
+        Replace("ENCODER + name", "name"),
+        f"{INSPECT}::test_the_encoders_points_are_captured_once",
+    ),
+    # ---- the cache: x-transformers#219, torchtune#959, transformers#15751
+    Bug(
+        "cache written one slot late",
+        "functional.slots:write_slots",
+        Replace(
+            "jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)",
+            "jax.lax.dynamic_update_slice_in_dim(slots, new, written + 1, axis=slots.ndim - 2)",
+        ),
+        ANY_CHUNKING,
+    ),
+    Bug(
+        "a long chunk counts its positions from 0",
+        "functional.contexts:CacheAttention.__call__",
+        Replace("self.new", "TokenInfo(self.new.length)"),
+        f"{CHUNKING}::test_long_chunks_are_one_pass",
+    ),
+    Bug(
+        "overflow overwrites the last slot unnoticed",  # flax nnx attention
+        "functional.transformer:unless_torn",
+        Replace("after.capacity is not None", "False"),
+        f"{CHUNKING}::test_inside_jit_it_is_one_pass_until_it_overflows_to_nan",
+    ),
+    Bug(
+        "what stands in empty slots reaches the output",
+        "functional.cache:Cache.live_prefix",
+        Replace("self.documents[:, None, :slots, None] != 0", "True"),
+        f"{CHUNKING}::test_nan_in_slots_that_nobody_may_see_reaches_nothing "
+        f"{CHUNKING}::test_gradients_through_a_poisoned_cache_are_finite",
+    ),
+    Bug(
+        "steps see a block too few of live slots",
+        "decoding.generate:generate",
+        Replace("width + STEPS * (block + 1)", "width + STEPS * block"),
+        "decoding/test_generation.py::test_long_generation_goes_on_past_every_bucket",
+    ),
+    Bug(
+        "rewinding leaves the forgotten slots visible",
+        "functional.cache:Cache.rewind",
+        Replace("jnp.where(forgotten, 0, self.documents)", "self.documents"),
+        f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
+    ),
+    Bug(
+        "rewinding does not move the position back",
+        "functional.cache:Cache.rewind",
+        Replace("jnp.where(torn, _NOWHERE, kept)", "self.cursor.position"),
+        f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
+    ),
+    Bug(
+        "a ring gives padding a slot",
+        "functional.cache:Cache.append",
+        Replace("documents != 0", "documents >= 0"),
+        f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
+    ),
+    # ---- sources
+    Bug(
+        "a source serves its rows in another order",
+        "functional.attention:few_queries_attention.unfolded",
+        Replace("x.swapaxes(1, 2)", "x"),
+        f"{SOURCE}::test_a_source_serves_several_rows",
+    ),
+    Bug(
+        "the source's padding is seen by cross-attention",
+        "functional.contexts:SourceAttention.__call__",
+        Replace("TokenInfo(length, None, segments)", "TokenInfo(length)"),
+        f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
+    ),
+    Bug(
+        "the cache sees the source's padding",
+        "functional.contexts:SourceAttention.__call__",
+        Replace("segments != 0", "segments == segments"),
+        ANY_CHUNKING,
+    ),
+    Bug(
+        "a text begins from zeros, not from its source",
+        "functional.recurrent:read",
+        Replace(
+            "empty_states(config, batch_size) if initial is None else initial",
+            "empty_states(config, batch_size)",
+        ),
+        f"{ANY_CHUNKING} {SOURCE}::test_every_output_depends_on_all_of_its_source",
+    ),
+    Bug(
+        "the source's padding moves the encoder's state",
+        "functional.recurrent_encoder_decoder:encode",
+        Replace("source.segments", "None"),
+        f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
+    ),
+    Bug(
+        "the encoder is causal",
+        "functional.encoder:self_attention_mask",
+        lambda rule: (
+            lambda config, mask=None: (
+                __import__("jaxformer.functional.masks").functional.masks.Causal()
+                & rule(config, mask)
+            )
+        ),
+        "models/test_encoder.py::test_every_output_depends_on_all_of_its_document",
+    ),
+    Bug(
+        "an encoder sees the documents beside its own",
+        "functional.encoder:self_attention_mask",
+        lambda rule: (
+            lambda config, mask=None: __import__(
+                "jaxformer.functional.masks"
+            ).functional.masks.Padding()
+        ),
+        "models/test_encoder.py::test_a_document_gives_what_it_gives_alone",
+    ),
+    # ---- scores
+    Bug(
+        "a score may be NaN",
+        "decoding.score:score",
+        Replace("isinstance(scores, jax.core.Tracer)", "True"),
+        "decoding/test_nonfinite.py::test_nan_weights_are_named_and_give_no_tokens",
+    ),
+    Bug(
+        "a document scores the next one's first token",
+        "decoding.score:_score",
+        Replace("positions[:, 1:] >= model.minimum_prefill", "positions[:, 1:] >= 0"),
+        f"{SCORE}::test_score_is_the_sum_over_documents",
+    ),
+    Bug(
+        "a prefix is scored though it was seen",
+        "decoding.score:_score",
+        Replace("model.minimum_prefill", "1"),
+        f"{SCORE}::test_score_is_the_sum_over_documents",
+    ),
+    Bug(
+        "score looks a token up in its own logits",
+        "decoding.score:_score",
+        Replace("hidden[:, :-1]", "hidden[:, 1:]"),
+        f"{AUTOREGRESSIVE}::test_score_is_the_sum_of_stepwise_log_probabilities",
+    ),
+)

@@ -112,7 +112,7 @@ def test_the_encoders_points_are_captured_once():
     )
     whole = jf.inspect(model, variables, prompts, source=source, capture=points)
     tiny.all_close(out.captured, jax.tree.map(np.asarray, whole.captured))
-    assert "encoder.attention.weights" in points
+    assert set(out.captured) == set(points) and "encoder.attention.weights" in points
 
 
 @each_model("decoder")

@@ -197,7 +197,7 @@ BUGS = (
             "empty_states(config, batch_size) if initial is None else initial",
             "empty_states(config, batch_size)",
         ),
-        f"{ANY_CHUNKING} {SOURCE}::test_every_output_depends_on_all_of_its_source",
+        f"{SOURCE}::test_every_output_depends_on_all_of_its_source",
     ),
     Bug(
         "the source's padding moves the encoder's state",

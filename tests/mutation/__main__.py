@@ -22,7 +22,8 @@ from tests.mutation.sound import stay_sound
 # Red, but not by a test that sees the bug: tests that cannot be imported, a change that fails
 # itself, or one that names what is no longer there.
 _FAILED_OTHERWISE = re.compile(
-    r"ERROR collecting|^tests/mutation/bugs/\S+:\d+: \w+|^E +NameError: ", re.MULTILINE
+    r"ERROR collecting|^tests/mutation/bugs/\S+:\d+: \w+|^E +(?:NameError|UnboundLocalError): ",
+    re.MULTILINE,
 )
 
 

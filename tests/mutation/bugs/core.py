@@ -1,14 +1,23 @@
-"""The one forward pass: attention over rows, caches and sources, hooks, rewinding, rings, scores."""
+"""The one forward pass: attention over rows, caches and sources, hooks, rewinding, scores."""
 
-from tests.mutation.bug import Bug
+from tests.mutation.bug import (
+    ATTENTION,
+    AUTOREGRESSIVE,
+    CHUNKING,
+    DISCIPLINE,
+    FORMULA,
+    GENERATION,
+    INSPECT,
+    INVARIANCE,
+    NONFINITE,
+    OPTIONS,
+    REWIND,
+    Bug,
+)
 from tests.mutation.changes import Replace
 
-AUTOREGRESSIVE = "decoding/test_autoregressive.py"
-CHUNKING = "decoding/test_chunking.py"
 ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
-DISCIPLINE = "properties/test_discipline.py"
-INSPECT = "decoding/test_inspect.py"
-REWIND = "decoding/test_rewind.py"
+ENCODER = "models/test_encoder.py"
 SCORE = "decoding/test_score.py"
 SOURCE = "properties/test_source.py"
 
@@ -18,32 +27,32 @@ BUGS = (
         "scores scaled by 1 / d",
         "functional.attention:dot_product_attention",
         Replace("1 / math.sqrt(query.shape[-1])", "1 / query.shape[-1]"),
-        "functional/test_attention.py::test_every_rule_is_its_formula",
+        FORMULA,
     ),
     Bug(
         "hidden values are not zeroed: 0 × NaN",
         "functional.attention:_zero_masked",
         Replace("jnp.where(is_seen[..., None, :, None], x, 0)", "x"),
-        "functional/test_attention.py::test_nan_that_nobody_may_see_reaches_nothing",
+        f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
     ),
     Bug(
         "fused falls back without a word",
         "functional.attention:_resolved",
         Replace('implementation == "fused" and reason', "False"),
-        "functional/test_attention.py::test_what_cannot_be_done_is_refused_with_the_reason",
+        f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
     Bug(
         "mask dropped when the weights are wanted",
         "functional.attention:dot_product_attention",
         Replace("mask(query_info, key_info)", "mask(query_info, key_info) | hasattr(tap, 'hooks')"),
-        "properties/test_dependency.py::test_options_keep_the_mask",
+        OPTIONS,
     ),
     # ---- the block and its layers
     Bug(
         "post-norm runs as pre-norm",
         "functional.blocks:norms_of",
         Replace('config.norm_position == "pre"', "True"),
-        "properties/test_invariance.py::test_the_model_is_its_formula",
+        f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
         "layers take their keys in reverse when unrolled",
@@ -151,7 +160,7 @@ BUGS = (
         "steps see a block too few of live slots",
         "decoding.generate:generate",
         Replace("width + STEPS * (block + 1)", "width + STEPS * block"),
-        "decoding/test_generation.py::test_long_generation_goes_on_past_every_bucket",
+        f"{GENERATION}::test_long_generation_goes_on_past_every_bucket",
     ),
     Bug(
         "rewinding leaves the forgotten slots visible",
@@ -214,7 +223,7 @@ BUGS = (
                 & rule(config, mask)
             )
         ),
-        "models/test_encoder.py::test_every_output_depends_on_all_of_its_document",
+        f"{ENCODER}::test_every_output_depends_on_all_of_its_document",
     ),
     Bug(
         "an encoder sees the documents beside its own",
@@ -224,14 +233,14 @@ BUGS = (
                 "jaxformer.functional.masks"
             ).functional.masks.Padding()
         ),
-        "models/test_encoder.py::test_a_document_gives_what_it_gives_alone",
+        f"{ENCODER}::test_a_document_gives_what_it_gives_alone",
     ),
     # ---- scores
     Bug(
         "a score may be NaN",
         "decoding.score:score",
         Replace("isinstance(scores, jax.core.Tracer)", "True"),
-        "decoding/test_nonfinite.py::test_nan_weights_are_named_and_give_no_tokens",
+        NONFINITE,
     ),
     Bug(
         "a document scores the next one's first token",

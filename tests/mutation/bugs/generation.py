@@ -9,7 +9,6 @@ from tests.mutation.bug import (
     Bug,
 )
 from tests.mutation.changes import Replace
-from tests.mutation.quoted import Quoted
 
 SAMPLING, SCORE = "decoding/test_sampling.py", "decoding/test_score.py"
 
@@ -29,11 +28,13 @@ BUGS = (
         Replace("jnp.arange(len(logits))", "jnp.arange(len(logits)) + len(logits)"),
         f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
     ),
-    Quoted(
+    Bug(
         "log-probabilities after temperature",
-        "decoding/generate.py",
-        "-token_losses(state.logits, token)\n",
-        "-token_losses(state.logits / (2.0 if arrays is None else arrays.temperature), token)\n",
+        "decoding.generate:decode_block.step",
+        Replace(
+            "token_losses(state.logits, token)",
+            "token_losses(state.logits / (2.0 if arrays is None else arrays.temperature), token)",
+        ),
         f"{SCORE}::test_log_probs_add_up_to_scores",
     ),
     Bug(
@@ -96,18 +97,16 @@ BUGS = (
         f"{PREPARED}::test_nothing_is_kept_beyond_the_parameters",
     ),
     # ---- the loop
-    Quoted(
+    Bug(
         "NaN logits become tokens",
-        "decoding/generate.py",
-        "        refuse_broken(np.isnan(wanted).any(axis=1), variables)\n",
-        "",
+        "decoding.generate:generate",
+        Replace("refuse_broken(np.isnan(wanted).any(axis=1), variables)", "None"),
         NONFINITE,
     ),
-    Quoted(
+    Bug(
         "a beam goes on from NaN logits",
-        "decoding/beam.py",
-        "jnp.isnan(totals).any(axis=1)",
-        "jnp.isnan(best).all(axis=1)",
+        "decoding.beam:_extend",
+        Replace("jnp.isnan(totals).any(axis=1)", "False"),
         NONFINITE,
     ),
     Bug(
@@ -136,26 +135,28 @@ BUGS = (
         lambda most_probable: lambda logits: most_probable(-logits),
         f"{AUTOREGRESSIVE}::test_a_ragged_batch_is_each_row_alone",
     ),
-    Quoted(
+    Bug(
         "the stop token is not counted",
-        "decoding/generate.py",
-        "            jnp.where(state.stopped, -1, token),\n",
-        "            jnp.where(stopped, -1, token),\n",
+        "decoding.generate:decode_block.step",
+        Replace("jnp.where(state.stopped, -1, token)", "jnp.where(stopped, -1, token)"),
         f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
     ),
-    Quoted(
+    Bug(
         "every length compiles anew",
-        "models/rows.py",
-        "    return max(smallest, 1 << (length - 1).bit_length())",
-        "    return max(smallest, length)",
+        "models.rows:power_of_two",
+        lambda power_of_two: lambda length, smallest: max(length, smallest),
         f"{GENERATION}::test_compilations_are_few_and_never_repeated",
     ),
-    Quoted(
+    Bug(
         "a prompt too long is generated from",
-        "decoding/generate.py",
-        "        if ids.size + max_new_tokens > config.max_length:\n",
-        "        if ids.size > config.max_length:\n",
+        "decoding.generate:check_prompts",
+        Replace("ids.size + max_new_tokens > config.max_length", "ids.size > config.max_length"),
         f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
     ),
-    # ---- scores
+    Bug(
+        "score takes any id",
+        "decoding.score:score",
+        Replace("check_tokens(tokens, model.config, segments)", "None"),
+        f"{SCORE}::test_score_refuses_a_token_that_is_none",
+    ),
 )

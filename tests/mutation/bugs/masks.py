@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from tests.mutation.bug import (
     ATTENTION,
     AUTOREGRESSIVE,
+    CHUNKING,
     DEPENDENCY,
     FORMULA,
     INVARIANCE,
@@ -18,7 +19,6 @@ from tests.mutation.bug import (
     Bug,
 )
 from tests.mutation.changes import Replace
-from tests.mutation.quoted import ATTENTION_FILE, Quoted
 
 
 def queries_stand(further):
@@ -39,6 +39,15 @@ def of_one_more(call):
 
 def begins_late(key_range):
     return lambda self, start, stop, length: key_range(self, start + 1, stop, length)
+
+
+def causal_alone(next_tokens):
+    def broken(cache, segments, config, mask, form):
+        from jaxformer.functional.masks import Causal, Packed
+
+        return next_tokens(cache, segments, config, Causal() & Packed(), form)
+
+    return broken
 
 
 BUGS = (
@@ -67,11 +76,13 @@ BUGS = (
         begins_late,
         f"{ONE_DOCUMENT} {ATTENTION}::test_a_row_in_order_needs_no_places",
     ),
-    Quoted(
+    Bug(
         "mask multiplied instead of put in place",
-        ATTENTION_FILE,
-        "    weights = _softmax(jnp.where(over_heads(visible), scores, -jnp.inf))\n\n    heads",
-        "    weights = _softmax(scores * jnp.where(over_heads(visible), 1.0, 0.0))\n\n    heads",
+        "functional.attention:explicit_attention",
+        Replace(
+            "jnp.where(over_heads(visible), scores, -jnp.inf)",
+            "scores * jnp.where(over_heads(visible), 1.0, 0.0)",
+        ),
         FORMULA,
     ),
     Bug(
@@ -118,7 +129,9 @@ BUGS = (
             "tokens_before - origin",
             "jnp.broadcast_to((tokens_before - origin)[:1], segments.shape)",
         ),
-        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass {AUTOREGRESSIVE}::test_a_document_gives_what_it_gives_alone {INVARIANCE}::test_the_model_is_its_formula",
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
+        f"{AUTOREGRESSIVE}::test_a_document_gives_what_it_gives_alone "
+        f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
         "padding inside a document takes positions",
@@ -134,13 +147,14 @@ BUGS = (
         "functional.embedding:without_padding",
         lambda without_padding: lambda x, segments: x,
         f"{INVARIANCE}::test_padding_reaches_nothing "
-        f"{AUTOREGRESSIVE}::test_nan_in_padding_reaches_nothing",
+        f"{AUTOREGRESSIVE}::test_nan_in_padding_reaches_nothing "
+        "properties/test_source.py::test_nan_in_the_padding_of_a_source_reaches_nothing "
+        "models/test_encoder.py::test_nan_in_padding_reaches_nothing",
     ),
-    Quoted(
+    Bug(
         "a row that sees nothing is NaN",
-        ATTENTION_FILE,
-        "    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))",
-        "    powers = jnp.exp(scores - largest)",
+        "functional.attention:_softmax",
+        Replace("jnp.where(largest == -jnp.inf, 0.0, largest)", "largest"),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
     Bug(
@@ -172,19 +186,26 @@ BUGS = (
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
     # ---- a mask of the caller's
-    Quoted(
+    Bug(
         "the caller's mask is asked about places in the row",
-        "functional/transformer.py",
-        "positions if mask.needs_positions else None",
-        "None",
-        f"{OWN_MASK}::test_jacobian_is_the_callers_rule {AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
+        "functional.transformer:whole_rows",
+        Replace("positions if mask.needs_positions else None", "None"),
+        f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
+    ),
+    Bug(
+        "the cache sees by the causal rule alone",  # a window, a prefix, a mask of the caller's
+        "functional.transformer:next_tokens",
+        causal_alone,
+        f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
+        f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "
+        f"{OWN_MASK}::test_any_chunking_is_one_pass",
     ),
     # ---- masks that are arrays
-    Quoted(
+    Bug(
         "an axis of heads is taken for one of rows",  # the layout of torch and Flax
-        "functional/attention.py",
-        "np.ndim(mask) == query.ndim > 2",
-        "False",
+        "functional.attention:dot_product_attention",
+        Replace("np.ndim(mask) == query.ndim > 2", "False"),
         f"{TABLES}::test_a_table_may_have_an_axis_of_heads",
     ),
 )

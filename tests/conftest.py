@@ -66,14 +66,14 @@ def pytest_runtest_call(item):
 
 
 @pytest.fixture(scope="module")
-def quick_compilation(request):
-    """Compile without XLA's costlier passes; all of them run in a run of `-m slow`.
+def quick_compilation():
+    """Compile without XLA's costlier passes; all of them run with HYPOTHESIS_PROFILE=thorough.
 
-    What the optimiser does to a program is tried there, by parity and by tests/functional.
+    What the optimiser does to a program is tried there, by real sizes, parity and tests/functional.
     """
     option = "jax_disable_most_optimizations"
     before = jax.config.read(option)
-    jax.config.update(option, request.config.getoption("-m") != "slow")
+    jax.config.update(option, os.environ.get("HYPOTHESIS_PROFILE") != "thorough")
     yield
     jax.config.update(option, before)
 

@@ -14,7 +14,7 @@ from tests.mutation.bug import (
     REWIND,
     Bug,
 )
-from tests.mutation.changes import Replace
+from tests.mutation.changes import Replace, gives
 
 ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 ENCODER = "models/test_encoder.py"
@@ -259,5 +259,17 @@ BUGS = (
         "decoding.score:_score",
         Replace("hidden[:, :-1]", "hidden[:, 1:]"),
         f"{AUTOREGRESSIVE}::test_score_is_the_sum_of_stepwise_log_probabilities",
+    ),
+    Bug(
+        "score does not check its variables",
+        "decoding.score:score",
+        Replace("model.check(variables)", "None"),
+        f"{SCORE}::test_score_says_that_it_needs_the_params",
+    ),
+    Bug(
+        "parameters of another shape are taken",
+        "models.check:check_parameters",
+        gives(None),
+        "models/test_kernels_in_models.py::test_parameters_of_another_model_are_refused_by_name",
     ),
 )

@@ -30,6 +30,12 @@ def inspect(**hooks):
     return model().apply(weights(), TOKENS, method="inspect", **hooks)
 
 
+def of_another_shape():
+    """Variables with a table of tokens that no config here asks for."""
+    params = weights()["params"]
+    return {"params": {**params, "embedding": {**params["embedding"], "tokens": jnp.ones((3, 2))}}}
+
+
 REFUSED = {
     "generate was called on traced arrays": [
         lambda: jax.jit(lambda v: generate(variables=v).tokens)(weights()),
@@ -55,6 +61,11 @@ REFUSED = {
         lambda: model().inspect(TOKENS),
         lambda: model().hidden_states(TOKENS),
         lambda: model().head(),
+    ],
+    r"parameter embedding/tokens is \(3, 2\); for this config it must be": [
+        lambda: jf.score(model(), of_another_shape(), TOKENS),
+        lambda: jf.inspect(model(), of_another_shape(), TOKENS),
+        lambda: model().apply(of_another_shape(), TOKENS),
     ],
     "parameter .*kernel is int32; parameters are floats": [
         lambda: model().apply(

@@ -1,6 +1,7 @@
 """Greedy decoding of GPT-2 against Hugging Face's torch GPT-2, eager and compiled, in one run.
 
     python experiments/bench_decode.py                    # 124M, batches 1, 8 and 32, float32
+    python experiments/bench_decode.py --no-torch         # jaxformer alone, float32 and int8
     python experiments/bench_decode.py --capacity         # time per token against capacity
 
 Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
@@ -20,17 +21,20 @@ GPT2 = [name for name in PRESETS if name.startswith("gpt2")]
 PROMPT, NEW = 32, 96
 
 
-def jaxformer_decoding(preset: str, batch_size: int, dtype: str):
-    """A function that generates NEW tokens a row."""
+def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = False):
+    """A function that generates NEW tokens a row; int8: by matrices of 8-bit integers."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     import jaxformer as jf
+    from jaxformer.functional.linear import quantize_all
 
     config = replace(jf.preset(preset), dtype=dtype)
     model = jf.Decoder(config)
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    if int8:
+        variables = {"params": quantize_all(variables["params"])}
     variables = jf.prepare(model, variables)
     prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, PROMPT))
     greedy = jf.Sampler(temperature=0.0)
@@ -97,6 +101,7 @@ def main():
     parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", help="else 1, 8 and 32")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--no-torch", action="store_true", help="jaxformer alone")
     parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
     arguments = parser.parse_args()
     if arguments.capacity:
@@ -104,18 +109,19 @@ def main():
             raise ValueError("--batch-sizes is not for --capacity, which is of batch 1")
         conclude(report_capacity(arguments), arguments.record)
         return
-    require("torch", "transformers")
+    if not arguments.no_torch:
+        require("torch", "transformers")
     lines = []
     for batch_size in arguments.batch_sizes or (1, 8, 32):
         given = (arguments.preset, batch_size, arguments.dtype)
-        subjects = compare(
-            {
-                "jaxformer": partial(jaxformer_decoding, *given),
-                "torch eager": partial(torch_decoding, *given, False),
-                "torch.compile": partial(torch_decoding, *given, True),
-            },
-            arguments.rounds,
-        )
+        makers = {
+            "jaxformer": partial(jaxformer_decoding, *given),
+            "jaxformer, int8": partial(jaxformer_decoding, *given, True),
+        }
+        if not arguments.no_torch:
+            makers["torch eager"] = partial(torch_decoding, *given, False)
+            makers["torch.compile"] = partial(torch_decoding, *given, True)
+        subjects = compare(makers, arguments.rounds)
         lines.append(report(arguments.preset, batch_size, subjects))
     conclude(lines, arguments.record)
 

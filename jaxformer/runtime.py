@@ -21,7 +21,6 @@ def keep_freed_memory() -> None:
 
 # By the numbers of malloc.h.
 _MALLOC_OPTIONS = {
-    -8: 1,  # M_ARENA_MAX: the threads share one heap
     -4: 0,  # M_MMAP_MAX: no piece is mapped, and unmapped, by itself
     -1: -1,  # M_TRIM_THRESHOLD: the end of the heap is not given back
     -2: 256 << 20,  # M_TOP_PAD: bytes by which the heap grows at least

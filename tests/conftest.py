@@ -9,6 +9,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
+# What is compiled is kept on disk, for other workers, runs (slow tests, mutation) and processes.
+PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "xla"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
 # Before anything imports the package: from here on each annotated shape in it is checked. Inside
 # jit that happens while tracing, so it costs a compiled function nothing.
 install_import_hook("jaxformer.functional", "beartype.beartype")
@@ -24,9 +29,6 @@ from tests.properties import witness  # noqa: E402
 SUITE_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", SUITE_XLA_FLAGS)
-
-# A test that counts compilations, or times one, must not find them on disk.
-jax.config.update("jax_enable_compilation_cache", False)
 
 # The first case of a property compiles and the rest run in milliseconds: no deadline fits both.
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

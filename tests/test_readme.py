@@ -8,6 +8,7 @@ import pytest
 README = Path(__file__).parent.parent / "README.md"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_the_python_in_the_readme_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

@@ -130,8 +130,11 @@ class Int8Kernel(Kernel):
 
     def times(self, x, dtype):
         """The scale is applied to sums, so each integer is converted and multiplied once."""
+        # A conversion that does not depend on x is moved out of a decoding loop, which then reads
+        # four bytes a weight at each step: 15 ms instead of 5 for GPT-2's logits on two cores.
+        values, x = jax.lax.optimization_barrier((self.values, x))
         if len(x) > FEW_ROWS:
-            rows = self.values.astype(x.dtype)
+            rows = values.astype(x.dtype)
             sums = jnp.einsum("bi,oi->bo", x, rows, preferred_element_type=jnp.float32)
         else:
             # XLA:CPU has no fast product of integers, nor of what is converted first; but inside a
@@ -139,7 +142,7 @@ class Int8Kernel(Kernel):
             # axis: with one, jaxlib 0.10.2 took 20 to 40 times as long.
             x32 = x.astype(jnp.float32)
             x32 = x32[0] if len(x) == 1 else x32[:, None]
-            sums = (self.values * x32).sum(axis=-1).reshape(len(x), -1)
+            sums = (values * x32).sum(axis=-1).reshape(len(x), -1)
         return (sums * self.scale).astype(dtype)
 
     def dense(self):

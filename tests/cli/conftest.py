@@ -40,10 +40,8 @@ def quick_compilation():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """The compilation cache of the person who runs the tests is left alone."""
-    cache = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    """What the person who runs the tests has cached is left alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(autouse=True)

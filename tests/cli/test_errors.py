@@ -199,6 +199,7 @@ def test_tokens_of_another_tokenizer(trained, tmp_path, capsys):
     refused(capsys, words, "train.bin", "another tokenizer")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
     corpus, tmp_path, capsys, monkeypatch
 ):

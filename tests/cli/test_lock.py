@@ -29,6 +29,7 @@ def start():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_gone(trained, tmp_path, start, capsys):
     """At once, with nothing of the run changed; a kill gives the lock back."""
     folder = shutil.copytree(trained, tmp_path / "run")

@@ -49,6 +49,7 @@ def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path,
     assert score["gzip"] > 0 and score["xz"] > 0
 
 
+@pytest.mark.slow
 def test_what_to_do_next_can_be_done(corpus, tmp_path, capsys):
     """A command to paste: a prompt of the run's own text, and a name that is quoted; and the
     vocabulary is said where the text has less than was asked for."""
@@ -145,6 +146,7 @@ def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
     assert newest(tmp_path, "stdlib").name == "stdlib-3"
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
     import shutil
 
@@ -156,6 +158,7 @@ def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
     assert [line["step"] for line in RunFolder(folder).read_metrics()][-1] == 14
 
 
+@pytest.mark.slow
 def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
     """Ended at a step between two evaluations, and told that this was its last: every held-out byte
     is scored then, and not again by another start."""
@@ -188,6 +191,7 @@ def test_a_name_and_a_sample_are_shown_as_they_are(trained, tmp_path, capsys):
     assert f"a sample:\n{sample}\npicture: {folder.picture}" in said
 
 
+@pytest.mark.slow
 def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, monkeypatch):
     """Status 0 if all properties hold; 1 if one does not, which is named, with its layer."""
     import shutil

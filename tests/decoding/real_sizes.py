@@ -96,7 +96,7 @@ def by_pieces(model, variables, prompt, piece: int = 64):
         tokens.append(int(log_p.argmax()))
         log_probs.append(float(log_p.max()))
         logits, cache = jf.advance(model, variables, np.array([[tokens[-1]]]), cache)
-    return jf.Generation(np.array([tokens]), np.array([NEW]), np.array([log_probs]))
+    return jf.Generation(np.array([tokens]), np.array([NEW]), np.array([log_probs]), captured={})
 
 
 def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] | None) -> None:

@@ -168,6 +168,7 @@ def test_more_tokens_of_a_document_than_positions_are_refused():
     tiny.close(logits, tiny.apply(model)(variables, tokens[:, 16:]))
 
 
+@pytest.mark.slow
 def test_a_cache_from_outside_may_be_closed_over_in_jit():
     """The cache is known there and the tokens are not: what can be checked is, the rest is NaN."""
     model = tiny.build(prefix=3)

@@ -154,6 +154,7 @@ def test_the_smallest_temperature_is_greedy():
     np.testing.assert_array_equal(cold.tokens, greedy.tokens)
 
 
+@pytest.mark.slow
 def test_compilations_are_few_and_never_repeated():
     """Prompt lengths fall into buckets: at most 2 log₂(max_length) programs for all of them, and as
     many for greedy decoding. What was seen before compiles and traces nothing: not for another

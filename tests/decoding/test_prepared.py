@@ -14,6 +14,7 @@ import jaxformer as jf
 from jaxformer.decoding import prepared
 from tests.properties import tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 PROMPTS = tiny.tokens(0, 2, 5)
 
 

@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[2]
 def test_thousands_of_tokens_at_once_are_each_row_alone():
     """Batch × bucket of 4,096 and 8,192 tokens, and as many hypotheses: see `real_sizes`."""
     flags = os.environ.get("XLA_FLAGS", "").replace(SUITE_XLA_FLAGS, "")
-    environment = {**os.environ, "XLA_FLAGS": flags}
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-m", "tests.decoding.real_sizes"]
     run = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -96,7 +96,8 @@ def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
     assert kept.keys[0].shape == (BATCH, 2, slots, 4)
 
 
-@pytest.mark.parametrize("positions", mostly_slow(["rotary", "none"], "rotary"))
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["rotary", "none"])
 def test_a_ring_goes_on_past_the_maximal_length(positions):
     """2,000 tokens through 32 + 8 slots, chunk by chunk, are what one pass over all of them is."""
     model, long = (windowed(positions, window=32, max_length=length) for length in (64, 2000))
@@ -105,6 +106,7 @@ def test_a_ring_goes_on_past_the_maximal_length(positions):
     tiny.close(logits, tiny.apply(long)(variables, tokens))
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, count=st.integers(0, 3))
 def test_a_ring_can_be_rewound_by_its_spare_slots(seed, count):
     model = windowed()

@@ -34,6 +34,7 @@ def test_score_is_the_sum_over_documents(prefix, seed, segments):
         tiny.close(scores[row], expected, 2e-5)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_log_probs_add_up_to_scores(seed):
     """score(prompt + generated) − score(prompt) = Σ log_probs, whatever the sampler."""

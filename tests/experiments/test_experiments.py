@@ -178,6 +178,7 @@ def test_a_trainer_goes_on_as_if_it_had_not_been_ended(pupil, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, killed.state.params, whole.state.params)
 
 
+@pytest.mark.slow
 def test_muon_steps_are_orthogonal_kernel_by_kernel():
     """Each layer's own matrix, alone or in a stack: its singular values come out alike, none below
     half the largest; all of a bias takes a step of one size, as by Adam."""
@@ -272,6 +273,7 @@ def test_a_detector_finds_the_head_that_looks_there(detector, behind):
     assert scores[detector, 1, 0] == 1.0 and scores[detector].sum() == 1.0
 
 
+@pytest.mark.slow
 def test_a_head_that_nobody_hears_costs_nothing():
     import heads
 

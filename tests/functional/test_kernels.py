@@ -1,5 +1,7 @@
 """Kernels: each is the array that it stands for, alone, stacked, jitted and vmapped."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional.kernels import (
+    FEW_ROWS,
     Int8Kernel,
     LowRankKernel,
     PackedKernel,
@@ -85,6 +88,20 @@ def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size):
     assert (abs(float64(dense(kernel)) - array) <= 0.5 * step * (1 + 1e-5)).all()
     assert not np.asarray(dense(kernel))[:, 0].any() and (np.asarray(kernel.scale) > 0).all()
     assert kernel.values.dtype == "int8" and abs(kernel.values.astype(int)).max() <= 127
+
+
+@pytest.mark.parametrize("rows", [1, 8, FEW_ROWS + 1])
+def test_integers_stay_integers_in_a_loop(rows):
+    """A decoding loop holds no floating-point copy of them, which would be four times as large."""
+    kernel = quantize(normal(0, 256, 4096))
+
+    def loop(x, kernel):
+        return jax.lax.fori_loop(0, 4, lambda _, x: x + product(x, kernel)[:, :256], x)
+
+    compiled = jax.jit(loop).lower(normal(1, rows, 256), kernel).compile()
+    (body,) = re.findall(r" while\((.*)\), condition", compiled.as_text())
+    carried = re.search(rf"%{body.strip('%')} = \((.*?)\) tuple", compiled.as_text()).group(1)
+    assert "s8[4096,256]" in carried and "f32[4096,256]" not in carried
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.functional.recurrent import CELLS
 from jaxformer.models.build import init
-from tests.slow import mostly_slow
 
 WIDTHS = st.sampled_from([64, 96])  # each width compiles anew
 
 
-@pytest.mark.parametrize("cell", mostly_slow(CELLS, "lstm"))
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
 @settings(max_examples=6)
 @given(WIDTHS, WIDTHS, st.integers(1, 2), st.integers(0, 99))
 def test_the_first_inputs_of_a_cell_are_of_size_1(cell, embed_dim, hidden_dim, num_layers, seed):

@@ -72,7 +72,8 @@ def test_a_model_of_kernels_is_that_of_their_arrays(name, kernels, seed):
     assert same.any()
 
 
-@pytest.mark.parametrize("kernels", mostly_slow(list(KERNELS)[1:], "low rank on int8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", list(KERNELS)[1:])
 def test_a_loss_teaches_the_update_alone(kernels):
     """By the chunked loss, the output map among the frozen: a gradient for A and B as of the
     arrays that stand for them, none for what is frozen."""

@@ -136,6 +136,7 @@ def test_a_certificate_uses_it(name):
         assert examine(subject, name).holds
 
 
+@pytest.mark.slow
 def test_a_certificate_sees_that_the_mask_is_not_obeyed(monkeypatch):
     """The model runs another mask than it says."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)

@@ -48,6 +48,7 @@ def arranged(batch, accumulate):
     return Batch(*(x.reshape(accumulate, -1, *x.shape[1:]) for x in batch))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**16), st.lists(st.integers(0, 8), min_size=4, max_size=4))
 def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, lengths):
     """An average of averages would weigh a token by the length of its neighbours."""
@@ -70,6 +71,7 @@ def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_the_loss_is_smoothed():
     """The first loss is that of the fresh model's logits, with the smoothing asked for."""
     inputs, targets, weights, segments = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))

@@ -96,7 +96,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "lstm", "cnn"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "cnn"))
 def test_three_witnesses_find_the_rule(name):
     """From embeddings to hidden states, two rows with documents and padding of their own."""
     model = tiny.build(**MODELS[name])

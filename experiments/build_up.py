@@ -115,13 +115,13 @@ def main():
     arguments = parser.parse_args()
     keep_freed_memory()
     text, held_out = read(arguments.text)
-    known, parts = {}, {}
+    trained, parts = {}, {}
     for part, configs in (("built up", built_up()), ("taken away", taken_away())):
         parts[part] = {}
         for name, config in configs.items():
-            if config not in known:
-                known[config] = train(config, text, held_out, arguments.steps, arguments.seeds)
-            losses = parts[part][name] = known[config]
+            if config not in trained:
+                trained[config] = train(config, text, held_out, arguments.steps, arguments.seeds)
+            losses = parts[part][name] = trained[config]
             bits = losses / np.log(2)
             print(f"{name:18} {bits.mean():.3f} ± {error_of(bits):.3f} bits a byte", flush=True)
     figures = {part: {name: x.tolist() for name, x in some.items()} for part, some in parts.items()}

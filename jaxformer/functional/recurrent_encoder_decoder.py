@@ -85,12 +85,12 @@ def init_encoder(key, config):
 
 
 def init_attention(key, dim: int):
-    """K and V ~ N(0, 1/dim), and W of [a; h] ~ N(0, 1/(2 dim)), "joined" in every checkpoint."""
+    """K and V ~ N(0, 1/dim), and "output", W of [a; h], ~ N(0, 1/(2 dim))."""
     keys = jax.random.split(key, 3)
     return {
         "key": init_linear(keys[0], dim, dim, use_bias=False, stddev=dim**-0.5),
         "value": init_linear(keys[1], dim, dim, use_bias=False, stddev=dim**-0.5),
-        "joined": init_linear(keys[2], 2 * dim, dim, stddev=(2 * dim) ** -0.5),
+        "output": init_linear(keys[2], 2 * dim, dim, stddev=(2 * dim) ** -0.5),
     }
 
 
@@ -122,7 +122,7 @@ def cross_attend(weights, hidden, source: SourceAttention, keys_values, tap=no_t
     context = source(query, *keys_values, lambda name, value: tap(f"cross_{name}", value))
     context = tap("cross_attention.heads", context)[:, 0]
     both = jnp.concatenate([context, hidden], axis=-1)
-    return tap("cross_attention.output", jnp.tanh(linear(weights["joined"], both)))
+    return tap("cross_attention.output", jnp.tanh(linear(weights["output"], both)))
 
 
 def forward(

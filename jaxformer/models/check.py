@@ -155,13 +155,13 @@ def checked_hooks(capture, patch, points, *, in_steps: bool = False) -> Hooks:
     return Hooks(tuple(capture), patch)
 
 
-def _row(name: str, numbers):
+def _row(name: str, values):
     """Whole numbers in a row, as an array; None stays."""
-    if numbers is None:
+    if values is None:
         return None
-    row = jnp.asarray(numbers)
+    row = jnp.asarray(values)
     if row.ndim != 1 or not jnp.issubdtype(row.dtype, jnp.integer):
-        raise ValueError(f"{name} are {numbers!r}; they must be a row of whole numbers")
+        raise ValueError(f"{name} are {values!r}; they must be a row of whole numbers")
     return row
 
 

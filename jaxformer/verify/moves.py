@@ -16,18 +16,18 @@ def moved(primitive):
     def rule(params, inputs, outputs):
         if any(x.marks is not None for x in inputs[MOVED[primitive.name] :]):
             return everything(params, inputs, outputs)  # where to is not known
-        rows, numbers, count = [], [], 0
+        rows, ids, count = [], [], 0
         for x in inputs:
-            is_index = len(numbers) >= MOVED[primitive.name]
+            is_index = len(ids) >= MOVED[primitive.name]
             if is_index:  # where to, not what
-                numbers.append(x.value)
+                ids.append(x.value)
                 continue
             shape = np.shape(x.value)
             size = int(np.prod(shape))
-            numbers.append(np.arange(count, count + size, dtype=np.int32).reshape(shape))
+            ids.append(np.arange(count, count + size, dtype=np.int32).reshape(shape))
             rows.append((x.marks, shape))
             count += size
-        found = primitive.bind(*map(jax.numpy.asarray, numbers), **_for_numbers(params))
+        found = primitive.bind(*map(jax.numpy.asarray, ids), **_for_ids(params))
         table = _rows_of(rows, count)
         found = found if primitive.multiple_results else [found]
         return [
@@ -37,7 +37,7 @@ def moved(primitive):
     return rule
 
 
-def _for_numbers(params):
+def _for_ids(params):
     """What is out of bounds comes from nowhere, −1."""
     return {**params, "fill_value": -1} if "fill_value" in params else params
 
@@ -69,12 +69,12 @@ def gathered(primitive):
         operand, indices = inputs
         if indices.marks is None:
             return plain(params, inputs, outputs)
-        numbers, rank = params["dimension_numbers"], np.ndim(outputs[0])
-        batch = [axis for axis in range(rank) if axis not in numbers.offset_dims]
+        dims, rank = params["dimension_numbers"], np.ndim(outputs[0])
+        batch = [axis for axis in range(rank) if axis not in dims.offset_dims]
         rows = {
             own: batch[there]
             for own, there in zip(
-                numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+                dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True
             )
         }
         each = _placed(indices.marks, dict(enumerate(batch)), rank)
@@ -97,11 +97,9 @@ def _placed(marks, places: dict[int, int], rank: int):
 
 def _somewhere(params, operand: Marked, indices: Marked, updates: Marked):
     """Written at places that are not known, in their row where both have rows (`vmap`)."""
-    numbers, rank = params["dimension_numbers"], np.ndim(operand.value)
-    rows = dict(
-        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    )
-    window = numbers.update_window_dims
+    dims, rank = params["dimension_numbers"], np.ndim(operand.value)
+    rows = dict(zip(dims.scatter_indices_batching_dims, dims.operand_batching_dims, strict=True))
+    window = dims.update_window_dims
     batch = [axis for axis in range(np.ndim(updates.value)) if axis not in window]
     written = {batch[there]: own for there, own in rows.items()}
     return [
@@ -121,14 +119,14 @@ def scattered(params, inputs, outputs):
     if params["update_jaxpr"] is not None:  # a function of what stands there
         return [operand.marks] if updates.marks is None else everything(params, inputs, outputs)
     sizes = [int(np.prod(np.shape(x.value))) for x in (operand, updates)]
-    numbers = [
+    ids = [
         np.arange(start, start + size, dtype=np.int32).reshape(np.shape(x.value))
         for x, start, size in zip((operand, updates), (0, sizes[0]), sizes, strict=True)
     ]
     found = jax.lax.scatter(
-        jax.numpy.asarray(numbers[0]),
+        jax.numpy.asarray(ids[0]),
         indices.value,
-        jax.numpy.asarray(numbers[1]),
+        jax.numpy.asarray(ids[1]),
         params["dimension_numbers"],
         indices_are_sorted=params["indices_are_sorted"],
         unique_indices=params["unique_indices"],

@@ -26,14 +26,14 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
     row of the Jacobian is one backward pass, and `chunk` of them run at once.
     """
 
-    def numbers(x):
+    def one_per_position(x):
         y = function(x)
         y = y.reshape(*y.shape[:num_positions], -1).astype(jnp.float32)
         return (y @ jnp.cos(jnp.arange(y.shape[-1]) + 1.0)).reshape(-1)
 
     @jax.jit
     def run(x, rows):
-        y, pull_back = jax.vjp(numbers, x)
+        y, pull_back = jax.vjp(one_per_position, x)
 
         def effect(row):
             (gradient,) = pull_back(jnp.zeros_like(y).at[row].set(1.0))

@@ -211,7 +211,7 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
     everything = np.ones((len(hidden), len(key)), bool)
     context = oracle.attention(hidden[None], key[None], value[None], everything, scale=1.0)[0]
     both = np.concatenate([context, hidden], axis=-1)
-    expected = np.tanh(oracle.linear(weights["joined"], both))
+    expected = np.tanh(oracle.linear(weights["output"], both))
     found = model.apply({"params": params}, tokens, source=source, method="hidden_states")
     tiny.close(found[0], expected)
 

@@ -50,7 +50,7 @@ BUGS = (
     ),
     Bug(
         "one feature alone is asked for its derivative",
-        "verify.witnesses:by_derivative.numbers",
+        "verify.witnesses:by_derivative.one_per_position",
         Replace(
             "jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
             "(jnp.arange(y.shape[-1]) == 0).astype(jnp.float32)",

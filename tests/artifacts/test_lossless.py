@@ -128,6 +128,7 @@ hard = st.sampled_from(
 texts = st.lists(st.text(max_size=8) | hard, max_size=8).map("".join)
 
 
+@pytest.mark.slow
 @many_cases
 @given(backends, st.lists(texts, min_size=1, max_size=4))
 def test_one_that_says_it_is_lossless_gives_every_text_back(made, texts):

@@ -119,6 +119,7 @@ def _tokens(path):
     return open_tokens(path).ids
 
 
+@pytest.mark.slow
 def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
     def sample(seed):
         arguments = ["--prompt", "def f", "--max-new-tokens", "12", "--seed", str(seed)]

@@ -117,6 +117,7 @@ def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
     assert (among_others[1] != among_others[2]).any()
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, 12), min_size=2, max_size=2))
 def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
     """A row is what it would be without stop tokens up to and with its first one, then zeros."""

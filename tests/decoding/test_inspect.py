@@ -58,7 +58,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     return np.concatenate([part.logits for part in parts], axis=1), captured
 
 
-@each_model("decoder", "lstm")
+@each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_chunks_capture_what_one_pass_does(name, seed, chunks):
@@ -134,7 +134,7 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
         same(jf.generate(model, variables, tokens[:, :5], patch=patch, **how).log_probs, out[2])
 
 
-@each_model("decoder")
+@each_model("lstm")
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
 def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):

@@ -37,6 +37,7 @@ def test_nan_weights_are_named_and_give_no_tokens(name, seed, which, ready):
         jf.score(model, variables, prompts, source=source)
 
 
+@pytest.mark.slow
 def test_weights_that_overflow_are_told_from_nan():
     """Finite weights, infinite logits."""
     model = tiny.build()

@@ -86,6 +86,7 @@ def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
     assert np.flatnonzero(left).tolist() == [0, 2]
 
 
+@pytest.mark.slow
 def test_the_largest_temperature_draws_from_all_alike():
     """4,000 draws of 4 tokens: each a quarter of them, within 5 σ."""
     rows = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))

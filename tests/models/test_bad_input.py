@@ -114,6 +114,7 @@ def test_a_dtype_may_be_that_of_jax(dtype):
         jf.DecoderConfig(dtype=np.float16)
 
 
+@pytest.mark.slow
 def test_an_old_key_is_a_key_too():
     same = generate(key=jax.random.PRNGKey(0)), generate(key=jax.random.key(0))
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)

@@ -47,7 +47,7 @@ KERNELS = {
     "low rank": adapted,
     "low rank on int8": lambda params: adapted(params, quantize),
 }
-QUICK = (("decoder", "low rank on int8"), ("lstm", "int8"))
+QUICK = (("lstm", "int8"),)
 
 
 @pytest.mark.parametrize("name, kernels", mostly_slow(product(MODELS, KERNELS), *QUICK))

@@ -117,6 +117,7 @@ def test_without_the_residual_only_what_is_seen_counts(seed, segments):
     exactly(found, rules.of(model.config, segments))
 
 
+@pytest.mark.slow
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_options_keep_the_mask(seed, segments):

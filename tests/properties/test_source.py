@@ -53,6 +53,7 @@ def by_source(model):
     return jax.jit(run)
 
 
+@pytest.mark.slow
 @each_sourced
 @given(seed=tiny.seeds, padding=paddings)
 def test_where_the_padding_of_a_source_stands_does_not_matter(name, seed, padding):
@@ -102,6 +103,7 @@ def test_a_source_is_read_once(name, seed):
     tiny.close(chunked(model, variables, tokens, [5, 5, 1, 1], cache=cache)[0], whole)
 
 
+@pytest.mark.slow
 @each_sourced
 @given(seed=tiny.seeds)
 def test_a_source_serves_several_rows(name, seed):

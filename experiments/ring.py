@@ -13,11 +13,11 @@ import time
 
 from record import Parser, at_least, conclude, run
 
-STRETCHES = 8
+STRETCHES, STEPS = 6, 20  # where the time of so many tokens is taken
 
 
-def decoding(num_tokens: int, window: int) -> dict:
-    """Seconds a token, stretch by stretch, of either cache; the largest difference of logits."""
+def decoding(num_tokens: int, window: int, rounds: int) -> dict:
+    """Seconds a token after so many tokens, of either cache; the largest difference of logits."""
     import jax
     import numpy as np
 
@@ -31,19 +31,27 @@ def decoding(num_tokens: int, window: int) -> dict:
     tokens = np.random.default_rng(0).integers(0, 1000, (1, num_tokens)).astype(np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :1])
     step = jax.jit(lambda variables, token, cache: jf.advance(model, variables, token, cache))
-    seconds, found = {}, {}
+    marks = np.linspace(0, num_tokens - STEPS, STRETCHES, dtype=int)
+    caches, found = {}, {}
     for name, slots in (("ring", window + 8), ("all slots", num_tokens)):
-        cache = jf.start(model, variables, 1, slots, ring=name == "ring")
-        times, rows = [], []
-        for token in tokens[0]:
-            begin = time.perf_counter()
+        cache, rows = jf.start(model, variables, 1, slots, ring=name == "ring"), []
+        for position, token in enumerate(tokens[0]):
+            if position in marks:
+                caches[name, position] = cache
             logits, cache = step(variables, token[None, None], cache)
+            rows.append(logits[0, 0])
+        found[name] = np.stack(rows)
+    times = {key: [] for key in caches}
+    for _ in range(rounds):  # in turn, so that a machine whose speed drifts is fair
+        for (name, position), cache in caches.items():
+            begin = time.perf_counter()
+            for token in tokens[0, position : position + STEPS]:
+                logits, cache = step(variables, token[None, None], cache)
             logits.block_until_ready()
-            times.append(time.perf_counter() - begin)
-            rows.append(logits[:, 0])
-        stretches = np.array_split(times, STRETCHES)
-        seconds[name] = [statistics.median(stretch) for stretch in stretches]
-        found[name] = np.stack([np.asarray(row[0]) for row in rows])
+            times[name, position].append((time.perf_counter() - begin) / STEPS)
+    seconds = {
+        name: {int(at): statistics.median(times[name, at]) for at in marks} for name in found
+    }
     whole = np.asarray(jax.jit(model.apply)(variables, tokens)[0])
     return {
         "window": window,
@@ -56,13 +64,14 @@ def decoding(num_tokens: int, window: int) -> dict:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--tokens", type=at_least(STRETCHES * 10), default=4000)
+    parser.add_argument("--tokens", type=at_least(STRETCHES * STEPS), default=4000)
+    parser.add_argument("--rounds", type=at_least(1), default=9)
     parser.add_argument("--window", type=at_least(1), default=32)
     arguments = parser.parse_args()
-    figures = decoding(arguments.tokens, arguments.window)
-    print(f"milliseconds a token, in {STRETCHES} stretches of {arguments.tokens // STRETCHES}:")
+    figures = decoding(arguments.tokens, arguments.window, arguments.rounds)
+    print("milliseconds a token, after so many tokens:")
     for name, seconds in figures["seconds_per_token"].items():
-        shown = " ".join(f"{1e3 * x:6.2f}" for x in seconds)
+        shown = " ".join(f"{at}: {1e3 * x:.2f} " for at, x in seconds.items())
         difference = figures["difference"][name]
         print(f"  {name:10} {shown}   logits off by {difference:.1e} at most")
     conclude(figures, arguments.record)

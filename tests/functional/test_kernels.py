@@ -78,15 +78,23 @@ def test_packing_loses_nothing(kind, seed, out_dim):
     np.testing.assert_array_equal(dense(KINDS[kind](array)), array)
 
 
-@given(seed=seeds, out_dim=st.integers(1, 9), size=st.sampled_from([1e-20, 1.0, 1e20]))
-def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size):
-    """A step is the largest weight of an output over 127; a column of zeros stays one."""
-    array = np.array(normal(seed, IN_DIM, out_dim)) * np.float32(size)
-    array[:, 0] = 0.0
+@given(
+    seed=seeds,
+    out_dim=st.integers(1, 9),
+    size=st.sampled_from([1e-20, 1.0, 1e20, 5e37]),
+    shift=st.sampled_from([0.0, 3.0]),
+)
+def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size, shift):
+    """A step is a 254th of what lies between an output's smallest and largest weight; where they
+    are the same they stay so."""
+    array = (np.array(normal(seed, IN_DIM, out_dim)) + np.float32(shift)) * np.float32(size)
+    array[:, 0] = np.float32(shift) * np.float32(size)
     kernel = quantize(jnp.asarray(array))
-    step = abs(array).max(axis=0) / 127
-    assert (abs(float64(dense(kernel)) - array) <= 0.5 * step * (1 + 1e-5)).all()
-    assert not np.asarray(dense(kernel))[:, 0].any() and (np.asarray(kernel.scale) > 0).all()
+    step = (float64(array).max(axis=0) - float64(array).min(axis=0)) / 254
+    rounding = 1e-6 * abs(float64(array)).max()
+    assert (abs(float64(dense(kernel)) - array) <= 0.5 * step + rounding).all()
+    np.testing.assert_array_equal(dense(kernel)[:, 0], array[:, 0])
+    assert (np.asarray(kernel.scale) > 0).all()
     assert kernel.values.dtype == "int8" and abs(kernel.values.astype(int)).max() <= 127
 
 

@@ -29,6 +29,14 @@ def trained(tmp_path_factory, corpus):
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Training the run takes half a minute: what asks for it is slow."""
+    for item in items:
+        if "trained" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation():
     """Without XLA's costlier passes: here it matters what is said and written."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from tests.properties import tiny
 from tests.properties.models import MODELS, each_model
-from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
@@ -65,7 +64,7 @@ def test_a_beam_of_one_is_greedy(name, seed, stops):
     tiny.close(found.log_probs[:, 0], greedy.log_probs.sum(axis=1))
 
 
-@each_model(*CACHES)
+@each_model("decoder")
 @given(seed=tiny.seeds, stops=STOPS, length_penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
 def test_a_wide_beam_is_brute_force(name, seed, stops, length_penalty):
     """As wide as there are texts, it finds all of them, in the order of their scores."""
@@ -157,7 +156,8 @@ def test_a_model_without_a_cache_is_refused_with_the_reason():
             call()
 
 
-@pytest.mark.parametrize("name", mostly_slow(CACHES, "decoder"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CACHES)
 def test_a_beam_goes_on_past_its_first_slots(name):
     """20 tokens after a prompt of 3: from 48 live slots to more; 18 need no other program."""
     model = tiny.build(**{**MODELS[name], "vocab_size": VOCAB, "max_length": 60})

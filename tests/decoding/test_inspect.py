@@ -74,7 +74,7 @@ def test_chunks_capture_what_one_pass_does(name, seed, chunks):
     tiny.close(whole.logits, tiny.apply(model)(variables, tokens, **tiny.read(model, source)))
 
 
-@each_model("cnn")
+@each_model()
 @few
 @given(seed=tiny.seeds)
 def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
@@ -134,7 +134,7 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
         same(jf.generate(model, variables, tokens[:, :5], patch=patch, **how).log_probs, out[2])
 
 
-@each_model("lstm")
+@each_model()
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
 def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):

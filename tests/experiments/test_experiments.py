@@ -14,6 +14,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.tokenizer import Tokenizer
+from tests.slow import mostly_slow
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 
@@ -196,7 +197,7 @@ def test_muon_steps_are_orthogonal_kernel_by_kernel():
     np.testing.assert_allclose(sizes, sizes.max(), rtol=1e-3)
 
 
-@pytest.mark.parametrize("beam_width", [1, 2])
+@pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
 def test_translations_come_in_the_order_of_the_texts(pupil, beam_width):
     """Sorted by length, in batches, the last one filled up: as if each had been asked alone."""
     import translation

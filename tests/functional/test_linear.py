@@ -23,8 +23,8 @@ def drawn(seed, in_dim, out_dim, use_bias):
 @given(
     seed=st.integers(0, 99),
     in_dim=st.just(8),
-    out_dim=st.sampled_from([1, 4, 9]),
-    rows=st.sampled_from([1, 5, 40]),  # times 2: beyond 64 rows packed weights go another way
+    out_dim=st.sampled_from([1, 9]),
+    rows=st.sampled_from([1, 40]),  # times 2: beyond 64 rows packed weights go another way
     use_bias=st.booleans(),
 )
 def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):

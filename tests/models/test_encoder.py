@@ -43,7 +43,8 @@ def test_every_output_depends_on_all_of_its_document(name, seed, segments):
     exactly(found, rules.of(model.config, segments))
 
 
-@each_model
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_a_document_gives_what_it_gives_alone(name, seed, segments):
     """Packed = separate, padded = alone; for the vectors and for the logits."""

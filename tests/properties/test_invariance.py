@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
 from hypothesis import given
 
 from jaxformer.verify import rules
@@ -151,8 +150,15 @@ class CompiledOrNot(chex.TestCase):
     """jit = no jit, against the formula, so that neither can be wrong with the other."""
 
     @chex.variants(with_jit=True, without_jit=True)
-    @parameterized.parameters(("llama", "scan"), ("prefix", "unrolled"))
-    def test_compiled_or_not_it_is_the_formula(self, name, layers):
+    def test_compiled_or_not_it_is_the_formula(self):
+        self.check("llama", "scan")
+
+    @chex.variants(with_jit=True, without_jit=True)
+    @pytest.mark.slow
+    def test_it_is_with_a_prefix_too(self):
+        self.check("prefix", "unrolled")
+
+    def check(self, name, layers):
         model = tiny.build(layers=layers, **CONFIGS[name], num_layers=1)
         variables = tiny.weights(model, 7)
         tokens = jnp.asarray(tiny.tokens(7, 1, tiny.LENGTH))

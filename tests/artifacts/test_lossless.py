@@ -138,6 +138,7 @@ def test_one_that_says_it_is_lossless_gives_every_text_back(made, texts):
         assert [tokenizer.decode(ids) for ids in tokenizer.encode_many(texts)] == texts
 
 
+@pytest.mark.slow
 @many_cases
 @given(backends, texts)
 def test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer(made, text):

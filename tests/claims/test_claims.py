@@ -146,6 +146,7 @@ def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
     tiny.close(run(variables, x[:, others], None)[:, 0], run(variables, x, None)[:, 0])
 
 
+@pytest.mark.slow
 def test_the_same_words_in_two_orders_are_the_same_to_it():
     """ "Zuko" in both sentences; with positions, or under a causal mask, they part."""
     run = vectors()
@@ -196,6 +197,7 @@ def test_a_pre_norm_stack_ends_in_a_norm(seed, size):
     np.testing.assert_allclose(y.std(axis=-1), 1, atol=1e-2)
 
 
+@pytest.mark.slow
 @settings(max_examples=3)  # nothing is compiled as a whole
 @given(seed=tiny.seeds)
 def test_the_query_of_a_translator_is_its_decoders_state(seed):

@@ -55,6 +55,7 @@ def predictions(model, variables, prompt, generated):
     return logits[len(prompt) - 1 : len(text) - 1]
 
 
+@pytest.mark.slow
 def test_long_generation_goes_on_past_every_bucket():
     """A prompt of 30 and 40 more tokens, block after block, into wider caches: still the argmax,
     by two programs for three blocks of steps."""

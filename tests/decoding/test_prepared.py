@@ -37,6 +37,7 @@ def packed(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_packed_once(packed):
     model = tiny.build()
     variables = tiny.weights(model, 0)

@@ -120,6 +120,7 @@ def test_an_old_key_is_a_key_too():
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
 
 
+@pytest.mark.slow
 def test_forward_mode_asks_for_explicit_attention():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 6, 4)), jnp.float32)
 

@@ -16,6 +16,7 @@ def test_names_are_unique():
     assert TOLD.keys() <= names and set(TOLD.values()) <= PROPERTIES.keys()
 
 
+@pytest.mark.slow
 def test_no_two_are_one_bug():
     sources = [bug.source() for bug in BUGS]
     assert len(set(sources)) == len(sources)

@@ -90,7 +90,8 @@ def test_nan_in_the_padding_of_a_source_reaches_nothing(name, seed, padding):
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), found))
 
 
-@each_sourced
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOURCED)
 @given(seed=tiny.seeds)
 def test_a_source_is_read_once(name, seed):
     """Nothing is asked of the encoder after `start`: without its weights the text goes on."""

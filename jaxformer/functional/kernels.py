@@ -154,15 +154,18 @@ class Int8Kernel(Kernel):
 def quantize(kernel: Float[Array, "*layers in_dim out_dim"]) -> Int8Kernel:
     """The nearest `Int8Kernel`: 255 steps from the smallest weight of an output to its largest.
 
-    scale = (max_i W[i, o] − min_i W[i, o]) / 254, 1 where all of an output's weights are the same,
-    and offset = (max + min) / 2. Each weight is off by at most half of its output's scale.
+    scale = (max_i W[i, o] − min_i W[i, o]) / 254, 1 where float32 has no such step, and
+    offset = (max + min) / 2. Each weight is off by at most half of its output's
+    scale, and a rounding of float32.
     """
     rows = kernel.astype(jnp.float32).mT
     least, most = rows.min(axis=-1), rows.max(axis=-1)
     offset = least / 2 + most / 2  # a sum might overflow
-    scale = jnp.where(least == most, 1.0, most / 254 - least / 254)
+    step = most / 254 - least / 254
+    scale = jnp.where(step > 0, step, 1.0)
     values = jnp.round((rows - offset[..., None]) / scale[..., None])
-    return Int8Kernel(values.astype(jnp.int8), scale, offset)
+    # Where the range is a few roundings of the offset, the offset is not in its middle.
+    return Int8Kernel(jnp.clip(values, -127, 127).astype(jnp.int8), scale, offset)
 
 
 @jax.tree_util.register_dataclass

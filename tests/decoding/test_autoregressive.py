@@ -70,7 +70,7 @@ def test_a_centred_convolution_sees_what_is_to_come(seed, segments):
             call()
 
 
-@each_model(*KINDS[:-1])
+@each_model(*KINDS[:-1])  # the dearest, which reads a source, is slow
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     """Prefill, chunks and single steps give what one pass gives: documents and padding anywhere,

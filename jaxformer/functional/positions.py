@@ -1,9 +1,11 @@
 """How a model is told where a token stands: sinusoids, rotations, and counting within documents."""
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -24,21 +26,79 @@ def rotary(
     x: Float[Array, "*batch heads length head_dim"],
     positions: Int[Array, "*rows length"],
     base: float = 10_000.0,
+    *,
+    fraction: float = 1.0,
+    interleaved: bool = False,
+    scaling=None,
 ) -> Float[Array, "*batch heads length head_dim"]:
     """Turn each pair (x[i], x[i + d/2]) by the angle t / base^(2i/d), t the position.
 
     A score between two rotated vectors then depends on their distance alone. The halves layout is
-    that of Llama checkpoints. Angles and the rotation are float32 whatever the dtype: in bfloat16
+    that of Llama checkpoints; interleaved, the pairs are (x[2i], x[2i + 1]), as in RoFormer.
+    fraction: only the first d = fraction · head_dim features turn. scaling: see
+    `rotary_frequencies`. Angles and the rotation are float32 whatever the dtype: in bfloat16
     positions 256 and 257 would coincide. Source: Su et al. 2021 (RoFormer).
     """
     head_dim = x.shape[-1]
-    if head_dim % 2:
-        raise ValueError(f"head_dim is {head_dim}; rotary positions need an even head_dim")
-    angles = _angles(positions, head_dim, base)[..., None, :, :]
-    cosine, sine = jnp.cos(angles), jnp.sin(angles)
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    dim = int(head_dim * fraction)
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise ValueError(
+            f"head_dim is {head_dim}, of which {dim} features turn; rotary positions need an even "
+            f"number of them in 2 … {head_dim}"
+        )
+    frequencies, factor = rotary_frequencies(dim, base, scaling)
+    angles = (positions[..., None].astype(jnp.float32) * frequencies)[..., None, :, :]
+    cosine, sine = factor * jnp.cos(angles), factor * jnp.sin(angles)
+    turning, rest = x[..., :dim].astype(jnp.float32), x[..., dim:]
+    pairs = turning.reshape(*x.shape[:-1], *((dim // 2, 2) if interleaved else (2, dim // 2)))
+    left, right = jnp.moveaxis(pairs, -1 if interleaved else -2, 0)
     turned = [left * cosine - right * sine, right * cosine + left * sine]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    turned = jnp.stack(turned, axis=-1 if interleaved else -2).reshape(turning.shape)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+def rotary_frequencies(dim: int, base: float, scaling=None) -> tuple[np.ndarray, float]:
+    """(radians a position of each of dim / 2 pairs, factor of the rotated vectors).
+
+    f_i = base^(−2i/dim), stretched as `scaling` says (models.config.RotaryScaling; None: as it is):
+    linear: f / s, every position counting 1/s (Chen et al. 2023); llama3: f / s for waves longer
+    than the text trained on, f for short ones, and a mixture between (Llama 3.1); yarn: the same
+    with a ramp over the pairs, and vectors longer by a factor (Peng et al. 2023, §3).
+    """
+    frequencies = base ** (-np.arange(0, dim, 2) / dim)
+    if scaling is None:
+        return np.float32(frequencies), 1.0
+    kept = _KEPT[scaling.kind](frequencies, dim, base, scaling)
+    stretched = frequencies * (kept + (1.0 - kept) / scaling.factor)
+    factor = 1.0
+    if scaling.kind == "yarn":
+        factor = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
+    return np.float32(stretched), factor
+
+
+def _kept_by_llama3(frequencies, dim, base, scaling):
+    """How much of each frequency stays, by how many of its waves the first training text held."""
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    waves = scaling.original_length * frequencies / (2 * np.pi)
+    return np.clip((waves - low) / (high - low), 0.0, 1.0)
+
+
+def _kept_by_yarn(frequencies, dim, base, scaling):
+    """The same, by a ramp over the pairs between those that turn beta_fast and beta_slow times."""
+
+    def pair(turns):
+        length = scaling.original_length
+        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.whole_pairs:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last = last if last != first else first + 0.001
+    return 1.0 - np.clip((np.arange(dim // 2) - first) / (last - first), 0.0, 1.0)
+
+
+_KEPT = {"linear": lambda *_: 0.0, "llama3": _kept_by_llama3, "yarn": _kept_by_yarn}
 
 
 def _angles(positions, dim, base):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import rotary, sinusoidal_positions
-from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.functional.positions import DocumentCursor, document_positions, rotary_frequencies
+from jaxformer.models.config import RotaryScaling
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
@@ -64,12 +65,75 @@ def test_rotary_in_bfloat16_still_tells_neighbours_apart(position):
         tiny.close(y, expected, 2**-8)
 
 
+@given(seed=tiny.seeds, positions=st.lists(st.integers(0, 50), min_size=5, max_size=5))
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_the_other_layouts_are_a_rotation_too(fraction, seed, positions):
+    """Of the first features alone; and of neighbours, which is that of halves, features in another
+    order. The rest is as it was, bit for bit."""
+    x, dim = tiny.embeddings(seed, 2, 5, 16), int(16 * fraction)
+    order = np.arange(dim).reshape(2, -1).T.ravel()  # feature 2i is i, and 2i + 1 is i + d/2
+    halves = rotary(x, jnp.array(positions), fraction=fraction)
+    neighbours = rotary(
+        x.at[..., :dim].set(x[..., order]),
+        jnp.array(positions),
+        fraction=fraction,
+        interleaved=True,
+    )
+    tiny.close(halves[..., :dim], oracle.rotary(np.asarray(x)[..., :dim], positions), 1e-5)
+    tiny.close(neighbours[..., :dim], halves[..., order], 1e-6)
+    for turned in (halves, neighbours):
+        np.testing.assert_array_equal(turned[..., dim:], x[..., dim:])
+
+
+SCALINGS = {
+    "linear": RotaryScaling("linear", 4.0),
+    "llama3": RotaryScaling("llama3", 8.0, original_length=512),
+    "yarn": RotaryScaling("yarn", 4.0, original_length=512),
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scaling_slows_long_waves_and_leaves_short_ones(kind):
+    """Linear: all are slowed by the factor. The others: the fastest pair keeps its speed, the
+    slowest has 1/factor of it, and the share that is kept never rises between."""
+    scaling = SCALINGS[kind]
+    plain, _ = rotary_frequencies(64, 10_000.0)
+    scaled, factor = rotary_frequencies(64, 10_000.0, scaling)
+    share = scaled / plain
+    np.testing.assert_allclose(share[-1], 1 / scaling.factor, rtol=1e-6)
+    np.testing.assert_allclose(share[0], 1 / scaling.factor if kind == "linear" else 1.0, rtol=1e-6)
+    assert (np.diff(share) <= 1e-7).all() and (kind == "linear" or len(set(share)) > 2)
+    assert (factor > 1.0) == (kind == "yarn")
+
+
+def test_the_bounds_between_the_waves_are_those_of_their_definitions():
+    """llama3: by waves in the text trained on; yarn: by the ramp over pair numbers."""
+    plain, _ = rotary_frequencies(64, 10_000.0)
+    scaled, _ = rotary_frequencies(64, 10_000.0, SCALINGS["llama3"])
+    waves = 512 * plain / (2 * np.pi)
+    np.testing.assert_allclose(scaled[waves > 4] / plain[waves > 4], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(scaled[waves < 1] / plain[waves < 1], 1 / 8, rtol=1e-6)
+    middle = (waves > 1) & (waves < 4)
+    assert middle.any()
+    mixed = ((waves - 1) / 3 + (1 - (waves - 1) / 3) / 8)[middle]
+    np.testing.assert_allclose((scaled / plain)[middle], mixed, rtol=1e-5)
+    scaled, factor = rotary_frequencies(64, 10_000.0, SCALINGS["yarn"])
+    first, last = (np.searchsorted(-512 * plain / (2 * np.pi), -turns) for turns in (32, 1))
+    np.testing.assert_allclose(scaled[: first - 1] / plain[: first - 1], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(scaled[last:] / plain[last:], 1 / 4, rtol=1e-6)
+    np.testing.assert_allclose(factor, 0.1 * np.log(4.0) + 1.0)
+    longer = rotary(jnp.ones((1, 1, 64)), jnp.zeros(1, int), scaling=SCALINGS["yarn"])
+    np.testing.assert_allclose(longer, factor, rtol=1e-6)
+
+
 def test_an_odd_width_is_refused():
     """Pairs need an even width."""
     with pytest.raises(ValueError, match="dim is 5"):
         sinusoidal_positions(jnp.arange(3), 5)
     with pytest.raises(ValueError, match="head_dim is 5"):
         rotary(jnp.ones((1, 3, 5)), jnp.arange(3))
+    with pytest.raises(ValueError, match="head_dim is 12, of which 3 features turn"):
+        rotary(jnp.ones((1, 3, 12)), jnp.arange(3), fraction=0.25)
 
 
 read = jax.jit(document_positions)

@@ -14,7 +14,8 @@ from jaxformer.models.config.encoder_decoder import (
 from jaxformer.models.config.execution import Execution
 from jaxformer.models.config.presets import PRESETS, preset
 from jaxformer.models.config.recurrent import RecurrentConfig
+from jaxformer.models.config.rotary import RotaryScaling
 
 __all__ = ["PRESETS", "ConvolutionalConfig", "DecoderConfig", "EncoderConfig"]
 __all__ += ["EncoderDecoderConfig", "Execution", "RecurrentConfig"]
-__all__ += ["RecurrentEncoderDecoderConfig", "preset"]
+__all__ += ["RecurrentEncoderDecoderConfig", "RotaryScaling", "preset"]

@@ -1,10 +1,13 @@
 """The Transformer block, and the stack of them.
 
-    pre-norm:   h = x + Attention(Norm(x))        y = h + FeedForward(Norm(h))
-    post-norm:  h = Norm(x + Attention(x))        y = Norm(h + FeedForward(h))
+    pre:     h = x + Attention(Norm(x))           y = h + FeedForward(Norm(h))
+    post:    h = Norm(x + Attention(x))           y = Norm(h + FeedForward(h))
+    output:  h = x + Norm(Attention(x))           y = h + Norm(FeedForward(h))
+    both:    h = x + Norm(Attention(Norm(x)))     y = h + Norm(FeedForward(Norm(h)))
 
-(seeds: lecture 11 §3.) Left out on demand, residual and norm give the half-built decoder of
-lecture 10. A block that reads a source has cross-attention between the two (lecture 13 §4).
+(seeds: lecture 11 §3; OLMo 2 2024; Gemma 2 2024.) Parallel, y = h + FeedForward(Norm(x)). Left out
+on demand, residual and norm give the half-built decoder of lecture 10. A block that reads a source
+has cross-attention between the two (lecture 13 §4).
 
 `config` below is anything with the fields of models.config, its sizes resolved. What the queries
 attend to is handed in, a value of `contexts`, so a block is the same whether it attends to a row or
@@ -67,30 +70,34 @@ def block(
     attention: a value of `contexts`, with `kept` what it has kept of earlier tokens; source: what
     cross-attention looks at, with cross_keys_values if they are made already.
     """
-    pre, post = norms_of(weights, config)
+    before, of_output, after = norms_of(weights, config)
     keys = split_key(dropout_key, 3)
     x = tap("block.input", x)
     a, kept = self_attention(
-        weights["attention"], pre("attention_norm", x), config, attention, positions, kept, tap
+        weights["attention"], before("attention_norm", x), config, attention, positions, kept, tap
     )
-    h = tap("block.middle", post("attention_norm", add(x, a, config, keys[0])))
+    a = add(x, of_output("attention_norm", a), config, keys[0])
+    h = tap("block.middle", after("attention_norm", a))
     if source is not None:
-        q = pre("cross_attention_norm", h)
+        q = before("cross_attention_norm", h)
         c = cross_attention(weights["cross_attention"], q, config, source, cross_keys_values, tap)
-        h = tap("block.crossed", post("cross_attention_norm", add(h, c, config, keys[1])))
+        c = add(h, of_output("cross_attention_norm", c), config, keys[1])
+        h = tap("block.crossed", after("cross_attention_norm", c))
     f = feed_forward(
         weights["feedforward"],
-        pre("feedforward_norm", h),
+        before(*read_by_feed_forward(config, x, h)),
         config.activation,
         output_activation=config.output_activation,
         tap=tap,
     )
-    y = tap("block.output", post("feedforward_norm", add(h, f, config, keys[2])))
-    return y, kept
+    f = add(h, of_output("feedforward_norm", f), config, keys[2])
+    return tap("block.output", after("feedforward_norm", f)), kept
 
 
 def norms_of(weights, config):
-    """(pre, post): each (name, x) → x, normalised by the weights of that name, or x as it is."""
+    """(before, of_output, after) a sub-layer: each (name, x) → x, normalised by the weights of that
+    name, or x as it is. Where there are two of a sub-layer, that of its output has a name of its
+    own."""
     normalize = normalizer(config.norm, config.norm_epsilon)
 
     def norm(name, x):
@@ -99,7 +106,26 @@ def norms_of(weights, config):
     def identity(name, x):
         return x
 
-    return (norm, identity) if config.norm_position == "pre" else (identity, norm)
+    return {
+        "pre": (norm, identity, identity),
+        "post": (identity, identity, norm),
+        "output": (identity, norm, identity),
+        "both": (norm, lambda name, x: norm(output_norm(name), x), identity),
+    }[config.norm_position]
+
+
+def output_norm(name: str) -> str:
+    """The name of the norm of a sub-layer's output, where it has one before as well."""
+    return name.replace("_norm", "_output_norm")
+
+
+def read_by_feed_forward(config, x, h):
+    """(the name of its norm, what is normalised): h, or in a parallel block its input, x."""
+    return {
+        "no": ("feedforward_norm", h),
+        "two_norms": ("feedforward_norm", x),
+        "one_norm": ("attention_norm", x),
+    }[config.parallel]
 
 
 def add(x, y, config, dropout_key=None):
@@ -180,10 +206,9 @@ def init_block(key, config):
     """
     attention, feed = jax.random.split(key)
     output_stddev = 0.02 / (2 * config.num_layers) ** 0.5
-    return {
-        "attention_norm": init_norm(config.norm, config.embed_dim, use_bias=config.use_bias),
+    names = ["attention_norm"] if config.parallel == "one_norm" else _NORMS
+    return init_norms(config, *names) | {
         "attention": init_multi_head_attention(attention, config, output_stddev),
-        "feedforward_norm": init_norm(config.norm, config.embed_dim, use_bias=config.use_bias),
         "feedforward": init_feed_forward(
             feed,
             config.embed_dim,
@@ -195,13 +220,25 @@ def init_block(key, config):
     }
 
 
+_NORMS = ("attention_norm", "feedforward_norm")
+
+
+def init_norms(config, *names: str):
+    """The norms of these sub-layers; with norm_position "both", two of each."""
+    if config.norm_position == "both":
+        names = (*names, *map(output_norm, names))
+    return {
+        name: init_norm(config.norm, config.embed_dim, use_bias=config.use_bias) for name in names
+    }
+
+
 def init_cross_block(key, config):
     """Weights of a `block` that reads a source: cross-attention like its attention besides."""
     own, cross = jax.random.split(key)
-    norm = init_norm(config.norm, config.embed_dim, use_bias=config.use_bias)
+    norms = init_norms(config, "cross_attention_norm")
     output_stddev = 0.02 / (2 * config.num_layers) ** 0.5
     attention = init_multi_head_attention(cross, config, output_stddev)
-    return init_block(own, config) | {"cross_attention_norm": norm, "cross_attention": attention}
+    return init_block(own, config) | norms | {"cross_attention": attention}
 
 
 def init_blocks(key, config, init=init_block):

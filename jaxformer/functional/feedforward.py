@@ -6,12 +6,16 @@ from jaxtyping import Array, Float
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.taps import no_tap
 
-_GATES = {"swiglu": jax.nn.silu, "geglu": lambda x: jax.nn.gelu(x, approximate=False)}
 _PLAIN = {
     "relu": jax.nn.relu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # x Φ(x), by erf
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's approximation
     "silu": jax.nn.silu,
+}
+_GATES = {
+    "swiglu": _PLAIN["silu"],
+    "geglu": _PLAIN["gelu"],
+    "geglu_tanh": _PLAIN["gelu_tanh"],
 }
 ACTIVATIONS = (*_PLAIN, *_GATES)
 
@@ -31,7 +35,8 @@ def feed_forward(
 ) -> Float[Array, "*batch dim"]:
     """act(x W₁ + b₁) W₂ + b₂, or, gated, (act(x W_g + b_g) ⊙ (x W₁ + b₁)) W₂ + b₂.
 
-    `activation` is one of ACTIVATIONS; "swiglu" and "geglu" are the gated ones (Shazeer 2020).
+    `activation` is one of ACTIVATIONS; "swiglu", "geglu" and "geglu_tanh" are gated
+    (Shazeer 2020).
     `output_activation` puts the non-linearity after the second map too, as lecture 10 §7 wrote it.
     """
     hidden = linear(weights["up"], x)

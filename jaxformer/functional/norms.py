@@ -34,10 +34,13 @@ def rms_norm(
 
 
 def init_norm(norm: str, dim: int, *, use_bias: bool = True):
-    """γ = 1 and, for layer_norm with use_bias, β = 0; no weights at all for "none"."""
+    """γ = 1 and, for layer_norm with use_bias, β = 0; no weights at all for "none".
+
+    "rms_one_plus" stores γ − 1, as Gemma's checkpoints do: weight decay then pulls γ towards 1.
+    """
     if norm == "none":
         return {}
-    weights = {"scale": jnp.ones(dim)}
+    weights = {"scale": jnp.zeros(dim) if norm == "rms_one_plus" else jnp.ones(dim)}
     if norm == "layer" and use_bias:
         weights["bias"] = jnp.zeros(dim)
     return weights
@@ -48,5 +51,6 @@ def normalizer(norm: str, epsilon: float):
     return {
         "layer": lambda weights, x: layer_norm(x, **weights, epsilon=epsilon),
         "rms": lambda weights, x: rms_norm(x, **weights, epsilon=epsilon),
+        "rms_one_plus": lambda weights, x: rms_norm(x, 1.0 + weights["scale"], epsilon),
         "none": lambda weights, x: x,
     }[norm]

@@ -59,7 +59,7 @@ def stack_initializers(config, init_block=init_block) -> dict:
     }
     if config.embedding_norm:
         parts["embedding_norm"] = norm
-    if config.norm_position == "pre" and config.norm != "none":
+    if config.norm_position != "post" and config.norm != "none":
         parts["final_norm"] = norm
     return parts
 

@@ -120,7 +120,7 @@ def linear(weights, x):
 
 
 def feed_forward(weights, x, activation, output_activation=False):
-    gate = {"swiglu": "silu", "geglu": "gelu"}.get(activation)
+    gate = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}.get(activation)
     act = ACTIVATIONS[gate or activation]
     hidden = linear(weights["up"], x)
     hidden = act(linear(weights["gate"], x)) * hidden if gate else act(hidden)
@@ -149,6 +149,7 @@ def decoder(params, tokens, segments, config):
 
 
 def _block(weights, x, seen, positions, config):
+    start = x
     for name, sublayer in (
         ("attention", lambda x: _self_attention(weights["attention"], x, seen, positions, config)),
         (
@@ -158,10 +159,17 @@ def _block(weights, x, seen, positions, config):
             ),
         ),
     ):
-        norm = weights[f"{name}_norm"]
-        y = sublayer(_norm(norm, x, config) if config.norm_position == "pre" else x)
+        norm, where = weights.get(f"{name}_norm"), config.norm_position
+        if config.parallel != "no" and name == "feedforward":
+            norm = norm or weights["attention_norm"]
+            return x + sublayer(_norm(norm, start, config))
+        y = sublayer(_norm(norm, x, config) if where in ("pre", "both") else x)
+        if where == "output":
+            y = _norm(norm, y, config)
+        if where == "both":
+            y = _norm(weights[f"{name}_output_norm"], y, config)
         x = x + y if config.residual else y
-        x = _norm(norm, x, config) if config.norm_position == "post" else x
+        x = _norm(norm, x, config) if where == "post" else x
     return x
 
 
@@ -179,7 +187,9 @@ def _self_attention(weights, x, seen, positions, config):
 def _norm(weights, x, config):
     if config.norm == "layer":
         return layer_norm(x, weights["scale"], weights.get("bias", 0.0), config.norm_epsilon)
-    return rms_norm(x, weights["scale"], config.norm_epsilon) if config.norm == "rms" else x
+    if config.norm == "none":
+        return x
+    return rms_norm(x, weights["scale"] + (config.norm == "rms_one_plus"), config.norm_epsilon)
 
 
 def float64(tree):

@@ -33,6 +33,15 @@ CONFIGS = {
         "attention_scale": 0.3,
         "norm_epsilon": 0.1,
     },
+    "gemma2": {
+        "norm_position": "both",
+        "norm": "rms_one_plus",
+        "activation": "geglu_tanh",
+        "positions": "rotary",
+    },
+    "olmo2": {"norm_position": "output", "norm": "rms", "positions": "rotary"},
+    "neox": {"parallel": "two_norms", "positions": "rotary", "activation": "gelu"},
+    "gpt-j": {"parallel": "one_norm", "positions": "none"},
     "bare": {
         "residual": False,
         "norm": "none",

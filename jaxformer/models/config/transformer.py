@@ -5,8 +5,8 @@ from typing import Literal
 
 from jaxformer.models.config.check import at_least, fraction, one_of, positive
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
-Norm = Literal["layer", "rms", "none"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
+Norm = Literal["layer", "rms", "rms_one_plus", "none"]
 Positions = Literal["learned", "sinusoidal", "rotary", "none"]
 
 
@@ -31,13 +31,17 @@ class TransformerConfig:
     mlp_dim: int | None = None
     """width inside the feed-forward layer; None: 4 embed_dim"""
     activation: Activation = "gelu_tanh"
-    """activation of the feed-forward layer; swiglu and geglu are gated"""
+    """activation of the feed-forward layer; swiglu and the two geglu are gated"""
     output_activation: bool = False
     """apply the activation after the feed-forward layer's second map too (lecture 10)"""
     norm: Norm = "layer"
-    """normalisation over the features"""
-    norm_position: Literal["pre", "post"] = "pre"
-    """before each sub-layer (and after the stack), or after each residual sum"""
+    """normalisation over the features; rms_one_plus: the scale is stored as γ − 1 (Gemma)"""
+    norm_position: Literal["pre", "post", "output", "both"] = "pre"
+    """before each sub-layer; after each residual sum; of each sub-layer's output, before that sum
+    (OLMo 2); or before and of the output (Gemma 2). All but post: after the stack too"""
+    parallel: Literal["no", "two_norms", "one_norm"] = "no"
+    """attention and feed-forward layer read the same input and are added together: each through a
+    norm of its own (GPT-NeoX), or through one (GPT-J)"""
     norm_epsilon: float = 1e-5
     """added to the variance inside the square root"""
     embedding_norm: bool = False
@@ -78,6 +82,10 @@ class TransformerConfig:
                 f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads})"
             )
         head_dim = self.head_dim or self.embed_dim // self.num_heads
+        if self.parallel != "no" and (self.norm_position != "pre" or not self.residual):
+            raise ValueError(
+                f"parallel is {self.parallel!r}; it needs norm_position 'pre' and residual"
+            )
         if self.positions == "rotary" and head_dim % 2:
             raise ValueError(f"head_dim is {head_dim}; rotary positions need it even")
         if self.positions == "sinusoidal" and self.embed_dim % 2:

@@ -145,12 +145,32 @@ def self_attention(weights, x, config, attention, positions, kept=None, tap=no_t
     sides = jnp.concatenate([linear(some, x) for some in maps], axis=-1)
     sides = jnp.split(sides, ends, axis=-1)
     query, key, value = map(split_heads, sides, heads)
-    if config.positions == "rotary":
-        query, key = (rotary(side, positions, config.rotary_base) for side in (query, key))
+    query, key = (
+        turned(normalized(weights, name, side, config), positions, config)
+        for name, side in (("query_norm", query), ("key_norm", key))
+    )
     query, key = tap("attention.query", query), tap("attention.key", key)
     output, kept = attention(query, key, tap("attention.value", value), kept, tap)
     output = linear(weights["output"], merge_heads(tap("attention.heads", output)))
     return tap("attention.output", output), kept
+
+
+def normalized(weights, name, x, config):
+    """Queries or keys [*batch, heads, length, head_dim] through their norm, where there is one."""
+    if config.query_key_norm == "none":
+        return x
+    normalize = normalizer(config.norm, config.norm_epsilon)
+    if config.query_key_norm == "head":
+        return normalize(weights[name], x)
+    return split_heads(normalize(weights[name], merge_heads(x)), x.shape[-3])
+
+
+def turned(x, positions, config):
+    """Queries or keys turned by their positions, where the config has rotary ones."""
+    if config.positions != "rotary":
+        return x
+    layout = {"fraction": config.rotary_fraction, "interleaved": config.rotary_interleaved}
+    return rotary(x, positions, config.rotary_base, **layout)
 
 
 _SIDES = ("query", "key", "value")
@@ -174,12 +194,21 @@ def init_multi_head_attention(key, config, output_stddev: float):
     """Weights of `self_attention`; output_stddev is that of W_O."""
     keys = jax.random.split(key, 4)
     heads, kv_heads = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-    dim, use_bias = config.embed_dim, config.use_bias
-    return {
+    dim, use_bias = config.embed_dim, config.query_key_value_bias
+    output = {"use_bias": config.attention_output_bias, "stddev": output_stddev}
+    weights = {
         "query": init_linear(keys[0], dim, heads, use_bias=use_bias),
         "key": init_linear(keys[1], dim, kv_heads, use_bias=use_bias),
         "value": init_linear(keys[2], dim, kv_heads, use_bias=use_bias),
-        "output": init_linear(keys[3], heads, dim, use_bias=use_bias, stddev=output_stddev),
+        "output": init_linear(keys[3], heads, dim, **output),
+    }
+    if config.query_key_norm == "none":
+        return weights
+    sizes = (heads, kv_heads) if config.query_key_norm == "all" else (config.head_dim,) * 2
+    names = ("query_norm", "key_norm")
+    return weights | {
+        name: init_norm(config.norm, size, use_bias=config.norm_bias)
+        for name, size in zip(names, sizes, strict=True)
     }
 
 
@@ -214,7 +243,7 @@ def init_block(key, config):
             config.embed_dim,
             config.mlp_dim,
             config.activation,
-            use_bias=config.use_bias,
+            use_bias=config.feedforward_bias,
             output_stddev=output_stddev,
         ),
     }
@@ -228,7 +257,7 @@ def init_norms(config, *names: str):
     if config.norm_position == "both":
         names = (*names, *map(output_norm, names))
     return {
-        name: init_norm(config.norm, config.embed_dim, use_bias=config.use_bias) for name in names
+        name: init_norm(config.norm, config.embed_dim, use_bias=config.norm_bias) for name in names
     }
 
 

@@ -51,7 +51,7 @@ def stack_initializers(config, init_block=init_block) -> dict:
     }
 
     def norm(key):
-        return init_norm(config.norm, dim, use_bias=config.use_bias)
+        return init_norm(config.norm, dim, use_bias=config.norm_bias)
 
     parts = {
         "embedding": lambda key: init_embedding(key, vocab_size, dim, **tables),

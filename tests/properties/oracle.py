@@ -178,10 +178,33 @@ def _self_attention(weights, x, seen, positions, config):
         linear(weights[name], x).reshape(len(x), -1, config.head_dim).transpose(1, 0, 2)
         for name in ("query", "key", "value")
     )
+    query, key = (
+        _query_key_norm(weights, name, side, config)
+        for name, side in (("query_norm", query), ("key_norm", key))
+    )
     if config.positions == "rotary":
-        query, key = (rotary(side, positions, config.rotary_base) for side in (query, key))
+        query, key = (_rotary_of(side, positions, config) for side in (query, key))
     output = attention(query, key, value, seen, config.attention_scale)
     return linear(weights["output"], output.transpose(1, 0, 2).reshape(len(x), -1))
+
+
+def _query_key_norm(weights, name, x, config):
+    if config.query_key_norm == "none":
+        return x
+    if config.query_key_norm == "head":
+        return _norm(weights[name], x, config)
+    rows = x.transpose(1, 0, 2)
+    whole = _norm(weights[name], rows.reshape(len(rows), -1), config)
+    return whole.reshape(rows.shape).transpose(1, 0, 2)
+
+
+def _rotary_of(x, positions, config):
+    dim, result = int(x.shape[-1] * config.rotary_fraction), np.array(x)
+    order = np.arange(dim)
+    if config.rotary_interleaved:
+        order = order.reshape(-1, 2).T.ravel()
+    result[..., order] = rotary(x[..., order], positions, config.rotary_base)
+    return result
 
 
 def _norm(weights, x, config):

@@ -9,6 +9,8 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "ge
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
 Positions = Literal["learned", "sinusoidal", "rotary", "none"]
 
+_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias", "norm_bias")
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -52,10 +54,24 @@ class TransformerConfig:
     """how positions are encoded"""
     rotary_base: float = 10_000.0
     """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position"""
+    rotary_fraction: float = 1.0
+    """of a head's features, from the first on, that turn"""
+    rotary_interleaved: bool = False
+    """a pair is two neighbours (RoFormer), not one feature of each half (Llama)"""
+    query_key_norm: Literal["none", "head", "all"] = "none"
+    """a norm on queries and keys, before they turn: of each head by itself, or of all together"""
     attention_scale: float | None = None
     """factor of the attention scores; None: 1 / √head_dim"""
     use_bias: bool = True
-    """biases in the blocks' linear maps and layer norms"""
+    """biases of the blocks' linear maps and layer norms, where the next four leave it open"""
+    query_key_value_bias: bool | None = None
+    """biases of the maps to query, key and value; None: use_bias"""
+    attention_output_bias: bool | None = None
+    """a bias of the map from the heads; None: use_bias"""
+    feedforward_bias: bool | None = None
+    """biases of the feed-forward layer; None: use_bias"""
+    norm_bias: bool | None = None
+    """biases of layer norms; None: use_bias"""
     head_bias: bool = False
     """a bias on the logits"""
     tie_embeddings: bool = True
@@ -86,8 +102,14 @@ class TransformerConfig:
             raise ValueError(
                 f"parallel is {self.parallel!r}; it needs norm_position 'pre' and residual"
             )
-        if self.positions == "rotary" and head_dim % 2:
-            raise ValueError(f"head_dim is {head_dim}; rotary positions need it even")
+        if self.positions == "rotary":
+            positive(self, "rotary_fraction")
+            turning = int(head_dim * self.rotary_fraction)
+            if turning % 2 or not 0 < turning <= head_dim:
+                raise ValueError(
+                    f"head_dim is {head_dim}, of which rotary_fraction ({self.rotary_fraction}) "
+                    f"turns {turning} features; it must be an even number in 2 … {head_dim}"
+                )
         if self.positions == "sinusoidal" and self.embed_dim % 2:
             raise ValueError(f"embed_dim is {self.embed_dim}; sinusoidal positions need it even")
         positive(self, "norm_epsilon", "rotary_base")
@@ -95,11 +117,11 @@ class TransformerConfig:
     @property
     def resolved(self):
         """The same config with every None that stands for a size worked out."""
-        if None not in (self.num_kv_heads, self.head_dim, self.mlp_dim):
-            return self
-        return replace(
-            self,
-            num_kv_heads=self.num_kv_heads or self.num_heads,
-            head_dim=self.head_dim or self.embed_dim // self.num_heads,
-            mlp_dim=self.mlp_dim or 4 * self.embed_dim,
-        )
+        open_sizes = {
+            "num_kv_heads": self.num_heads,
+            "head_dim": self.head_dim or self.embed_dim // self.num_heads,
+            "mlp_dim": 4 * self.embed_dim,
+            **dict.fromkeys(_BIASES, self.use_bias),
+        }
+        missing = {name: x for name, x in open_sizes.items() if getattr(self, name) is None}
+        return replace(self, **missing) if missing else self

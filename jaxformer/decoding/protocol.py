@@ -56,7 +56,7 @@ class AutoregressiveModel(Protocol):
         """float32 logits of hidden states."""
 
     def output_map(self, weights) -> dict:
-        """The head's weights: kernel [dim, vocab_size] and, if it has one, bias."""
+        """The head: kernel [dim, vocab_size] and, if it has them, bias and cap."""
 
     def check(self, variables) -> None:
         """Raise ValueError unless these are variables of this very model."""

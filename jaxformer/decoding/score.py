@@ -51,5 +51,6 @@ def _score(model, params, tokens, segments, source):
         hidden = jnp.take_along_axis(hidden, before, axis=1)
         _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
     head = model.output_map(params)
-    losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], bias=head.get("bias"))
+    output = {"bias": head.get("bias"), "cap": head.get("cap")}
+    losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], **output)
     return -jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0).sum(axis=-1)

@@ -1,11 +1,11 @@
-"""Scaled dot-product attention, softmax(Q Kᵀ / √d + mask) V, behind one function.
+"""Scaled dot-product attention, softmax(Q Kᵀ / √d + bias + mask) V, behind one function.
 
 Shapes: heads stand before positions, [*batch, heads, length, head_dim], since that is how a cache
 is read fastest. Grouped heads (Ainslie et al. 2023): key and value may have fewer heads than the
 query, each shared by num_heads / num_kv_heads consecutive query heads.
 """
 
-import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxformer.functional import fused
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import group_heads, over_heads
 from jaxformer.functional.masks import All, DenseMask, Mask, Padding, TokenInfo
+from jaxformer.functional.scores import DenseBias, Scores
 from jaxformer.functional.taps import no_tap
 
 ATTENTION = ("auto", "explicit", "blockwise", "fused")
@@ -29,7 +30,7 @@ def dot_product_attention(
     *,
     query_info: TokenInfo | None = None,
     key_info: TokenInfo | None = None,
-    scale: float | None = None,
+    scores: Scores = Scores(),  # noqa: B008 (frozen)
     implementation: str = "auto",
     tap=no_tap,
 ) -> Float[Array, "*batch heads queries value_dim"]:
@@ -40,7 +41,8 @@ def dot_product_attention(
     [*batch, queries, keys] or, with as many axes as the query, [*batch, heads or 1, queries, keys];
     None: everyone sees everyone. Keys that are padding by `key_info` are seen by no one, whatever
     the rule. A query that may see nothing gets zeros, and its gradients are finite.
-    scale: 1/√head_dim unless given. Errors: ValueError naming the shapes that do not fit.
+    scores: the scale, 1/√head_dim unless given, and a cap or a bias of the products if there is one
+    (`functional.scores`). Errors: ValueError naming the shapes that do not fit.
     implementation: "explicit" (this formula, whole), "blockwise" (in tiles, never all scores at
     once: memory linear in the length), "fused" (cuDNN; raises ValueError with the reason where it
     cannot), or "auto": fused on a GPU where it can, else blockwise.
@@ -48,10 +50,10 @@ def dot_product_attention(
     """
     query_info = query_info or TokenInfo(query.shape[-2])
     key_info = key_info or TokenInfo(key.shape[-2])
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scores.for_heads(query.shape[-1])
     if not isinstance(mask, Mask) and np.ndim(mask) == query.ndim > 2:
         if mask.shape[-3] != 1:
-            how = (query_info, key_info, scale, implementation, tap)
+            how = (query_info, key_info, scores, implementation, tap)
             return _masked_by_head(query, key, value, mask, *how)
         mask = mask[..., 0, :, :]  # one for all heads
     mask = _as_rule(mask)
@@ -59,13 +61,13 @@ def dot_product_attention(
     if key_info.segments is not None:
         mask = mask & Padding()
     query, key, value = _zero_masked(query, key, value, mask, query_info, key_info)
-    inputs = (query, key, value, mask, query_info, key_info)
+    inputs = (query, key, value, mask, query_info, key_info, scores)
     implementation = _resolved(implementation, *inputs)
     if implementation == "fused":
-        return fused.fused_attention(query, key, value, mask, scale)
+        return fused.fused_attention(query, key, value, mask, scores.scale)
     if implementation == "blockwise":
-        return _blockwise(*inputs, scale)
-    return explicit_attention(query, key, value, mask(query_info, key_info), scale, tap=tap)
+        return _blockwise(*inputs)
+    return explicit_attention(*inputs, tap=tap)
 
 
 def _resolved(implementation, *inputs) -> str:
@@ -90,7 +92,7 @@ def _blockwise(*inputs):
         ) from error
 
 
-def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implementation, tap):
+def _masked_by_head(query, key, value, mask, query_info, key_info, scores, implementation, tap):
     """A mask of its own for each head: heads become rows of a batch, of one head each."""
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if mask.shape[-3] != heads or heads % kv_heads:
@@ -98,6 +100,9 @@ def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implem
             f"mask is {mask.shape}; with an axis of heads that must be 1 or {heads}, the query's"
         )
     key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
+    if scores.bias is not None:
+        bias = jnp.broadcast_to(scores.bias(query_info, key_info), mask.shape)
+        scores = replace(scores, bias=DenseBias(bias[..., None, :, :]))
     places = [place.with_axis(-2) for place in (query_info, key_info)]
 
     def tap_heads(name, weights):
@@ -108,23 +113,25 @@ def _masked_by_head(query, key, value, mask, query_info, key_info, scale, implem
         mask,
         query_info=places[0],
         key_info=places[1],
-        scale=scale,
+        scores=scores,
         implementation=implementation,
         tap=tap_heads,
     )
     return output[..., 0, :, :]
 
 
-def explicit_attention(query, key, value, visible, scale, *, tap=no_tap):
-    """The formula as it is written, all scores at once; `visible` is bool [*rows, queries, keys].
+def explicit_attention(query, key, value, mask, query_info, key_info, scores, *, tap=no_tap):
+    """The formula as it is written, all scores at once.
 
     The weights pass through tap("attention.weights") as float32 [*batch, heads, queries, keys].
     """
     grouped = group_heads(query, key.shape[-3])
-    scores = scale * jnp.einsum(
+    products = jnp.einsum(
         "...kgqd,...ksd->...kgqs", grouped, key, preferred_element_type=jnp.float32
     )
-    weights = _softmax(jnp.where(over_heads(visible), scores, -jnp.inf))
+    visible = over_heads(mask(query_info, key_info))
+    scores = scores(products, query_info, key_info)
+    weights = _softmax(jnp.where(visible, scores, -jnp.inf))
 
     heads = (*query.shape[:-1], key.shape[-2])
     weights = tap("attention.weights", weights.reshape(heads)).reshape(weights.shape)
@@ -137,36 +144,45 @@ def few_queries_attention(
     keys: Float[Array, "*rows_and_heads slots head_dim"],
     values: Float[Array, "*rows_and_heads slots value_dim"],
     visible: Bool[Array, "rows some_new slots"],
-    scale: float | None = None,
+    scores: Scores = Scores(),  # noqa: B008 (frozen)
     *,
     tap=no_tap,
 ) -> Float[Array, "batch heads new value_dim"]:
     """The formula for a few queries over a cache, all scores at once.
 
     keys, values: axes of size 1 of [rows, kv_heads] may be left out. Each row of keys serves batch
-    / rows queries in turn (hypotheses of one source). All queries that share a key head are folded
+    / rows queries in turn (hypotheses of one source). A bias of the scores is one that has been
+    asked, of [batch or 1, heads, new, slots]. All queries that share a key head are folded
     into its query positions, so that every product is one batched matrix product.
     """
     batch, heads, new, head_dim = query.shape
     rows, slots = len(visible), keys.shape[-2]
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     kv_heads = keys.size // (rows * slots * head_dim)
-    grouped = query.reshape(rows, batch // rows, kv_heads, -1, new, head_dim)
-    grouped = grouped.swapaxes(1, 2)  # [rows, kv_heads, served by each, group, new, head_dim]
-    folded = grouped.reshape(*keys.shape[:-2], -1, head_dim)
-    scores = scale * jnp.einsum(
-        "...qd,...sd->...qs", folded, keys, preferred_element_type=jnp.float32
-    )
-    visible = jnp.broadcast_to(visible[:, None, None, None], (*grouped.shape[:-1], slots))
-    weights = _softmax(jnp.where(visible.reshape(scores.shape), scores, -jnp.inf))
+    by_row = (rows, batch // rows, kv_heads, heads // kv_heads, new)
+
+    def folded(x):
+        """[rows, kv_heads, served by each, group, new, …]."""
+        return x.reshape(*by_row, -1).swapaxes(1, 2)
 
     def unfolded(x):
-        x = x.reshape(*grouped.shape[:-1], x.shape[-1])
+        x = x.reshape(rows, kv_heads, batch // rows, *by_row[3:], -1)
         return x.swapaxes(1, 2).reshape(batch, heads, new, -1)
 
+    products = jnp.einsum(
+        "...qd,...sd->...qs",
+        folded(query).reshape(*keys.shape[:-2], -1, head_dim),
+        keys,
+        preferred_element_type=jnp.float32,
+    )
+    scaled = scores.for_heads(head_dim).scaled(products)
+    if scores.bias is not None:
+        bias = jnp.broadcast_to(scores.bias.array, (batch, heads, new, slots))
+        scaled += folded(bias).reshape(scaled.shape)
+    in_folds = (rows, kv_heads, batch // rows, heads // kv_heads, new, slots)
+    visible = jnp.broadcast_to(visible[:, None, None, None], in_folds).reshape(scaled.shape)
+    weights = _softmax(jnp.where(visible, scaled, -jnp.inf))
     weights = tap("attention.weights", unfolded(weights))
-    weights = weights.reshape(rows, batch // rows, *grouped.shape[1:2], *grouped.shape[3:-1], slots)
-    weights = weights.swapaxes(1, 2).reshape(scores.shape)
+    weights = folded(weights).reshape(products.shape)
     return unfolded(jnp.einsum("...qs,...sd->...qd", weights.astype(values.dtype), values))
 
 

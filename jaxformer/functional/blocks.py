@@ -106,11 +106,15 @@ def norms_of(weights, config):
     def identity(name, x):
         return x
 
+    def first(name, x):
+        """A norm before a sub-layer; the first of all may have none."""
+        return x if name == "attention_norm" and not config.first_attention_norm else norm(name, x)
+
     return {
-        "pre": (norm, identity, identity),
+        "pre": (first, identity, identity),
         "post": (identity, identity, norm),
         "output": (identity, norm, identity),
-        "both": (norm, lambda name, x: norm(output_norm(name), x), identity),
+        "both": (first, lambda name, x: norm(output_norm(name), x), identity),
     }[config.norm_position]
 
 
@@ -170,7 +174,7 @@ def turned(x, positions, config):
     if config.positions != "rotary":
         return x
     layout = {"fraction": config.rotary_fraction, "interleaved": config.rotary_interleaved}
-    return rotary(x, positions, config.rotary_base, **layout)
+    return rotary(x, positions, config.rotary_base, scaling=config.rotary_scaling, **layout)
 
 
 _SIDES = ("query", "key", "value")

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.attention import dot_product_attention, few_queries_attention
 from jaxformer.functional.masks import Mask, Padding, TokenInfo
+from jaxformer.functional.scores import Scores
 from jaxformer.functional.slots import by_head, write_slots
 from jaxformer.functional.taps import no_tap
 
@@ -24,7 +25,7 @@ class RowAttention:
 
     mask: Mask
     tokens: TokenInfo
-    scale: float | None
+    scores: Scores
     implementation: str
 
     def __call__(self, query, key, value, state=None, tap=no_tap):
@@ -35,7 +36,7 @@ class RowAttention:
             self.mask,
             query_info=self.tokens,
             key_info=self.tokens,
-            scale=self.scale,
+            scores=self.scores,
             implementation=self.implementation,
             tap=tap,
         )
@@ -56,7 +57,7 @@ class CacheAttention:
     slots: TokenInfo
     written: Int[Array, "*tokens"]
     visible: Bool[Array, "batch new slots"] | None
-    scale: float | None
+    scores: Scores
     implementation: str
 
     def __call__(self, query, key, value, state, tap=no_tap):
@@ -64,7 +65,7 @@ class CacheAttention:
         keys = write_slots(keys, key, self.written)
         values = write_slots(values, value, self.written)
         if self.visible is not None:
-            output = few_queries_attention(query, keys, values, self.visible, self.scale, tap=tap)
+            output = few_queries_attention(query, keys, values, self.visible, self.scores, tap=tap)
             return output, (keys, values)
         output = dot_product_attention(
             query,
@@ -73,7 +74,7 @@ class CacheAttention:
             self.mask,
             query_info=self.new,
             key_info=self.slots,
-            scale=self.scale,
+            scores=self.scores,
             implementation=self.implementation,
             tap=tap,
         )
@@ -100,7 +101,7 @@ class SourceAttention:
 
     encoded: Float[Array, "sources source_length dim"] | None
     segments: Int[Array, "sources source_length"] | None
-    scale: float | None
+    scores: Scores
     implementation: str
     few_queries: bool = False
 
@@ -110,7 +111,7 @@ class SourceAttention:
             if segments is None:
                 segments = jnp.ones((sources, length), jnp.int32)
             visible = (segments != 0)[:, None]
-            return few_queries_attention(query, key, value, visible, self.scale, tap=tap)
+            return few_queries_attention(query, key, value, visible, self.scores, tap=tap)
         served = len(query) // sources
         if served > 1:
             each = (key, value, segments)
@@ -121,7 +122,7 @@ class SourceAttention:
             value,
             Padding(),
             key_info=TokenInfo(length, None, segments),
-            scale=self.scale,
+            scores=self.scores,
             implementation=self.implementation,
             tap=tap,
         )

@@ -4,14 +4,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.functional.kernels import Int8Table, for_small_steps
-from jaxformer.functional.linear import each_kernel, init_linear, linear
+from jaxformer.functional.linear import capped, each_kernel, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
 
 
 def init_embedding(
-    key, vocab_size: int, dim: int, *, stddev: float = 0.02, learned_positions: int = 0
+    key,
+    vocab_size: int,
+    dim: int,
+    *,
+    stddev: float = 0.02,
+    learned_positions: int = 0,
+    token_types: int = 0,
 ):
-    """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position.
+    """N(0, stddev²), a vector for each token, and N(0, 0.02²), if asked for, for each position and
+    each type of a token.
 
     0.02 (GPT-2) is for what is normalised before it is used. Without a norm 1/√dim suits logits,
     and the first map of a recurrent model makes up for it (`recurrent.initializers`): at 0.02 an
@@ -21,6 +28,9 @@ def init_embedding(
     weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim))}
     if learned_positions:
         weights["positions"] = 0.02 * jax.random.normal(positions, (learned_positions, dim))
+    if token_types:
+        types = jax.random.fold_in(positions, 1)
+        weights["token_types"] = 0.02 * jax.random.normal(types, (token_types, dim))
     return weights
 
 
@@ -34,13 +44,24 @@ def embed_tokens(weights, tokens, dtype):
     return tokens.astype(dtype)
 
 
-def add_positions(weights, x, positions, kind: str):
-    """x + p, for kind "learned" (NaN outside the table) and "sinusoidal"; else x as it is."""
-    if kind == "learned":
-        return x + _rows_of_table(weights["positions"], positions).astype(x.dtype)
-    if kind == "sinusoidal":
-        return x + sinusoidal_positions(positions, x.shape[-1]).astype(x.dtype)
+def add_positions(weights, x, positions, config):
+    """x + p, where positions are learned (NaN outside the table) or sinusoidal; else x as it is."""
+    if config.positions == "learned":
+        rows = _rows_of_table(weights["positions"], positions + config.position_offset)
+        return x + rows.astype(x.dtype)
+    if config.positions.startswith("sinusoidal"):
+        halves = config.positions == "sinusoidal_halves"
+        return x + sinusoidal_positions(positions, x.shape[-1], halves=halves).astype(x.dtype)
     return x
+
+
+def add_token_types(weights, x, token_types=None):
+    """x + the vector of each token's type, where there are types; None: all 0."""
+    if "token_types" not in weights:
+        return x
+    if token_types is None:
+        return x + weights["token_types"][0].astype(x.dtype)
+    return x + _rows_of_table(weights["token_types"], token_types).astype(x.dtype)
 
 
 def _rows_of_table(table, index):
@@ -71,9 +92,10 @@ def head(weights):
     return own if "kernel" in own else {"kernel": weights["embedding"]["tokens"].T, **own}
 
 
-def logits(weights, hidden):
-    """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations."""
-    return linear(head(weights), hidden, jnp.float32)
+def logits(weights, hidden, cap: float | None = None):
+    """hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations; with a cap,
+    cap · tanh(y / cap) of that."""
+    return capped(linear(head(weights), hidden, jnp.float32), cap)
 
 
 def pack_all(tree, config, parts: int):

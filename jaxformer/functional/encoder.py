@@ -14,7 +14,7 @@ from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.feedforward import activate
 from jaxformer.functional.layers import Forward
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import Mask, Packed
+from jaxformer.functional.masks import Mask, Near, Packed
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.transformer import POINTS, stack_initializers
 
@@ -34,12 +34,16 @@ __all__ += ["self_attention_mask"]
 
 def initializers(config) -> dict:
     """The encoder's weights by name, each as a pure initialiser of one key."""
-    dim = config.embed_dim
-    parts = stack_initializers(config) | {
-        "pooler": lambda key: init_linear(key, dim, dim),
-        "transform": lambda key: init_linear(key, dim, dim),
-        "transform_norm": lambda key: init_norm(config.norm, dim),
-    }
+    dim, parts = config.embed_dim, stack_initializers(config)
+
+    def affine(key):
+        return init_linear(key, dim, dim, use_bias=config.use_bias)
+
+    if config.pooler:
+        parts["pooler"] = affine
+    if config.transform:
+        parts["transform"] = affine
+        parts["transform_norm"] = lambda key: init_norm(config.norm, dim, use_bias=config.norm_bias)
     return with_head(parts, config, dim)
 
 
@@ -54,17 +58,22 @@ def layer_points(config) -> tuple[str, ...]:
 
 
 def self_attention_mask(config, mask: Mask | None = None) -> Mask:
-    """Everyone within a document; or the caller's mask, within a document too."""
+    """Everyone within a document, or those near by if the config has a window; or the caller's
+    mask, within a document too."""
+    if mask is None and config.window is not None:
+        mask = Near(config.window)
     return Packed() if mask is None else mask & Packed()
 
 
 encode = transformer.forward  # `hidden` is a vector for each token, in its context
 
 
-def forward(weights, tokens, config, execution, mask: Mask, **inputs) -> Forward:
+def forward(weights, tokens, config, execution, masks, **inputs) -> Forward:
     """A pass of which `hidden` is what the head is applied to: Norm(act(W h + b)) of each token's
-    vector (BERT's transform)."""
-    encoded = encode(weights, tokens, config, execution, mask, **inputs)
+    vector (BERT's transform), or that vector itself."""
+    encoded = encode(weights, tokens, config, execution, masks, **inputs)
+    if not config.transform:
+        return encoded
     hidden = activate(linear(weights["transform"], encoded.hidden), config.activation)
     normalize = normalizer(config.norm, config.norm_epsilon)
     return encoded._replace(hidden=normalize(weights["transform_norm"], hidden))

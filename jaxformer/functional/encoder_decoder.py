@@ -24,6 +24,7 @@ from jaxformer.functional.contexts import Source, SourceAttention
 from jaxformer.functional.embedding import head, logits, with_head
 from jaxformer.functional.layers import Forward, split_key, unstack
 from jaxformer.functional.masks import Causal, Mask, Packed
+from jaxformer.functional.scores import Scores
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.functional.transformer import (
     CROSS_POINTS,
@@ -90,7 +91,7 @@ def encode(weights, source: Source, config, execution, *, dropout_key=None, hook
         source.tokens,
         config.encoder,
         execution,
-        encoder.self_attention_mask(config.encoder),
+        [encoder.self_attention_mask(layer) for layer in config.encoder.layers],
         segments=source.segments,
         dropout_key=dropout_key,
         hooks=hooks.within(ENCODER),
@@ -103,7 +104,7 @@ def forward(
     tokens,
     config,
     execution,
-    mask: Mask,
+    masks: tuple[Mask, ...],
     *,
     cache: SourceCache | None = None,
     segments=None,
@@ -112,24 +113,24 @@ def forward(
     hooks: Hooks = NO_HOOKS,
 ) -> Forward:
     """As `transformer.forward`, over whole rows of which each has its source, or on from a cache
-    that has read them. mask: of the decoder's self-attention."""
+    that has read them. masks: of the decoder's self-attention."""
     form = attention_form(execution, hooks, "cross_attention.weights")
-    scale, keys = config.attention_scale, split_key(dropout_key, 2)
+    scores, keys = Scores(config.attention_scale, config.attention_cap), split_key(dropout_key, 2)
     if cache is None:
         inputs = {"dropout_key": keys[0], "hooks": hooks}
         encoded, captured = encode(weights, source, config, execution, **inputs)
-        attention = SourceAttention(encoded, source.segments, scale, form)
+        attention = SourceAttention(encoded, source.segments, scores, form)
         own = cross = None
     else:
         few = tokens.shape[1] <= FEW_TOKENS and form in ("auto", "explicit")
-        attention = SourceAttention(None, cache.source_segments, scale, form, few)
+        attention = SourceAttention(None, cache.source_segments, scores, form, few)
         own, cross, captured = cache.self_cache, cache.cross_keys_values, {}
     passed = transformer.forward(
         weights,
         tokens,
         config,
         execution,
-        mask,
+        masks,
         cache=own,
         segments=segments,
         source=attention,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxformer.functional.masks import Causal, Packed, Padding, Window
 
 
-def unsupported_reason(query, key, value, mask, query_info, key_info) -> str | None:
+def unsupported_reason(query, key, value, mask, query_info, key_info, scores) -> str | None:
     """Why the kernel cannot do this, in words, or None if it can."""
     if jax.default_backend() != "gpu":
         return f"it needs a GPU, and the backend is {jax.default_backend()!r}"
@@ -18,6 +18,8 @@ def unsupported_reason(query, key, value, mask, query_info, key_info) -> str | N
         return f"it needs a head_dim that is a multiple of 8 and at most 128, not {query.shape[-1]}"
     if key.shape != value.shape or not query.dtype == key.dtype == value.dtype:
         return "it needs keys and values of one shape, and of the dtype of the queries"
+    if scores.cap is not None or scores.bias is not None:
+        return "it has neither a cap nor a bias of the scores"
     places = (query_info, key_info)
     if any(place.positions is not None or place.segments is not None for place in places):
         return "it knows only whole rows without padding, packed documents or cached positions"

@@ -42,24 +42,68 @@ def stack(tree):
     return jax.tree.map(lambda *x: jnp.stack(x), *tree) if isinstance(tree, list) else tree
 
 
-def over_layers(step, x, layers, config, execution, *, few_tokens: bool = False):
+def over_layers(step, x, layers, settings, execution, *, few_tokens: bool = False):
     """x through all layers, by scan or unrolled: (y, the output of each layer).
 
-    step(x, layer) → (x, output) runs one of them; layers: a tuple of trees that are stacked, or
-    lists of a tree a layer. few_tokens: a step of decoding, which is always fastest unrolled.
+    step(setting, x, layer) → (x, output) runs one of them; layers: a tuple of trees that are
+    stacked, or lists of a tree a layer; settings: what is static in each, a hashable value a layer.
+    A scan goes by their period. few_tokens: a step of decoding, which is always fastest unrolled.
     """
-    num_layers = config.num_layers
+    num_layers = len(settings)
     scanned = execution.scans(num_layers, few_tokens)
     # In a scan the two passes are loops of their own: nothing need keep them from being merged.
-    step = REMAT[execution.remat](step, prevent_cse=not scanned)
-    if scanned:
-        x, outputs = jax.lax.scan(step, x, tuple(map(stack, layers)))
-        return x, unstack(outputs, num_layers)
-    outputs = []
-    for layer in zip(*(unstack(part, num_layers) for part in layers), strict=True):
-        x, output = step(x, layer)
-        outputs.append(output)
-    return x, outputs
+    steps = {
+        setting: REMAT[execution.remat](partial(step, setting), prevent_cse=not scanned)
+        for setting in dict.fromkeys(settings)
+    }
+
+    def run(x, settings, layers):
+        outputs = []
+        for setting, *layer in zip(settings, *layers, strict=True):
+            x, output = steps[setting](x, tuple(layer))
+            outputs.append(output)
+        return x, outputs
+
+    layers = [unstack(part, num_layers) if not scanned else stack(part) for part in layers]
+    if not scanned:
+        return run(x, settings, layers)
+    first, period = repeated(settings)
+    last = num_layers - (num_layers - first) % period
+
+    def one_period(x, layers):
+        layers = [unstack(tree, period) for tree in layers]
+        x, outputs = run(x, settings[first : first + period], layers)
+        return x, stack(outputs)
+
+    def run_part(x, start, stop):
+        """Those before and after what repeats, one by one."""
+        if start == stop:
+            return x, []
+        part = jax.tree.map(lambda leaf: leaf[start:stop], layers)
+        return run(x, settings[start:stop], [unstack(tree, stop - start) for tree in part])
+
+    def by_period(leaf):
+        return leaf[first:last].reshape(-1, period, *leaf.shape[1:])
+
+    x, before = run_part(x, 0, first)
+    x, outputs = jax.lax.scan(one_period, x, jax.tree.map(by_period, layers))
+    outputs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    x, after = run_part(x, last, num_layers)
+    return x, [*before, *unstack(outputs, last - first), *after]
+
+
+def repeated(settings) -> tuple[int, int]:
+    """(first, period): from `first` on they repeat with that period; the two as small as can be."""
+    num = len(settings)
+    return min(
+        (
+            (first, period)
+            for first in range(num)
+            for period in range(1, num - first + 1)
+            if all(settings[i] == settings[i - period] for i in range(first + period, num))
+        ),
+        key=sum,
+    )
 
 
 # What the backward pass finds in memory: everything; matrix products only; block inputs only.

@@ -32,6 +32,11 @@ def linear(weights, x: Float[Array, "*batch in_dim"], dtype=None) -> Float[Array
     return y + weights["bias"].astype(y.dtype) if "bias" in weights else y
 
 
+def capped(y, cap: float | None):
+    """cap · tanh(y / cap), which is within ±cap and about y where that is small; None: y."""
+    return y if cap is None else cap * jnp.tanh(y / cap)
+
+
 def side_by_side(maps) -> list:
     """Affine maps of one x as few of them as can be: one, [x W₁ + b₁, x W₂ + b₂, …], that reads x
     once, where their kernels allow it."""

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.kernels import Kernel, product
+from jaxformer.functional.linear import capped
 
 
 def token_losses(
@@ -87,11 +88,13 @@ def chunked_cross_entropy(
     weights: Float[Array, "*batch length"] | None = None,
     *,
     bias: Float[Array, " vocab"] | None = None,
+    cap: float | None = None,
     label_smoothing: float = 0.0,
     chunk: int = 1024,
 ) -> Float[Array, ""]:
     """cross_entropy(hidden @ kernel + bias, …) without the logits of the whole batch in memory.
 
+    cap: logits y are cap · tanh(y / cap); None: they are y.
     Tokens are taken `chunk` at a time. When a gradient is wanted it is worked out in the same
     sweep, while a chunk's logits are at hand, so each product is computed once; what is kept is
     the gradient for `hidden`, `kernel` and `bias`, never [tokens, vocab] in float32.
@@ -103,7 +106,7 @@ def chunked_cross_entropy(
     weights = weights.astype(jnp.float32)
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
-    total = _summed_losses(head, *parts, label_smoothing)
+    total = _summed_losses(head, *parts, cap, label_smoothing)
     return _weighted_mean(total, weights.sum())
 
 
@@ -113,11 +116,16 @@ def chunked_token_losses(
     targets: Int[Array, "*batch length"],
     *,
     bias: Float[Array, " vocab"] | None = None,
+    cap: float | None = None,
     chunk: int = 1024,
 ) -> Float[Array, "*batch length"]:
     """token_losses(hidden @ kernel + bias, targets), the logits of `chunk` tokens at a time."""
     parts = _in_chunks(chunk, hidden, targets)
-    losses = jax.lax.map(lambda part: token_losses(_head(kernel, bias, part[0]), part[1]), parts)
+
+    def of_part(part):
+        return token_losses(_logits(kernel, bias, cap, part[0]), part[1])
+
+    losses = jax.lax.map(of_part, parts)
     return losses.reshape(-1)[: targets.size].reshape(targets.shape)
 
 
@@ -133,16 +141,16 @@ def _in_chunks(chunk, hidden, *by_token):
     return cut(hidden, hidden.shape[-1]), *map(cut, by_token)
 
 
-def _head(kernel, bias, hidden):
+def _logits(kernel, bias, cap, hidden):
     logits = product(hidden, kernel, jnp.float32)
-    return logits if bias is None else logits + bias
+    return capped(logits if bias is None else logits + bias, cap)
 
 
-def _chunk_loss(learnt, fixed, targets, weights, label_smoothing):
+def _chunk_loss(learnt, fixed, targets, weights, cap, label_smoothing):
     """learnt: (hidden, the floats of the head); fixed: the rest of it, as it is."""
     hidden, floats = learnt
     head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
-    logits = _head(head["kernel"], head.get("bias"), hidden)
+    logits = _logits(head["kernel"], head.get("bias"), cap, hidden)
     losses = token_losses(logits, targets, label_smoothing)
     return _weighted_sum(losses, weights)[0], losses
 
@@ -160,26 +168,26 @@ def _floats_and_others(tree):
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _summed_losses(head, hidden, targets, weights, label_smoothing):
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summed_losses(head, hidden, targets, weights, cap, label_smoothing):
     floats, fixed = _floats_and_others(head)
 
     def step(total, part):
         hidden, targets, weights = part
-        loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, label_smoothing)
+        loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, cap, label_smoothing)
         return total + loss, None
 
     return jax.lax.scan(step, jnp.float32(0), (hidden, targets, weights))[0]
 
 
-def _summed_losses_forward(head, hidden, targets, weights, label_smoothing):
+def _summed_losses_forward(head, hidden, targets, weights, cap, label_smoothing):
     floats, fixed = _floats_and_others(head)
     gradient = jax.value_and_grad(_chunk_loss, has_aux=True)
 
     def step(carry, part):
         hidden, targets, weights = part
         (loss, losses), (d_hidden, d_head) = gradient(
-            (hidden, floats), fixed, targets, weights, label_smoothing
+            (hidden, floats), fixed, targets, weights, cap, label_smoothing
         )
         total, d_total = carry
         # What the sum changes by with a weight is that token's loss.
@@ -194,7 +202,7 @@ def _summed_losses_forward(head, hidden, targets, weights, label_smoothing):
 def _summed_losses_backward(label_smoothing, gradients, cotangent):
     gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
     d_head, d_hidden, d_weights = gradients
-    return d_head, d_hidden, None, d_weights
+    return d_head, d_hidden, None, d_weights, None
 
 
 _summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

@@ -147,6 +147,25 @@ class Window(Mask):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
+class Near(Mask):
+    """A query at t sees keys at most `distance` away: |t − s| ≤ distance."""
+
+    distance: int
+
+    def __post_init__(self):
+        if self.distance < 1:
+            raise ValueError(f"window is {self.distance}; it must be at least 1")
+
+    def __call__(self, query, key):
+        offset = key.position_ids()[..., None, :] - query.position_ids()[..., :, None]
+        return abs(offset) <= self.distance
+
+    def key_range(self, start, stop, length):
+        return max(0, start - self.distance), min(stop + self.distance, length)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
 class Prefix(Mask):
     """Causal, but the first `length` positions are seen by all (prefix-LM, Raffel et al. 2020)."""
 

@@ -10,16 +10,22 @@ from jaxtyping import Array, Float, Int
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*batch length"], dim: int, base: float = 10_000.0
+    positions: Int[Array, "*batch length"],
+    dim: int,
+    base: float = 10_000.0,
+    *,
+    halves: bool = False,
 ) -> Float[Array, "*batch length dim"]:
     """p[t, 2i] = sin(t / base^(2i/dim)), p[t, 2i+1] = cos(t / base^(2i/dim)), in float32.
 
-    Source: Vaswani et al. 2017, §3.5. `dim` must be even.
+    halves: all sines first, and then all cosines (Marian). Source: Vaswani et al. 2017, §3.5. `dim`
+    must be even.
     """
     if dim % 2:
         raise ValueError(f"dim is {dim}; sinusoidal positions need an even dim (sin and cos pair)")
     angles = _angles(positions, dim, base)
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*angles.shape[:-1], dim)
+    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-2 if halves else -1)
+    return pairs.reshape(*angles.shape[:-1], dim)
 
 
 def rotary(

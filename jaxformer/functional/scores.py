@@ -7,7 +7,7 @@ slots of a cache.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.functional.masks import TokenInfo
+from jaxformer.functional.linear import capped
+from jaxformer.functional.masks import Part, TokenInfo, cut
 
 
 class Bias:
@@ -23,6 +24,10 @@ class Bias:
 
     def __call__(self, query: TokenInfo, key: TokenInfo):
         raise TypeError(f"{type(self).__name__} has no rule")
+
+    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
+        """The rule asked about some queries and some keys of a row only."""
+        return self(query.part(rows), key.part(columns))
 
 
 @jax.tree_util.register_static
@@ -90,22 +95,53 @@ def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -
     return later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenseBias(Bias):
+    """No rule but the numbers themselves, [*batch, heads, queries, keys]."""
+
+    array: Any
+
+    def __call__(self, query, key):
+        return self.array
+
+    def tile(self, query, key, rows, columns):
+        return cut(cut(self.array, rows, -2), columns)
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=["bias"], meta_fields=["scale", "cap"])
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the products q·k. bias: a rule, or None."""
+    """What becomes of the products q·k. scale: None is 1/√head_dim; cap: None is no cap; bias: a
+    rule, or None."""
 
-    scale: float
+    scale: float | None = None
     cap: float | None = None
     bias: Bias | None = None
 
+    def for_heads(self, head_dim: int) -> "Scores":
+        """The same with its scale worked out."""
+        return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
+
+    def asked(self, query: TokenInfo, key: TokenInfo) -> "Scores":
+        """The same with the answers in the place of its rule, which then is asked once for many
+        layers."""
+        return self if self.bias is None else replace(self, bias=DenseBias(self.bias(query, key)))
+
     def __call__(self, products, query: TokenInfo, key: TokenInfo):
         """products: float32 [*batch, kv_heads, group, queries, keys]."""
-        scores = self.scale * products
-        if self.cap is not None:
-            scores = self.cap * jnp.tanh(scores / self.cap)
+        everything = slice(0, query.length), slice(0, key.length)
+        return self.tile(products, query, key, *everything)
+
+    def tile(self, products, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
+        """The products of some queries and some keys of a row only."""
+        scores = self.scaled(products)
         if self.bias is None:
             return scores
-        bias = self.bias(query, key)
+        bias = self.bias.tile(query, key, rows, columns)
         heads = products.shape[-4:-2]
         return scores + bias.reshape(*bias.shape[:-3], *heads, *bias.shape[-2:])
+
+    def scaled(self, products):
+        """What they become but for the bias."""
+        return capped(self.scale * products, self.cap)

@@ -59,7 +59,7 @@ class Sourced(Autoregressive):
     ) -> Float[Array, "batch length vocab"]:
         """Logits in float32; output i predicts token i + 1 from the source and tokens ≤ i."""
         inputs = self.inputs(tokens, segments, source, source_segments)
-        return self.functional.logits(self.weights, self.forward(self.weights, **inputs).hidden)
+        return self.logits(self.weights, self.forward(self.weights, **inputs).hidden)
 
     def hidden_states(self, tokens, segments=None, source=None, source_segments=None):
         """What the head is applied to, for losses that work through it in chunks."""
@@ -74,7 +74,7 @@ class Sourced(Autoregressive):
         hooks = checked_hooks(capture, patch, self.points)
         inputs = self.inputs(tokens, segments, source, source_segments)
         passed = self.forward(self.weights, **inputs, hooks=hooks)
-        return self.functional.logits(self.weights, passed.hidden), passed.captured
+        return self.logits(self.weights, passed.hidden), passed.captured
 
     def inputs(self, tokens, segments, source=None, source_segments=None) -> dict:
         read = checked_source(source, self.config, source_segments, len(tokens))

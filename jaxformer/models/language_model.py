@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
     ) -> Float[Array, "batch length vocab"]:
         """Logits in float32."""
         inputs = self.inputs(tokens, segments)
-        return self.functional.logits(self.weights, self.forward(self.weights, **inputs).hidden)
+        return self.logits(self.weights, self.forward(self.weights, **inputs).hidden)
 
     def hidden_states(
         self, tokens, segments: Int[Array, "batch length"] | None = None
@@ -75,12 +75,12 @@ class LanguageModel(nn.Module):
         hooks = checked_hooks(capture, patch, self.points)
         inputs = self.inputs(tokens, segments)
         passed = self.forward(self.weights, **inputs, hooks=hooks)
-        return self.functional.logits(self.weights, passed.hidden), passed.captured
+        return self.logits(self.weights, passed.hidden), passed.captured
 
     def head(self):
-        """The output map's weights: kernel [dim, vocab_size] and, if it has one, bias."""
+        """The output map: kernel [dim, vocab_size] and, if it has them, bias and cap."""
         self.require_bound()
-        return self.functional.head(self.weights)
+        return self.output_map(self.weights)
 
     def inputs(self, tokens, segments, **source) -> dict:
         """What `forward` takes, checked."""
@@ -143,8 +143,9 @@ class LanguageModel(nn.Module):
 
     @nn.nowrap
     def output_map(self, weights) -> dict:
-        """The head's weights: kernel [dim, vocab_size] and, if it has one, bias."""
-        return self.functional.head(weights)
+        """The head: kernel [dim, vocab_size] and, if it has them, bias and cap."""
+        cap = {} if self.logits_cap is None else {"cap": self.logits_cap}
+        return {**self.functional.head(weights), **cap}
 
     @nn.nowrap
     def read_source(self, source) -> Source | None:
@@ -155,11 +156,16 @@ class LanguageModel(nn.Module):
     @nn.nowrap
     def logits(self, weights, hidden) -> Float[Array, "batch length vocab"]:
         """What the head makes of hidden states, in float32."""
-        return self.functional.logits(weights, hidden)
+        return self.functional.logits(weights, hidden, self.logits_cap)
 
     @property
-    def rules(self) -> tuple[Mask, ...]:
-        """What its `forward` takes besides config and execution: a mask, if it has attention."""
+    def logits_cap(self) -> float | None:
+        """Logits y become cap · tanh(y / cap); None: they stay as they are."""
+        return None
+
+    @property
+    def rules(self) -> tuple:
+        """What its `forward` takes besides config and execution: masks, if it has attention."""
         return ()
 
 
@@ -180,12 +186,16 @@ class Transformer(LanguageModel):
     mask: Mask | None = None
 
     @property
-    def rules(self) -> tuple[Mask, ...]:
-        return (self.self_attention_mask,)
+    def rules(self) -> tuple:
+        return (self.self_attention_masks,)
 
     @property
-    def self_attention_mask(self) -> Mask:
-        """Who sees whom."""
+    def logits_cap(self) -> float | None:
+        return self.config.logits_cap
+
+    @property
+    def self_attention_masks(self) -> tuple[Mask, ...]:
+        """Who sees whom, layer by layer."""
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise ValueError(
                 f"mask is a {type(self.mask).__name__}; it must be a Mask, a rule about positions"
@@ -196,21 +206,27 @@ class Transformer(LanguageModel):
                     f"{name} is {getattr(self.config, name)}; with a mask it must not be set: the "
                     "mask says who sees whom"
                 )
-        return self.functional.self_attention_mask(self.config, self.mask)
+        layers = self.config.layers
+        rules = {
+            layer: self.functional.self_attention_mask(layer, self.mask)
+            for layer in dict.fromkeys(layers)
+        }
+        return tuple(rules[layer] for layer in layers)
 
     @property
     def unsupported_reason(self) -> str | None:
         """Why nothing can be generated: the caller's mask lets a token see a later one."""
         if self.mask is None:
             return None
-        rule = self.self_attention_mask
+        rule = self.self_attention_masks[0]
         edge = first_forward_edge(rule, min(self.config.max_length, 512))
         return edge and f"its mask lets position {edge[0]} see the later position {edge[1]}"
 
     @property
     def minimum_prefill(self) -> int:
-        return self.self_attention_mask.minimum_prefill
+        return max(mask.minimum_prefill for mask in self.self_attention_masks)
 
     @property
     def reach(self) -> int | None:
-        return self.self_attention_mask.reach
+        reaches = [mask.reach for mask in self.self_attention_masks]
+        return None if None in reaches else max(reaches)

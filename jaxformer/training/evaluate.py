@@ -48,9 +48,9 @@ def _summed_loss(model):
         hidden = model.forward(params, batch.inputs, segments=batch.segments).hidden
         head = model.output_map(params)
         weights = batch.weights
-        return weights.sum() * chunked_cross_entropy(
-            hidden, head["kernel"], batch.targets, weights, bias=head.get("bias")
-        )
+        output = {"bias": head.get("bias"), "cap": head.get("cap")}
+        mean = chunked_cross_entropy(hidden, head["kernel"], batch.targets, weights, **output)
+        return weights.sum() * mean
 
     return summed_loss
 

@@ -77,6 +77,7 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
             batch.targets,
             batch.weights,
             bias=head.get("bias"),
+            cap=head.get("cap"),
             label_smoothing=label_smoothing,
         )
         return mean * count, count

@@ -62,6 +62,22 @@ def bidirectional(segments):
     return visible(segments, causal=False)
 
 
+def near(segments, distance=None):
+    """Everyone of a document sees those at most so far away; None: all of it."""
+    _, positions = read(segments)
+    seen = bidirectional(segments)
+    for i, j in np.argwhere(seen):
+        seen[i, j] = distance is None or abs(int(positions[i]) - int(positions[j])) <= distance
+    return seen
+
+
+def windows(config) -> list:
+    """The window of each layer: the config's, or of a pattern the layer's entry."""
+    window = getattr(config, "window", None)
+    pattern = list(window) if isinstance(window, tuple) else [window]
+    return (pattern * config.num_layers)[: config.num_layers]
+
+
 def convolved(segments, kernel_size, dilation=1, causal=True):
     """A convolution: the tokens that its kernel reaches, distance counted in tokens of the
     document."""
@@ -131,9 +147,9 @@ def of_layers(config, segments, mask=None) -> list:
         dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
         return [convolved(segments, config.kernel_size, d, config.causal) for d in dilations]
     if isinstance(config, configs.EncoderConfig):
-        return [bidirectional(segments)] * config.num_layers
-    window, prefix = getattr(config, "window", None), getattr(config, "prefix", 0)
-    return [visible(segments, window, prefix)] * config.num_layers
+        return [near(segments, window) for window in windows(config)]
+    prefix = getattr(config, "prefix", 0)
+    return [visible(segments, window, prefix) for window in windows(config)]
 
 
 def of(config, segments, num_layers: int | None = None, mask=None):

@@ -6,6 +6,7 @@ tables drawn by hand.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,8 +39,9 @@ def kept(logits, temperature, top_k, top_p, min_p):
     return left & (gaps >= (np.log(min_p) if min_p else -np.inf))
 
 
-def attention(query, key, value, seen, scale=None):
-    """query [heads, queries, d], key and value [kv_heads, keys, d], seen [queries, keys]."""
+def attention(query, key, value, seen, scale=None, cap=None, bias=None):
+    """query [heads, queries, d], key and value [kv_heads, keys, d], seen [queries, keys]; bias
+    [heads, queries, keys]."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     shared_by = len(query) // len(key)
@@ -49,7 +51,12 @@ def attention(query, key, value, seen, scale=None):
             keys = np.flatnonzero(seen[i])
             if len(keys):
                 k, v = key[head // shared_by, keys], value[head // shared_by, keys]
-                output[head, i] = softmax(scale * k @ query[head, i]) @ v
+                scores = scale * k @ query[head, i]
+                if cap is not None:
+                    scores = cap * np.tanh(scores / cap)
+                if bias is not None:
+                    scores = scores + bias[head, i, keys]
+                output[head, i] = softmax(scores) @ v
     return output
 
 
@@ -136,22 +143,75 @@ def decoder(params, tokens, segments, config):
     x = table[np.asarray(tokens)] * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
     if config.positions == "learned":
         x = x + params["embedding"]["positions"][positions]
-    elif config.positions == "sinusoidal":
-        x = x + sinusoids(positions, config.embed_dim)
-    seen = rules.visible(segments, config.window, config.prefix)
+    elif config.positions.startswith("sinusoidal"):
+        table = sinusoids(positions, config.embed_dim)
+        if config.positions == "sinusoidal_halves":
+            table = np.concatenate([table[:, ::2], table[:, 1::2]], axis=1)
+        x = x + table
+    seen = rules.of_layers(config, segments)
+    bias = scores_bias(params, positions, config)
     for layer in range(config.num_layers):
-        x = _block(_layer(params["blocks"], layer), x, seen, positions, config)
+        own = _layer(params["blocks"], layer)
+        x = _block(own, x, seen[layer], positions, bias, of_layer(config, layer))
     if "final_norm" in params:
         x = _norm(params["final_norm"], x, config)
+    x = x * (config.output_scale or 1.0)
     head = params.get("head", {})
-    kernel = table.T if config.tie_embeddings else head["kernel"]
-    return x @ kernel + head.get("bias", 0.0)
+    kernel = params["embedding"]["tokens"].T if config.tie_embeddings else head["kernel"]
+    logits = x @ kernel + head.get("bias", 0.0)
+    cap = config.logits_cap
+    return logits if cap is None else cap * np.tanh(logits / cap)
 
 
-def _block(weights, x, seen, positions, config):
+def of_layer(config, layer):
+    """The config with this layer's entry of each pattern."""
+    base = config.rotary_base
+    base = base[layer % len(base)] if isinstance(base, tuple) else base
+    if base is None:
+        return replace(config, positions="none", rotary_base=1.0)
+    return replace(config, rotary_base=base)
+
+
+def scores_bias(params, positions, config):
+    """[heads, queries, keys] of ALiBi or of T5's table, None of neither."""
+    if config.positions not in ("alibi", "relative"):
+        return None
+    length = len(positions)
+    bias = np.zeros((config.num_heads, length, length))
+    for head in range(config.num_heads):
+        for i in range(length):
+            for j in range(length):
+                offset = positions[j] - positions[i]
+                if config.positions == "alibi":  # heads a power of two
+                    slope = 2.0 ** (-8 * (head + 1) / config.num_heads)
+                    bias[head, i, j] = -slope * abs(offset)
+                else:
+                    bucket = relative_bucket(offset, config)
+                    bias[head, i, j] = params["relative_bias"]["table"][bucket, head]
+    return bias
+
+
+def relative_bucket(offset, config):
+    """T5's bucket of one offset key − query."""
+    buckets, later = config.relative_buckets, 0
+    if config.bidirectional:
+        buckets //= 2
+        later = buckets if offset > 0 else 0
+    distance = abs(offset) if config.bidirectional else max(-offset, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return later + distance
+    share = math.log(distance / exact) / math.log(config.relative_distance / exact)
+    return later + min(exact + int(share * (buckets - exact)), buckets - 1)
+
+
+def _block(weights, x, seen, positions, bias, config):
     start = x
     for name, sublayer in (
-        ("attention", lambda x: _self_attention(weights["attention"], x, seen, positions, config)),
+        (
+            "attention",
+            lambda x: _self_attention(weights["attention"], x, seen, positions, bias, config),
+        ),
         (
             "feedforward",
             lambda x: feed_forward(
@@ -173,7 +233,7 @@ def _block(weights, x, seen, positions, config):
     return x
 
 
-def _self_attention(weights, x, seen, positions, config):
+def _self_attention(weights, x, seen, positions, bias, config):
     query, key, value = (
         linear(weights[name], x).reshape(len(x), -1, config.head_dim).transpose(1, 0, 2)
         for name in ("query", "key", "value")
@@ -184,7 +244,8 @@ def _self_attention(weights, x, seen, positions, config):
     )
     if config.positions == "rotary":
         query, key = (_rotary_of(side, positions, config) for side in (query, key))
-    output = attention(query, key, value, seen, config.attention_scale)
+    scale, cap = config.attention_scale, config.attention_cap
+    output = attention(query, key, value, seen, scale, cap, bias)
     return linear(weights["output"], output.transpose(1, 0, 2).reshape(len(x), -1))
 
 

@@ -19,6 +19,7 @@ from jaxformer.functional.blocks import block
 from jaxformer.functional.contexts import RowAttention
 from jaxformer.functional.layers import over_layers
 from jaxformer.functional.masks import DenseMask, TokenInfo
+from jaxformer.functional.scores import Scores
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.witness import (
@@ -140,13 +141,13 @@ def jacobian_through_tables(attention, layers):
 
     def run(blocks, x, table):
         length = x.shape[1]
-        attend = RowAttention(DenseMask(table), TokenInfo(length), None, attention)
+        attend = RowAttention(DenseMask(table), TokenInfo(length), Scores(), attention)
 
-        def step(x, layer):
+        def step(_, x, layer):
             return block(layer[0], x, model.config, attend, positions=jnp.arange(length))
 
         def output(x):
-            y, _ = over_layers(step, x, (blocks,), model.config, model.execution)
+            y, _ = over_layers(step, x, (blocks,), model.config.layers, model.execution)
             return one_number(y)
 
         return by_jacobian(output, x)

@@ -48,6 +48,22 @@ CONFIGS = {
     },
     "neox": {"parallel": "two_norms", "positions": "rotary", "rotary_fraction": 0.5},
     "gpt-j": {"parallel": "one_norm", "positions": "rotary", "rotary_interleaved": True},
+    "t5": {
+        "positions": "relative",
+        "relative_buckets": 4,
+        "relative_distance": 5,
+        "attention_scale": 1.0,
+        "output_scale": 0.3,
+        "norm": "rms",
+    },
+    "alibi": {"positions": "alibi", "num_kv_heads": 1, "attention_cap": 0.5, "logits_cap": 0.4},
+    "pattern": {
+        "num_layers": 3,
+        "positions": "rotary",
+        "window": (2, None),
+        "rotary_base": (50.0, 7.0, None),
+    },
+    "marian": {"positions": "sinusoidal_halves", "norm_position": "post"},
     "bare": {
         "residual": False,
         "norm": "none",

@@ -1,6 +1,7 @@
 """What the configs refuse, each by the field's name, its value and what is accepted."""
 
 from functools import cache
+from numbers import Real
 from operator import index
 from typing import Literal, get_type_hints
 
@@ -9,11 +10,36 @@ type_hints = cache(get_type_hints)
 
 def at_least(least: int, config, *names: str) -> None:
     """These fields are whole numbers of at least so much, or None where that is their default; a
-    NumPy one becomes Python's, which JSON knows."""
+    NumPy one becomes Python's, which JSON knows. A pattern is of such entries."""
     for name in names:
         value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-        if not value is None is default:
-            object.__setattr__(config, name, whole_number(name, value, least))
+
+        def checked(entry, name=name, default=default):
+            return None if entry is None is default else whole_number(name, entry, least)
+
+        checked_value = tuple(map(checked, value)) if isinstance(value, tuple) else checked(value)
+        object.__setattr__(config, name, checked_value)
+
+
+def pattern(config, *names: str, kind=None) -> None:
+    """These fields may be a tuple, the entries of successive layers, repeated over the depth. Lists
+    and, for a dataclass `kind`, dictionaries, as JSON has them, become what they stand for."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, list | tuple):
+            if not value:
+                raise ValueError(f"{name} is empty; a pattern has an entry for at least one layer")
+            value = tuple(_of_kind(entry, kind) for entry in value)
+        object.__setattr__(config, name, _of_kind(value, kind))
+
+
+def _of_kind(value, kind):
+    return kind(**value) if kind is not None and isinstance(value, dict) else value
+
+
+def entries(value) -> tuple:
+    """The entries of a pattern, or the one that is the same in all layers."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def whole_number(name: str, value, least: int) -> int:
@@ -36,10 +62,19 @@ def one_of(config) -> None:
 
 
 def positive(config, *names: str) -> None:
-    """These fields are finite and above 0."""
+    """These fields are finite and above 0, or None where that is their default; so is each entry of
+    a pattern, or it is None."""
     for name in names:
-        if not 0.0 < getattr(config, name) < float("inf"):
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be above 0, and finite")
+        given, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+        may_be_none = isinstance(given, tuple) or default is None
+        for value in entries(given):
+            if not (_is_positive(value) or (value is None and may_be_none)):
+                raise ValueError(f"{name} is {value!r}; it must be above 0, and finite")
+
+
+def _is_positive(value) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0.0 < value < float("inf")
 
 
 def fraction(config, *names: str) -> None:

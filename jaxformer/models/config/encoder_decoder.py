@@ -49,30 +49,40 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
 
     num_encoder_layers: int | None = None
     """blocks of the encoder; None: num_layers"""
+    num_encoder_heads: int | None = None
+    """heads of the encoder; None: num_heads, and num_kv_heads of keys and values"""
+    encoder_mlp_dim: int | None = None
+    """width inside the encoder's feed-forward layers; None: mlp_dim"""
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "num_encoder_layers")
+        at_least(1, self, "num_encoder_layers", "num_encoder_heads", "encoder_mlp_dim")
 
     @property
     def resolved(self):
         config = super().resolved
-        if config.num_encoder_layers is not None:
-            return config
-        return replace(config, num_encoder_layers=config.num_layers)
+        own = {
+            "num_encoder_layers": config.num_layers,
+            "num_encoder_heads": config.num_heads,
+            "encoder_mlp_dim": config.mlp_dim,
+        }
+        missing = {name: x for name, x in own.items() if getattr(config, name) is None}
+        return replace(config, **missing) if missing else config
 
     @property
     def encoder(self) -> EncoderConfig:
         """The encoder's part of a complete config."""
-        fields = {name: getattr(self, name) for name in EncoderConfig.__dataclass_fields__}
-        return EncoderConfig(
-            **fields
-            | {
-                "num_layers": self.num_encoder_layers,
-                "vocab_size": self.source_vocab_size,
-                "max_length": self.max_source_length,
-            }
-        )
+        fields = {name: getattr(self, name) for name in TransformerConfig.__dataclass_fields__}
+        own = {
+            "num_layers": self.num_encoder_layers,
+            "num_heads": self.num_encoder_heads,
+            "mlp_dim": self.encoder_mlp_dim,
+            "vocab_size": self.source_vocab_size,
+            "max_length": self.max_source_length,
+        }
+        if self.num_encoder_heads != self.num_heads:
+            own |= {"num_kv_heads": None, "head_dim": None}
+        return EncoderConfig(**fields | own).resolved
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,7 @@ class RotaryScaling:
         one_of(self)
         at_least(1, self, "original_length")
         positive(self, "factor", "low_frequency_factor", "high_frequency_factor")
-        positive(self, "beta_fast", "beta_slow")
-        if self.attention_factor is not None:
-            positive(self, "attention_factor")
+        positive(self, "beta_fast", "beta_slow", "attention_factor")
         if self.high_frequency_factor <= self.low_frequency_factor:
             raise ValueError(
                 f"high_frequency_factor is {self.high_frequency_factor}; it must be above "

@@ -1,20 +1,30 @@
 """What every Transformer's config has."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import ClassVar, Literal
 
-from jaxformer.models.config.check import at_least, fraction, one_of, positive
+from jaxformer.models.config.check import at_least, entries, fraction, one_of, pattern, positive
+from jaxformer.models.config.rotary import RotaryScaling
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
-Positions = Literal["learned", "sinusoidal", "rotary", "none"]
+Positions = Literal[
+    "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "alibi", "none"
+]
 
 _BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias", "norm_bias")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The stack of blocks. A None is worked out from the other fields (`resolved`)."""
+    """The stack of blocks. A None is worked out from the other fields (`resolved`).
+
+    A tuple is a pattern: the entries of successive layers, repeated over the depth (`layers`).
+    """
+
+    patterns: ClassVar[tuple[str, ...]] = ("rotary_base", "rotary_scaling")
+    bidirectional: ClassVar[bool] = False
 
     vocab_size: int = 50_257
     """number of token ids"""
@@ -50,10 +60,23 @@ class TransformerConfig:
     """normalise the embeddings too, after positions are added"""
     residual: bool = True
     """add a sub-layer's input to its output"""
+    first_attention_norm: bool = True
+    """a norm before the attention of the first layer too (False: ModernBERT)"""
     positions: Positions = "learned"
-    """how positions are encoded"""
-    rotary_base: float = 10_000.0
-    """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position"""
+    """how positions are encoded: as vectors added to the embeddings (of sinusoids: sine and cosine
+    in turn, or halves), by turning query and key, by a learned bias of the scores for each distance
+    (T5), or by one that falls with it (ALiBi)"""
+    position_offset: int = 0
+    """rows of the learned table before that of position 0 (2 in RoBERTa and BART)"""
+    relative_buckets: int = 32
+    """distances that the relative bias tells apart"""
+    relative_distance: int = 128
+    """distance from which on they are all one"""
+    rotary_base: float | tuple[float | None, ...] = 10_000.0
+    """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position; None in a
+    pattern: this layer has no positions (SmolLM 3)"""
+    rotary_scaling: RotaryScaling | tuple[RotaryScaling | None, ...] | None = None
+    """how those turns are slowed down for longer texts"""
     rotary_fraction: float = 1.0
     """of a head's features, from the first on, that turn"""
     rotary_interleaved: bool = False
@@ -62,6 +85,12 @@ class TransformerConfig:
     """a norm on queries and keys, before they turn: of each head by itself, or of all together"""
     attention_scale: float | None = None
     """factor of the attention scores; None: 1 / √head_dim"""
+    attention_cap: float | None = None
+    """scores s become cap · tanh(s / cap) (Gemma 2)"""
+    output_scale: float | None = None
+    """factor of the last hidden states, before the head (T5: 1 / √embed_dim)"""
+    logits_cap: float | None = None
+    """logits y become cap · tanh(y / cap)"""
     use_bias: bool = True
     """biases of the blocks' linear maps and layer norms, where the next four leave it open"""
     query_key_value_bias: bool | None = None
@@ -85,7 +114,11 @@ class TransformerConfig:
 
     def __post_init__(self):
         at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
-        at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim")
+        at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
+        at_least(0, self, "position_offset")
+        at_least(4, self, "relative_buckets")
+        pattern(self, "rotary_base")
+        pattern(self, "rotary_scaling", kind=RotaryScaling)
         one_of(self)
         fraction(self, "dropout")
         if self.head_dim is None and self.embed_dim % self.num_heads:
@@ -104,15 +137,29 @@ class TransformerConfig:
             )
         if self.positions == "rotary":
             positive(self, "rotary_fraction")
+            self._check_scaling()
             turning = int(head_dim * self.rotary_fraction)
             if turning % 2 or not 0 < turning <= head_dim:
                 raise ValueError(
                     f"head_dim is {head_dim}, of which rotary_fraction ({self.rotary_fraction}) "
                     f"turns {turning} features; it must be an even number in 2 … {head_dim}"
                 )
-        if self.positions == "sinusoidal" and self.embed_dim % 2:
+        if self.positions.startswith("sinusoidal") and self.embed_dim % 2:
             raise ValueError(f"embed_dim is {self.embed_dim}; sinusoidal positions need it even")
-        positive(self, "norm_epsilon", "rotary_base")
+        if self.relative_distance <= self.relative_buckets // 2:
+            raise ValueError(
+                f"relative_distance is {self.relative_distance}; it must be above half of "
+                f"relative_buckets ({self.relative_buckets})"
+            )
+        positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_cap")
+        positive(self, "output_scale", "logits_cap")
+
+    def _check_scaling(self):
+        for scaling in entries(self.rotary_scaling):
+            if not isinstance(scaling, RotaryScaling | None):
+                raise ValueError(
+                    f"rotary_scaling is a {type(scaling).__name__}; it must be a RotaryScaling"
+                )
 
     @property
     def resolved(self):
@@ -125,3 +172,24 @@ class TransformerConfig:
         }
         missing = {name: x for name, x in open_sizes.items() if getattr(self, name) is None}
         return replace(self, **missing) if missing else self
+
+    @property
+    def layers(self) -> tuple:
+        """The config of each layer: this one, with the layer's own entry of each pattern."""
+        return _layers(self)
+
+
+@cache
+def _layers(config) -> tuple:
+    given = {name: getattr(config, name) for name in config.patterns}
+    patterns = {name: value for name, value in given.items() if isinstance(value, tuple)}
+    if not patterns and config.first_attention_norm:
+        return (config,) * config.num_layers
+    layers = []
+    for layer in range(config.num_layers):
+        own = {name: entries[layer % len(entries)] for name, entries in patterns.items()}
+        if own.get("rotary_base", 0.0) is None:
+            own |= {"positions": "none", "rotary_base": 10_000.0, "rotary_scaling": None}
+        own["first_attention_norm"] = config.first_attention_norm or layer > 0
+        layers.append(replace(config, **own))
+    return tuple(layers)

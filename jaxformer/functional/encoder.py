@@ -41,6 +41,8 @@ def initializers(config) -> dict:
 
     if config.pooler:
         parts["pooler"] = affine
+    if config.num_labels:
+        parts["classifier"] = lambda key: init_linear(key, dim, config.num_labels)
     if config.transform:
         parts["transform"] = affine
         parts["transform_norm"] = lambda key: init_norm(config.norm, dim, use_bias=config.norm_bias)
@@ -84,3 +86,8 @@ def pooled(weights, encoded, segments=None):
     first = jnp.zeros(len(encoded), int) if segments is None else (segments != 0).argmax(axis=1)
     rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
     return jnp.tanh(linear(weights["pooler"], rows))
+
+
+def classified(weights, encoded, segments=None):
+    """float32 logits of each row's classes, W tanh(…) + b of the pooled vector."""
+    return linear(weights["classifier"], pooled(weights, encoded, segments), jnp.float32)

@@ -24,6 +24,7 @@ from jaxformer.functional.positions import (
     document_positions,
 )
 from jaxformer.functional.recurrent import init_layers
+from jaxformer.functional.scores import Scores
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap, no_tap
 from jaxformer.functional.transformer import attention_form
 
@@ -44,7 +45,7 @@ CROSS_POINTS = (
     "cross_attention.heads",
     "cross_attention.output",
 )
-_SCALE = 1.0  # of h · K e, as the lecture writes it
+_SCORES = Scores(scale=1.0)  # of h · K e, as the lecture writes it
 
 
 def points(config) -> tuple[str, ...]:
@@ -145,12 +146,12 @@ def forward(
     if cache is None:
         inputs = {"dropout_key": keys[0], "hooks": hooks}
         encoded, initial, captured = encode(weights, source, config, execution, **inputs)
-        attention, own = SourceAttention(encoded, source.segments, _SCALE, form), None
+        attention, own = SourceAttention(encoded, source.segments, _SCORES, form), None
         if config.attends:
             keys_values = cross_keys_values(weights["attention"], encoded)
     else:
         few = form in ("auto", "explicit")
-        attention = SourceAttention(None, cache.source_segments, _SCALE, form, few)
+        attention = SourceAttention(None, cache.source_segments, _SCORES, form, few)
         own, initial, keys_values = cache.self_cache, cache.initial, cache.cross_keys_values
     inputs = {"cache": own, "initial": initial, "segments": segments, "dropout_key": keys[1]}
     passed = recurrent.forward(weights, tokens, config, execution, hooks=hooks, **inputs)

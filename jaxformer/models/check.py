@@ -181,6 +181,20 @@ def _check_ids(name, tokens, vocab_size, embed_dim):
             raise ValueError(f"{name} hold id {bad}; {limit} is {vocab_size}")
 
 
+def checked_token_types(token_types, tokens, num_token_types: int):
+    """The types of the tokens as an array; ValueError unless there is one for each, in range."""
+    types = as_array("token_types", token_types)
+    _check_segments("token_types", types, "tokens", tokens)
+    if not num_token_types:
+        raise ValueError("token_types were given; num_token_types is 0: this model has none")
+    if not isinstance(types, jax.core.Tracer) and types.size:
+        low, high = int(np.min(types)), int(np.max(types))
+        if low < 0 or high >= num_token_types:
+            bad = low if low < 0 else high
+            raise ValueError(f"token_types hold {bad}; num_token_types is {num_token_types}")
+    return types
+
+
 def _check_segments(name, segments, of, tokens):
     if segments is not None and segments.shape != tokens.shape[:2]:
         raise ValueError(f"{name} are {segments.shape}; {of} are {tokens.shape[:2]}")

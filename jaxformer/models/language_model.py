@@ -119,6 +119,7 @@ class LanguageModel(nn.Module):
         cache=None,
         segments=None,
         source: Source | None = None,
+        token_types=None,
         dropout_key=None,
         hooks: Hooks = Hooks(),  # noqa: B008 (frozen)
     ) -> Forward:
@@ -129,6 +130,8 @@ class LanguageModel(nn.Module):
         inputs = {"segments": segments, "dropout_key": dropout_key, "hooks": hooks}
         if source is not None:
             inputs["source"] = source
+        if token_types is not None:
+            inputs["token_types"] = token_types
         if cache is not None:
             inputs["cache"] = cache
         model = (self.config, self.execution, *self.rules)

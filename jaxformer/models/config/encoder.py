@@ -20,9 +20,13 @@ class EncoderConfig(TransformerConfig):
     """one more affine map, activation and norm before the head (BERT)"""
     pooler: bool = True
     """an affine map and tanh, which make a vector for a row of that of its first token"""
+    num_labels: int = 0
+    """classes that `classify` tells apart by that vector"""
 
     def __post_init__(self):
         super().__post_init__()
         pattern(self, "window")
         at_least(1, self, "window")
-        at_least(0, self, "num_token_types")
+        at_least(0, self, "num_token_types", "num_labels")
+        if self.num_labels and not self.pooler:
+            raise ValueError(f"num_labels is {self.num_labels}; it needs the pooler")

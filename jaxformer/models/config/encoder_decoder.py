@@ -79,6 +79,7 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
             "mlp_dim": self.encoder_mlp_dim,
             "vocab_size": self.source_vocab_size,
             "max_length": self.max_source_length,
+            "output_scale": None,  # it is for the head
         }
         if self.num_encoder_heads != self.num_heads:
             own |= {"num_kv_heads": None, "head_dim": None}

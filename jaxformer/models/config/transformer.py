@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxformer.models.config.check import at_least, entries, fraction, one_of, pattern, positive
 from jaxformer.models.config.rotary import RotaryScaling
@@ -23,8 +23,8 @@ class TransformerConfig:
     A tuple is a pattern: the entries of successive layers, repeated over the depth (`layers`).
     """
 
-    patterns: ClassVar[tuple[str, ...]] = ("rotary_base", "rotary_scaling")
-    bidirectional: ClassVar[bool] = False
+    patterns = ("rotary_base", "rotary_scaling")
+    bidirectional = False
 
     vocab_size: int = 50_257
     """number of token ids"""

@@ -25,8 +25,8 @@ BUGS = (
     # ---- attention
     Bug(
         "scores scaled by 1 / d",
-        "functional.attention:dot_product_attention",
-        Replace("1 / math.sqrt(query.shape[-1])", "1 / query.shape[-1]"),
+        "functional.scores:Scores.for_heads",
+        Replace("1 / math.sqrt(head_dim)", "1 / head_dim"),
         FORMULA,
     ),
     Bug(
@@ -43,7 +43,7 @@ BUGS = (
     ),
     Bug(
         "mask dropped when the weights are wanted",
-        "functional.attention:dot_product_attention",
+        "functional.attention:explicit_attention",
         Replace("mask(query_info, key_info)", "mask(query_info, key_info) | hasattr(tap, 'hooks')"),
         OPTIONS,
     ),
@@ -51,15 +51,16 @@ BUGS = (
     Bug(
         "post-norm runs as pre-norm",
         "functional.blocks:norms_of",
-        Replace('config.norm_position == "pre"', "True"),
+        Replace("config.norm_position", "config.norm_position.replace('post', 'pre')"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
         "layers take their keys in reverse when unrolled",
         "functional.layers:over_layers",
         Replace(
-            "(unstack(part, num_layers) for part in layers)",
-            "(unstack(part, num_layers)[:: -1 if i == 1 else 1] for i, part in enumerate(layers))",
+            "return run(x, settings, layers)",
+            "return run(x, settings, "
+            "[part[:: -1 if i == 1 else 1] for i, part in enumerate(layers)])",
         ),
         f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
     ),

@@ -42,10 +42,11 @@ def begins_late(key_range):
 
 
 def causal_alone(next_tokens):
-    def broken(cache, segments, config, mask, form):
+    def broken(cache, segments, masks, scores, form):
         from jaxformer.functional.masks import Causal, Packed
 
-        return next_tokens(cache, segments, config, Causal() & Packed(), form)
+        masks = dict.fromkeys(masks, Causal() & Packed())
+        return next_tokens(cache, segments, masks, scores, form)
 
     return broken
 
@@ -80,8 +81,8 @@ BUGS = (
         "mask multiplied instead of put in place",
         "functional.attention:explicit_attention",
         Replace(
-            "jnp.where(over_heads(visible), scores, -jnp.inf)",
-            "scores * jnp.where(over_heads(visible), 1.0, 0.0)",
+            "jnp.where(visible, scores, -jnp.inf)",
+            "scores * jnp.where(visible, 1.0, 0.0)",
         ),
         FORMULA,
     ),
@@ -189,7 +190,7 @@ BUGS = (
     Bug(
         "the caller's mask is asked about places in the row",
         "functional.transformer:whole_rows",
-        Replace("positions if mask.needs_positions else None", "None"),
+        Replace("positions if counts else None", "None"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),

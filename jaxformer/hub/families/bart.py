@@ -1,0 +1,95 @@
+"""BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoder–decoders with norms
+after the sums, whose logits have a bias."""
+
+from jaxformer.hub.families.gpt2 import ACTIVATIONS
+from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import table
+from jaxformer.models.config import EncoderDecoderConfig
+
+STACK = """
+    OURSembedding/positions         model.STACK.embed_positions.weight
+    OURSembedding_norm              model.STACK.layernorm_embedding
+    OURSblocks/attention/query      model.STACK.layers.*.self_attn.q_proj
+    OURSblocks/attention/key        model.STACK.layers.*.self_attn.k_proj
+    OURSblocks/attention/value      model.STACK.layers.*.self_attn.v_proj
+    OURSblocks/attention/output     model.STACK.layers.*.self_attn.out_proj
+    OURSblocks/attention_norm       model.STACK.layers.*.self_attn_layer_norm
+    OURSblocks/feedforward/up       model.STACK.layers.*.fc1
+    OURSblocks/feedforward/down     model.STACK.layers.*.fc2
+    OURSblocks/feedforward_norm     model.STACK.layers.*.final_layer_norm
+"""
+ROWS = (
+    *table(STACK, OURS="encoder/", STACK="encoder"),
+    *table(STACK, OURS="", STACK="decoder"),
+    *table("""
+    embedding/tokens                model.shared.weight
+    blocks/cross_attention/query    model.decoder.layers.*.encoder_attn.q_proj
+    blocks/cross_attention/key      model.decoder.layers.*.encoder_attn.k_proj
+    blocks/cross_attention/value    model.decoder.layers.*.encoder_attn.v_proj
+    blocks/cross_attention/output   model.decoder.layers.*.encoder_attn.out_proj
+    blocks/cross_attention_norm     model.decoder.layers.*.encoder_attn_layer_norm
+    head/bias                       final_logits_bias one-row
+"""),
+)
+
+
+SIZES = {
+    "vocab_size": Field("vocab_size"),
+    "d_model": Field("embed_dim"),
+    "encoder_layers": Field("num_encoder_layers"),
+    "decoder_layers": Field("num_layers"),
+    "max_position_embeddings": Field("max_length", 1024),
+    "scale_embedding": Field("scale_embeddings", False),
+    "encoder_attention_heads": Field("num_encoder_heads"),
+    "decoder_attention_heads": Field("num_heads"),
+    "encoder_ffn_dim": Field("encoder_mlp_dim"),
+    "decoder_ffn_dim": Field("mlp_dim"),
+    "activation_function": Field("activation", "gelu", ACTIVATIONS),
+}
+FIXED = {"norm_position": "post", "share_embeddings": True, "head_bias": True}
+DEMANDED = {
+    "tie_word_embeddings": True,
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+    "is_decoder": False,
+}
+IGNORED = (
+    r"model\.(encoder|decoder)\.embed_tokens\.weight",
+    r"lm_head\.weight",
+)
+BART = Family(
+    "bart",
+    EncoderDecoderConfig,
+    {"BartForConditionalGeneration": {}},
+    SIZES,
+    lambda config: ROWS,
+    fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
+    demanded=DEMANDED | {"normalize_embedding": True, "static_position_embeddings": False},
+    ignored=IGNORED,
+)
+
+
+def read_marian(options: Options) -> dict:
+    options.require({"decoder_vocab_size": options.whole("vocab_size")})
+    return {}
+
+
+MARIAN = Family(
+    "marian",
+    EncoderDecoderConfig,
+    {"MarianMTModel": {}},
+    SIZES,
+    lambda config: ROWS,
+    fixed=FIXED | {"positions": "sinusoidal_halves"},
+    demanded=DEMANDED
+    | {
+        "share_encoder_decoder_embeddings": True,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+    },
+    parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
+    ignored=(*IGNORED, r"model\.(encoder|decoder)\.embed_positions\.weight"),
+)
+FAMILIES = (BART, MARIAN)

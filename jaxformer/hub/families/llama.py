@@ -1,0 +1,188 @@
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen 2 and 3, OLMo 2, SmolLM 3, Phi-3."""
+
+from dataclasses import replace
+
+from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.options import Options, pattern, spread
+from jaxformer.hub.rotary import GLOBAL, LOCAL, read_rotary, rotary_part
+from jaxformer.hub.table import table
+from jaxformer.models.config import DecoderConfig
+
+OTHERS = table("""
+    embedding/tokens              model.embed_tokens.weight
+    blocks/attention/output       model.layers.*.self_attn.o_proj
+    blocks/feedforward/down       model.layers.*.mlp.down_proj
+    final_norm                    model.norm
+    head/kernel                   lm_head.weight
+""")
+MAPS = table("""
+    blocks/attention/query        model.layers.*.self_attn.q_proj
+    blocks/attention/key          model.layers.*.self_attn.k_proj
+    blocks/attention/value        model.layers.*.self_attn.v_proj
+    blocks/attention/query_norm   model.layers.*.self_attn.q_norm
+    blocks/attention/key_norm     model.layers.*.self_attn.k_norm
+    blocks/feedforward/gate       model.layers.*.mlp.gate_proj
+    blocks/feedforward/up         model.layers.*.mlp.up_proj
+""")
+FUSED = table("""
+    blocks/attention/query+key+value model.layers.*.self_attn.qkv_proj fused
+    blocks/feedforward/gate+up    model.layers.*.mlp.gate_up_proj      fused
+""")
+NORMS = table("""
+    blocks/attention_norm         model.layers.*.input_layernorm
+    blocks/feedforward_norm       model.layers.*.post_attention_layernorm
+""")
+OLMO2_NORMS = table("""
+    blocks/attention_norm         model.layers.*.post_attention_layernorm
+    blocks/feedforward_norm       model.layers.*.post_feedforward_layernorm
+""")
+SIZES = {
+    "vocab_size": Field("vocab_size"),
+    "hidden_size": Field("embed_dim"),
+    "intermediate_size": Field("mlp_dim"),
+    "num_hidden_layers": Field("num_layers"),
+    "num_attention_heads": Field("num_heads"),
+    "num_key_value_heads": Field("num_kv_heads", None),
+    "head_dim": Field("head_dim", None),
+    "max_position_embeddings": Field("max_length", 2048),
+    "rms_norm_eps": Field("norm_epsilon", 1e-6),
+    "tie_word_embeddings": Field("tie_embeddings", False),
+}
+ATTENTION_BIAS = {"attention_bias": Field("query_key_value_bias+attention_output_bias", False)}
+BIASES = ATTENTION_BIAS | {"mlp_bias": Field("feedforward_bias", False)}
+FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias": False}
+IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
+
+
+def read_window(options: Options) -> dict:
+    """A window in the layers that `layer_types` names, or in all (Mistral, Phi-3)."""
+    window, kinds = options.whole("sliding_window", None), layer_kinds(options)
+    if kinds is None:
+        return {"window": window}
+    if LOCAL in kinds and window is None:
+        raise options.error("sliding_window", "layer_types has layers with a window")
+    return {"window": pattern([window if kind == LOCAL else None for kind in kinds])}
+
+
+def layer_kinds(options: Options) -> list | None:
+    num_layers = options.whole("num_hidden_layers")
+    kinds = options.list_of("layer_types", num_layers, str, None)
+    if kinds is not None and not set(kinds) <= {LOCAL, GLOBAL}:
+        raise options.error("layer_types", f"implemented are {LOCAL} and {GLOBAL}")
+    return kinds
+
+
+def write_window(config) -> dict:
+    windows = spread(config.window, config.num_layers)
+    kinds = [GLOBAL if window is None else LOCAL for window in windows]
+    lengths = [window for window in windows if window is not None]
+    return {"sliding_window": lengths[0] if lengths else None, "layer_types": kinds}
+
+
+def read_qwen(options: Options) -> dict:
+    """A window from `max_window_layers` on, where `use_sliding_window` says so."""
+    uses, window = options.flag("use_sliding_window", False), options.whole("sliding_window", None)
+    first, num_layers = options.whole("max_window_layers", 28), options.whole("num_hidden_layers")
+    kinds = layer_kinds(options)
+    if kinds is None:
+        kinds = [LOCAL if uses and n >= first else GLOBAL for n in range(num_layers)]
+    window = window if uses else None
+    return {"window": pattern([window if kind == LOCAL else None for kind in kinds])}
+
+
+def write_qwen(config) -> dict:
+    written = write_window(config)
+    return {"use_sliding_window": written["sliding_window"] is not None, **written}
+
+
+def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> Family:
+    """A relative of Llama. changes: renamed options, fixed fields, demanded options besides."""
+    return Family(
+        model_type,
+        DecoderConfig,
+        {f"{model}ForCausalLM": {}},
+        SIZES | changes.get("renamed", {}),
+        lambda config: rows + OTHERS,
+        FIXED | changes.get("fixed", {}),
+        {"hidden_act": "silu"} | changes.get("demanded", {}),
+        parts,
+        IGNORED,
+    )
+
+
+# ---- SmolLM 3: every fourth layer without positions
+
+
+def read_smollm3(options: Options) -> dict:
+    num_layers = options.whole("num_hidden_layers")
+    interval = options.whole("no_rope_layer_interval", 4, least=1)
+    default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    turns = options.list_of("no_rope_layers", num_layers, int, default)
+    own = read_rotary(options, 2_000_000.0)
+    if options.flag("use_sliding_window", False) and "layer_types" not in options:
+        raise options.error("use_sliding_window", "with it layer_types must be there")
+    window = read_window(options)["window"]
+    base = pattern([own["rotary_base"] if turn else None for turn in turns])
+    return {**own, "rotary_base": base, "window": window}
+
+
+def write_smollm3(config) -> dict:
+    bases = spread(config.rotary_base, config.num_layers)
+    turning = [base for base in bases if base is not None]
+    one = replace(config, rotary_base=turning[0] if turning else 10_000.0)
+    written = write_window(config)
+    uses = written["sliding_window"] is not None
+    return {
+        **ROTARY.write(one),
+        **written,
+        "no_rope_layers": [int(base is not None) for base in bases],
+        "use_sliding_window": uses,
+    }
+
+
+def length(default: int) -> dict:
+    return {"max_position_embeddings": Field("max_length", default)}
+
+
+ROTARY = rotary_part(10_000.0)
+EVERYWHERE = Part(read_window, lambda config: {"sliding_window": config.window})
+QWEN = Part(read_qwen, write_qwen)
+FAMILIES = (
+    family("llama", "Llama", (ROTARY,), renamed=BIASES),
+    family("mistral", "Mistral", (ROTARY, EVERYWHERE), renamed=length(131_072)),
+    family(
+        "qwen2",
+        "Qwen2",
+        (ROTARY, QWEN),
+        renamed=length(32_768),
+        fixed={"query_key_value_bias": True},
+    ),
+    family(
+        "qwen3",
+        "Qwen3",
+        (ROTARY, QWEN),
+        renamed=length(32_768) | ATTENTION_BIAS | {"head_dim": Field("head_dim", 128)},
+        fixed={"query_key_norm": "head"},
+    ),
+    family(
+        "olmo2",
+        "Olmo2",
+        (ROTARY,),
+        OLMO2_NORMS + MAPS,
+        renamed=ATTENTION_BIAS | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+        fixed={"norm_position": "output", "query_key_norm": "all"},
+    ),
+    family(
+        "smollm3",
+        "SmolLM3",
+        (Part(read_smollm3, write_smollm3),),
+        renamed=length(32_768) | BIASES | {"tie_word_embeddings": Field("tie_embeddings", True)},
+    ),
+    family(
+        "phi3",
+        "Phi3",
+        (ROTARY, EVERYWHERE),
+        NORMS + FUSED,
+        renamed=length(4096) | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+    ),
+)

@@ -1,0 +1,162 @@
+"""Which tensor is which: the rows of a family's table, read in both directions.
+
+A row names a part of our parameters and one of theirs, and how theirs is laid out if not as usual.
+Ours are those of `model.init`, stacked over the layers; theirs have the number of the layer in the
+place of *. A row of which a model has nothing counts for nothing, so one table serves all the
+variations of a family.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+
+
+class Layout(NamedTuple):
+    """How a tensor of theirs holds leaves of ours.
+
+    join(our arrays) gives theirs; split(theirs, shapes of ours) gives ours. Both of one layer, and
+    of arrays with the outputs last, as ours are. is_transposed: their matrices are [outputs,
+    inputs]; first_layer: the first that has it, before which ours are ones, and have no effect.
+    """
+
+    join: Callable = lambda arrays, num_heads: arrays[0]
+    split: Callable = lambda tensor, shapes, num_heads: [tensor]
+    is_transposed: bool = True
+    first_layer: int = 0
+
+
+def _concatenate(arrays, num_heads):
+    return np.concatenate(arrays, axis=-1)
+
+
+def _cut(tensor, shapes, num_heads):
+    return np.split(tensor, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=-1)
+
+
+def _concatenate_by_head(arrays, num_heads):
+    heads = [x.reshape(*x.shape[:-1], num_heads, -1) for x in arrays]
+    return np.concatenate(heads, axis=-1).reshape(*arrays[0].shape[:-1], -1)
+
+
+def _cut_by_head(tensor, shapes, num_heads):
+    heads = tensor.reshape(*tensor.shape[:-1], num_heads, -1)
+    parts = np.split(heads, len(shapes), axis=-1)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+LAYOUTS = {
+    "": Layout(),
+    "fused": Layout(_concatenate, _cut),  # outputs of several maps, one after the other
+    "fused-by-head": Layout(_concatenate_by_head, _cut_by_head),  # so, head by head
+    "as-ours": Layout(is_transposed=False),  # matrices are [inputs, outputs]
+    "fused-as-ours": Layout(_concatenate, _cut, is_transposed=False),
+    "one-row": Layout(lambda arrays, _: arrays[0][None], lambda tensor, *_: [tensor[0]]),
+    "after-first": Layout(first_layer=1),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """ours: a leaf, or a branch whose kernel or scale is their weight and whose bias their bias, or
+    several, with + between them; theirs: a tensor, or the module that holds those."""
+
+    ours: str
+    theirs: str
+    layout: str = ""
+
+    def tensors(self, shapes: dict):
+        """(our leaves, their tensor): of a branch, those that the model has."""
+        if self.ours in shapes:
+            yield (self.ours,), self.theirs
+            return
+        *branch, last = self.ours.split("/")
+        names = ["/".join([*branch, name]) for name in last.split("+")]
+        for leaf, theirs in _LEAVES.items():
+            if f"{names[0]}/{leaf}" in shapes:
+                yield tuple(f"{name}/{leaf}" for name in names), f"{self.theirs}.{theirs}"
+
+
+def table(text: str, **names: str) -> tuple[Row, ...]:
+    """The rows of a text, one a line; names: what stands for a word in it."""
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return tuple(Row(*line.split()) for line in text.splitlines() if line.strip())
+
+
+class Entry(NamedTuple):
+    """One tensor of theirs and the leaves of ours that it holds. shapes: of those, in one layer;
+    layer: their index on the first axis of ours, None where there is no such axis."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    shapes: tuple
+    layer: int | None
+    layout: Layout
+    num_heads: int
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.layout.is_transposed and self.ours[0].endswith("/kernel")
+
+    def to_theirs(self, arrays: list):
+        """Their tensor, of our arrays of this layer."""
+        whole = self.layout.join(arrays, self.num_heads)
+        return whole.T if self.is_transposed else whole
+
+    def to_ours(self, tensor) -> list:
+        """Our arrays of this layer, of their tensor."""
+        tensor = tensor.T if self.is_transposed else tensor
+        return self.layout.split(tensor, self.shapes, self.num_heads)
+
+    @property
+    def their_shape(self) -> tuple:
+        return self.to_theirs([np.broadcast_to(np.int8(0), shape) for shape in self.shapes]).shape
+
+
+def entries(rows, config, shapes: dict) -> list[Entry]:
+    """Every tensor of theirs for a model whose leaves have these shapes.
+
+    ValueError names a leaf that no row of the table has.
+    """
+    found, covered = [], set()
+    for row in rows:
+        layout = LAYOUTS[row.layout]
+        for ours, theirs in row.tensors(shapes):
+            covered.update(ours)
+            whole, how = tuple(shapes[name] for name in ours), (layout, config.num_heads)
+            if "*" not in theirs:
+                found.append(Entry(theirs, ours, whole, None, *how))
+                continue
+            of_layer = tuple(shape[1:] for shape in whole)
+            for n in range(layout.first_layer, whole[0][0]):
+                found.append(Entry(theirs.replace("*", str(n)), ours, of_layer, n, *how))
+    missing = sorted(set(shapes) - covered)
+    if missing:
+        raise ValueError(f"it has no tensor for {', '.join(missing)}")
+    return found
+
+
+def flat(tree, prefix: str = "") -> dict:
+    """Leaves by their path, "blocks/attention/query/kernel"."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found = {}
+    for name, branch in tree.items():
+        found |= flat(branch, f"{prefix}/{name}" if prefix else name)
+    return found
+
+
+def unflat(leaves: dict) -> dict:
+    """The inverse of `flat`."""
+    tree = {}
+    for path, leaf in leaves.items():
+        *branches, name = path.split("/")
+        node = tree
+        for branch in branches:
+            node = node.setdefault(branch, {})
+        node[name] = leaf
+    return tree

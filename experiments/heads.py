@@ -18,9 +18,9 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 from windows import evenly
 
-from jaxformer.artifacts.load import load
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.taps import Patch
+from jaxformer.hub.load import load
 from jaxformer.models.build import init
 from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 

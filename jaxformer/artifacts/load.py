@@ -1,35 +1,53 @@
-"""From a folder to a model that runs."""
+"""From a folder in our own format, a training run or what `save` wrote, to what is in it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.run import RunFolder, parse_model
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.saved import parse_kind, read_saved, read_sections
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.models.build import build, init
+from jaxformer.models.build import init
 
 
 class Checkpoint(NamedTuple):
-    """A model, its variables and its tokenizer."""
+    """A model, its variables and its tokenizer, None where there is none."""
 
     model: Any
     variables: dict
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
 
 
-def load(source: str | Path) -> Checkpoint:
-    """The newest whole checkpoint of a run folder; a warning if newer ones are damaged.
+class Stored(NamedTuple):
+    """What a folder holds. read(model) gives its parameters, checked against the model's."""
 
-    ValueError if the folder is missing, holds no run or no complete checkpoint, or if its
-    parameters are not those of its config.
+    config: Any
+    read: Callable[[Any], dict]
+    tokenizer: Any
+
+
+def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
+    """What a folder of ours holds, None if it is of another format.
+
+    Of a run: its newest whole checkpoint; a warning if newer ones are damaged. dtype: of the
+    parameters; None: as they are. ValueError if it holds nothing whole, or if its parameters are
+    not those of its config.
     """
-    if not Path(source).is_dir():
-        raise ValueError(f"{source} is not a folder; it must be a run that `jaxformer train` made")
-    folder = RunFolder(source)
-    model = build(parse_model(folder.read_config("model")["model"], folder.config))
-    return Checkpoint(model, load_variables(folder, model), Tokenizer.load(folder.tokenizer))
+    sections = read_sections(folder)
+    if sections is None:
+        return None
+    run = RunFolder(folder)
+    if not run.checkpoints.is_dir():
+        return Stored(*read_saved(folder, sections, dtype))
+
+    def read(model):
+        params = load_variables(run, model)["params"]
+        return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+
+    return Stored(parse_kind(sections, run.config), read, Tokenizer.load(run.tokenizer))
 
 
 def load_variables(folder: RunFolder, model) -> dict:

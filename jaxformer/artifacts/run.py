@@ -7,8 +7,6 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxformer.models.config import DecoderConfig
-
 FORMAT = 1
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 
@@ -141,11 +139,6 @@ def parse_config(kind, fields: dict, where) -> object:
         return kind(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def parse_model(fields: dict, where) -> DecoderConfig:
-    """The model's config from its plain data."""
-    return parse_config(DecoderConfig, fields, where)
 
 
 def write_whole(path: Path, text: str) -> None:

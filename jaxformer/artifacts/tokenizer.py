@@ -190,6 +190,20 @@ class Tokenizer:
             start = cut.start()
         yield text[start:]
 
+    @property
+    def before(self) -> list[int]:
+        """The ids that stand before a text that a model reads."""
+        return [self.end_of_text]
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The ids any of which ends a text."""
+        return (self.end_of_text,)
+
+    def stream(self) -> StreamDecoder:
+        """A decoder of ids as they arrive."""
+        return StreamDecoder(self)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; bytes that are no UTF-8 become U+FFFD, special tokens nothing.
 

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     from jaxformer.cli.runtime import start_jax
 
     start_jax()
-    from jaxformer.artifacts.load import load
+    from jaxformer.hub.load import load
     from jaxformer.training.evaluate import evaluate_documents
     from jaxformer.training.screen import Screen
 

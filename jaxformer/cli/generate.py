@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
     start_jax()
     import jax
 
-    from jaxformer.artifacts.load import load
     from jaxformer.artifacts.tokenizer import StreamDecoder
     from jaxformer.decoding.generate import generate
+    from jaxformer.hub.load import load
 
     model, variables, tokenizer = load(arguments.run)
     prompt = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt)]

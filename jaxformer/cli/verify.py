@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     from jaxformer.cli.runtime import start_jax
 
     start_jax()
-    from jaxformer.artifacts.load import load
     from jaxformer.artifacts.run import write_whole
+    from jaxformer.hub.load import load
     from jaxformer.verify.certificate import asked_of, examine
     from jaxformer.verify.picture import draw_dependency
     from jaxformer.verify.subject import subject_of

@@ -91,7 +91,7 @@ def encode(weights, source: Source, config, execution, *, dropout_key=None, hook
         source.tokens,
         config.encoder,
         execution,
-        [encoder.self_attention_mask(layer) for layer in config.encoder.layers],
+        tuple(encoder.self_attention_mask(layer) for layer in config.encoder.layers),
         segments=source.segments,
         dropout_key=dropout_key,
         hooks=hooks.within(ENCODER),

@@ -1,17 +1,67 @@
-"""From a folder in Hugging Face's format to a model and its variables."""
+"""From any folder, or a hub id, to a model that runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.artifacts.load import Checkpoint, Stored, own_folder
+from jaxformer.artifacts.saved import flat_shapes, unflat
+from jaxformer.artifacts.tensors import DTYPES, opened, read_json, tensor_files
+from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.hub.folder import DTYPES, opened, read_options, tensor_files
+from jaxformer.hub.fetch import fetched
 from jaxformer.hub.options import Options
-from jaxformer.hub.table import Entry, entries, flat, unflat
-from jaxformer.models.build import build, init
+from jaxformer.hub.table import Entry, entries
+from jaxformer.hub.tokenizer import read_tokenizer
+from jaxformer.models.build import build
+from jaxformer.models.config import Execution
+
+KERNELS = ("dense", "int8")
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: str | None = None,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    kernels: str = "dense",
+) -> Checkpoint:
+    """The model, variables and tokenizer (or None) of a training run, a folder that `save` wrote, a
+    folder in Hugging Face's format or, where huggingface_hub is installed, a hub id.
+
+    Of a run: its newest whole checkpoint; a warning if newer ones are damaged. dtype: of the
+    parameters and of the activations, "float32" or "bfloat16"; None: float32 parameters, and
+    activations as the run's config says. kernels: "int8" quantises every matrix.
+    Errors: ValueError that names the file and what is wrong in it, before anything large is read.
+    """
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ValueError(f"dtype is {dtype!r}; it must be 'float32', 'bfloat16' or None")
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels is {kernels!r}; it must be one of {KERNELS}")
+    folder = fetched(source)
+    stored = own_folder(folder, dtype) or foreign_folder(folder, dtype or "float32")
+    config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
+    model = build(config, execution)
+    params = stored.read(model)
+    params = params if kernels == "dense" else quantize_all(params)
+    return Checkpoint(model, {"params": params}, stored.tokenizer)
+
+
+def foreign_folder(folder: Path, dtype: str) -> Stored:
+    """What a folder in Hugging Face's format holds."""
+    options = Options(read_json(folder / "config.json"), folder / "config.json")
+    family = family_of(options)  # before any tensor is looked at
+    files = tensor_files(folder)
+    options.tensors = files.keys()
+    config = family.to_config(options)
+
+    def read(model):
+        return read_parameters(folder, files, family, model, dtype)
+
+    return Stored(config, read, read_tokenizer(folder))
 
 
 def family_of(options: Options) -> Family:
@@ -24,31 +74,15 @@ def family_of(options: Options) -> Family:
     return FAMILIES[name]
 
 
-def flat_shapes(model) -> dict:
-    """The shapes of a model's parameters, by their path."""
-    tree = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
-    return {name: leaf.shape for name, leaf in flat(tree).items()}
-
-
-def load_folder(folder: Path, dtype="float32", place=jnp.asarray, **options):
-    """(model, variables). place: what becomes of each whole array (sharding, for one)."""
-    foreign = read_options(folder)
-    family = family_of(foreign)  # before any tensor is looked at
-    files = tensor_files(folder)
-    foreign.tensors = files.keys()
-    model = build(family.to_config(foreign), **options)
-    return model, {"params": read_parameters(folder, files, family, model, dtype, place)}
-
-
-def read_parameters(folder: Path, files: dict, family: Family, model, dtype, place) -> dict:
-    """The parameters, one of ours at a time, so that no more than that is in memory twice."""
+def read_parameters(folder: Path, files: dict, family: Family, model, dtype: str) -> dict:
+    """The parameters, one of ours at a time: no more than that one is in memory twice."""
     shapes = flat_shapes(model)
     wanted = entries(family.rows(model.config), model.config, shapes)
     names = found_names(folder, family, wanted, files)
+    check_shapes(wanted, names, files)
     by_leaf: dict[tuple, list[Entry]] = {}
     for entry in wanted:
         by_leaf.setdefault(entry.ours, []).append(entry)
-    check_shapes(wanted, names, files)
     leaves = {}
     for ours, some in by_leaf.items():
         arrays = {name: np.ones(shapes[name], jnp.dtype(dtype)) for name in ours}
@@ -57,7 +91,7 @@ def read_parameters(folder: Path, files: dict, family: Family, model, dtype, pla
                 for entry in some:
                     if files[names[entry.theirs]] == path:
                         fill(arrays, entry, file.get_tensor(names[entry.theirs]))
-        leaves |= {name: place(arrays.pop(name)) for name in ours}
+        leaves |= {name: jnp.asarray(arrays.pop(name)) for name in ours}
     return unflat(leaves)
 
 

@@ -138,25 +138,3 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     if missing:
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return found
-
-
-def flat(tree, prefix: str = "") -> dict:
-    """Leaves by their path, "blocks/attention/query/kernel"."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found = {}
-    for name, branch in tree.items():
-        found |= flat(branch, f"{prefix}/{name}" if prefix else name)
-    return found
-
-
-def unflat(leaves: dict) -> dict:
-    """The inverse of `flat`."""
-    tree = {}
-    for path, leaf in leaves.items():
-        *branches, name = path.split("/")
-        node = tree
-        for branch in branches:
-            node = node.setdefault(branch, {})
-        node[name] = leaf
-    return tree

@@ -50,6 +50,7 @@ DEMANDED = {
 
 def read_labels(options: Options) -> dict:
     """The labels of a classifier, where the class has one."""
+    options.whole("type_vocab_size", 2, least=1)
     named = options.options.get("id2label")
     labels = len(named) if isinstance(named, dict) else options.whole("num_labels", 2)
     architecture = options.take("architectures", [""])
@@ -185,8 +186,6 @@ DISTIL = Family(
     lambda config: table(EMBEDDINGS + DISTILBERT, BASE="distilbert"),
     fixed=FIXED | {"norm_epsilon": 1e-12},
     demanded={"tie_word_embeddings": True, "tie_weights_": True},
-    # How the table of positions began; it is stored all the same.
-    parts=(Part(lambda options: (options.flag("sinusoidal_pos_embds", False) and {}) or {}, dict),),
     ignored=(r"(distilbert\.)?embeddings\.position_ids", r"vocab_projector\.weight"),
     base="distilbert.",
     older=OLDER,

@@ -43,7 +43,8 @@ def read_scale(options: Options) -> dict:
 
 def write_scale(config) -> dict:
     scalar = (config.attention_scale or config.head_dim**-0.5) ** -2
-    return {"query_pre_attn_scalar": round(scalar, 6)}
+    is_whole = abs(scalar - round(scalar)) < 1e-6  # their class wants a whole one
+    return {"query_pre_attn_scalar": round(scalar) if is_whole else scalar}
 
 
 def read_layers(options: Options, period: int) -> list:

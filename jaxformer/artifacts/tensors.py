@@ -1,15 +1,16 @@
-"""A foreign checkpoint's folder: config.json, and safetensors in one file or in several.
+"""Folders of tensors: safetensors in one file or in several, and small JSON files beside them.
 
-Nothing is unpickled and no code of a checkpoint is run. Every error is a ValueError that names the
-file and what is wrong in it.
+Nothing is unpickled. Every error is a ValueError that names the file and what is wrong in it.
 """
 
 import json
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxformer.hub.options import Options
+import numpy as np
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_BYTES = {"config.json": 2**20, _INDEX: 2**26, "generation_config.json": 2**20}
@@ -19,6 +20,7 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
+_LARGEST_FILE = 4 * 2**30  # bytes of tensors in a file that is written
 DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -45,11 +47,6 @@ def read_json(path: Path) -> dict:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
     return found
-
-
-def read_options(folder: Path, tensors=()) -> Options:
-    """config.json of the folder that has these tensors."""
-    return Options(read_json(folder / "config.json"), folder / "config.json", tensors)
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -83,18 +80,24 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def _shard(index: Path, place: str) -> Path:
-    """The file of that name in the index's own folder, whatever links there are."""
+    """The file of that name in the index's own folder."""
     path = index.parent / place
-    is_name = Path(place).name == place and place.endswith(".safetensors")
-    if not is_name or not path.resolve().parent.samefile(_home(path)):
+    is_name = Path(place).name == place and place.endswith(".safetensors") and "\0" not in place
+    if not is_name or not _stays(path, index.parent):
         raise ValueError(f"{index}: {place!r} is not the name of a file in this folder")
     if not path.is_file():
         raise ValueError(f"{index}: {place} is not there")
     return path
 
 
-def _home(path: Path) -> Path:
-    return path.parent.resolve()
+def _stays(path: Path, folder: Path) -> bool:
+    """Whether a path leads to a file of this folder. A downloaded one is links into a store of
+    blobs beside it, which the hub's own library made: those stay in its cache."""
+    target, home = path.resolve(), folder.resolve()
+    if target.parent == home:
+        return True
+    cache = home.parent.parent  # …/models--NAME/snapshots/REVISION
+    return home.parent.name == "snapshots" and target.parent == cache / "blobs"
 
 
 @contextmanager
@@ -107,3 +110,54 @@ def opened(path: Path) -> Iterator:
             yield file
     except (SafetensorError, OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+@contextmanager
+def new_folder(path) -> Iterator[Path]:
+    """A folder to write into, which is there under its name once all of it is written, or not at
+    all. ValueError if there is something already."""
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} holds something already; name a folder that does not exist yet")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
+    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if path.exists():
+            path.rmdir()  # it is empty
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_tensors(folder: Path, tensors: dict[str, Callable], sizes: dict[str, int]) -> None:
+    """model.safetensors, or several of at most 4 GiB with their index.
+
+    tensors: by name, a function that makes each, so that those of one file alone are in memory;
+    sizes: their bytes.
+    """
+    from safetensors.numpy import save_file
+
+    groups, room = [], 0
+    for name in tensors:
+        if not groups or sizes[name] > room:
+            groups.append([])
+            room = _LARGEST_FILE
+        groups[-1].append(name)
+        room -= sizes[name]
+    places = {}
+    for number, names in enumerate(groups, 1):
+        shard = f"model-{number:05}-of-{len(groups):05}.safetensors"
+        file = _SINGLE if len(groups) == 1 else shard
+        made = {name: np.ascontiguousarray(tensors[name]()) for name in names}
+        save_file(made, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(names, file)
+    if len(groups) > 1:
+        total = {"total_size": sum(sizes.values())}
+        write_json(folder / _INDEX, {"metadata": total, "weight_map": places})
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,142 @@
+"""Our own folder for a model: config.json (its kind and the format's version), model.safetensors,
+and tokenizer.json if there is one."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.artifacts.run import parse_config
+from jaxformer.artifacts.subwords import SpecialTokens, Subwords
+from jaxformer.artifacts.tensors import (
+    new_folder,
+    opened,
+    read_json,
+    tensor_files,
+    write_json,
+    write_tensors,
+)
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.functional.kernels import is_kernel
+from jaxformer.models import config as configs
+from jaxformer.models.build import init
+
+FORMAT = 1
+KINDS = {
+    "decoder": configs.DecoderConfig,
+    "encoder": configs.EncoderConfig,
+    "encoder-decoder": configs.EncoderDecoderConfig,
+    "recurrent": configs.RecurrentConfig,
+    "convolutional": configs.ConvolutionalConfig,
+    "recurrent-encoder-decoder": configs.RecurrentEncoderDecoderConfig,
+}
+
+
+def save(folder, model, variables, tokenizer=None) -> None:
+    """Write the model, its variables and its tokenizer into a new folder, from which `load` reads
+    them. ValueError if there is something already, or if the variables are not this model's."""
+    params = checked_params(model, variables)
+    with new_folder(folder) as unfinished:
+        kind = next(name for name, config in KINDS.items() if type(model.config) is config)
+        content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
+        if isinstance(tokenizer, Subwords):
+            content["special_tokens"] = asdict(tokenizer.special)
+        write_json(unfinished / "config.json", content)
+        leaves = flat(params)
+        tensors = {name: lambda leaf=leaf: np.asarray(leaf) for name, leaf in leaves.items()}
+        write_tensors(unfinished, tensors, {name: x.nbytes for name, x in leaves.items()})
+        if tokenizer is not None:
+            tokenizer.save(unfinished / "tokenizer.json")
+
+
+def checked_params(model, variables) -> dict:
+    """The parameters, of this model and as they were trained."""
+    if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
+        raise ValueError("variables hold integers or packed kernels; give the params they are of")
+    model.check(variables)
+    return variables["params"]
+
+
+def parse_kind(sections: dict, where):
+    """The model's config by its kind; a file without one is of a decoder."""
+    kind = sections.get("kind", "decoder")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"{where}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    return parse_config(KINDS[kind], sections["model"], where)
+
+
+def read_saved(folder: Path, sections: dict, dtype) -> tuple:
+    """(config, how to read its parameters, tokenizer) of a folder that `save` wrote."""
+    config = parse_kind(sections, folder / "config.json")
+
+    def read(model):
+        shapes = flat_shapes(model)
+        files = tensor_files(folder)
+        for name in sorted(shapes.keys() ^ files.keys()):
+            what = "is missing" if name in shapes else "has no place in this model"
+            raise ValueError(f"{folder}: tensor {name} {what}")
+        leaves = {}
+        for name, path in files.items():
+            with opened(path) as file:
+                found = tuple(file.get_slice(name).get_shape())
+                if found != shapes[name]:
+                    raise ValueError(
+                        f"{path}: tensor {name} is {found}; by config.json it must be "
+                        f"{shapes[name]}"
+                    )
+                leaves[name] = jnp.asarray(file.get_tensor(name), dtype)
+        return unflat(leaves)
+
+    return config, read, _tokenizer(folder, sections)
+
+
+def _tokenizer(folder: Path, sections: dict) -> Tokenizer | Subwords | None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    if "special_tokens" not in sections:
+        return Tokenizer.load(path)
+    return Subwords.load(path, parse_config(SpecialTokens, sections["special_tokens"], path))
+
+
+def read_sections(folder: Path) -> dict | None:
+    """config.json of a folder in our own format; None if it is of another."""
+    path = folder / "config.json"
+    sections = read_json(path)
+    if "format" not in sections:
+        return None
+    if sections["format"] != FORMAT:
+        raise ValueError(f"{path} has format {sections['format']!r}; this version reads {FORMAT}")
+    if "model" not in sections:
+        raise ValueError(f"{path} has no section 'model'")
+    return sections
+
+
+def flat_shapes(model) -> dict:
+    """The shapes of a model's parameters, by their path."""
+    tree = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
+    return {name: leaf.shape for name, leaf in flat(tree).items()}
+
+
+def flat(tree, prefix: str = "") -> dict:
+    """Leaves by their path, "blocks/attention/query/kernel"."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    found = {}
+    for name, branch in tree.items():
+        found |= flat(branch, f"{prefix}/{name}" if prefix else name)
+    return found
+
+
+def unflat(leaves: dict) -> dict:
+    """The inverse of `flat`."""
+    tree = {}
+    for path, leaf in leaves.items():
+        *branches, name = path.split("/")
+        node = tree
+        for branch in branches:
+            node = node.setdefault(branch, {})
+        node[name] = leaf
+    return tree

@@ -1,0 +1,178 @@
+"""Other people's tokenizers: BPE over bytes or with byte fallback, WordPiece, Unigram.
+
+What stands before and after a text is what their template says; the work is done by the
+``tokenizers`` library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+_MOST_BYTES = 64 * 2**20
+_MOST_TOKENS = 2**21
+# A pattern may take time exponential in a text if what is repeated in it is repeated again.
+_NESTED_REPEAT = re.compile(r"[+*}]\)+\??[+*{]")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids with a meaning. end_of_text: ends a text, the first of stop_tokens, any of which does;
+    begin: what a text begins with, start: what a decoder begins with; pad: of padding."""
+
+    stop_tokens: tuple[int, ...] = ()
+    begin: int | None = None
+    start: int | None = None
+    pad: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))  # JSON has lists
+
+
+class Subwords:
+    """Text to token ids and back.
+
+    Attributes:
+      vocab_size: one more than the largest id.
+      special: the `SpecialTokens`.
+      end_of_text: the id that ends a text, None if it is not known.
+      before, after: the ids that stand before and after a text that a model reads.
+      why_lossy: why a text may not come back as it was.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens):
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # special tokens found in text are ordinary text
+        self._backend, self.special = backend, special
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        if not 0 < len(vocabulary) <= _MOST_TOKENS:
+            raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self.stop_tokens = special.stop_tokens
+        self.end_of_text = special.stop_tokens[0] if special.stop_tokens else special.begin
+        self.why_lossy = f"it is {type(backend.model).__name__}, which may change a text"
+        self.before, self.after = self._template()
+
+    def _template(self) -> tuple[list[int], list[int]]:
+        plain, whole = (self._backend.encode("a", add_special_tokens=x).ids for x in (False, True))
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+        raise ValueError("tokenizer: its template changes the text that it is given")
+
+    @classmethod
+    def load(cls, path: str | Path, special: SpecialTokens) -> Subwords:
+        """Reads a ``tokenizer.json``; ``ValueError`` naming ``path`` if that cannot be done."""
+        path = Path(path)
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise ValueError(f"{path} has {size} bytes; at most {_MOST_BYTES} are read")
+        try:
+            text = path.read_text(encoding="utf-8")
+            _refuse_slow_patterns(json.loads(text))
+            return cls(tokenizers.Tokenizer.from_str(text), special)
+        except Exception as error:  # the library raises bare Exception for a malformed file
+            raise ValueError(f"{path}: not a readable tokenizer: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
+        unfinished = Path(f"{path}.unfinished-{os.getpid()}")
+        unfinished.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        os.replace(unfinished, path)
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
+        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of ``text``, without what the template puts around it."""
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
+        """The token ids of each text, in parallel; equal to ``encode`` of one at a time."""
+        texts = list(texts)
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"text: has no UTF-8: {error}") from None
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The text, whole: where it may be cut is not known."""
+        yield text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids``; special tokens are nothing.
+
+        Errors: ``ValueError`` for an id outside the vocabulary.
+        """
+        ids = [int(token) for token in ids]
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"ids: {token} is not a token; 0 to {self.vocab_size - 1} are")
+        return self._backend.decode(ids, skip_special_tokens=True)
+
+    def stream(self) -> SubwordStream:
+        """A decoder of ids as they arrive."""
+        return SubwordStream(self)
+
+
+class SubwordStream:
+    """Decodes ids as they arrive, giving out each word once the next one begins.
+
+    ``"".join(push(part) for part in parts) + flush()`` equals ``decode`` of all the parts: until
+    then a later token may still change it (a space before a full stop goes, bytes make a
+    character).
+    """
+
+    def __init__(self, tokenizer: Subwords):
+        self._tokenizer, self._ids, self._given = tokenizer, [], ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next ids and returns the text that they complete, perhaps none."""
+        self._ids += ids
+        text = self._tokenizer.decode(self._ids)
+        settled = text[: max(text.rstrip().rfind(" "), text.rfind("\n"), 0)].rstrip(" ")
+        return self._more(settled.rstrip("\ufffd"))
+
+    def flush(self) -> str:
+        """Returns what is left and starts afresh."""
+        rest = self._more(self._tokenizer.decode(self._ids))
+        self._ids, self._given = [], ""
+        return rest
+
+    def _more(self, text: str) -> str:
+        if not text.startswith(self._given):
+            return ""
+        more, self._given = text[len(self._given) :], text
+        return more
+
+
+def _refuse_slow_patterns(parts):
+    """ValueError for a pattern that could take a time that no text is worth."""
+    if isinstance(parts, list):
+        for part in parts:
+            _refuse_slow_patterns(part)
+    if not isinstance(parts, dict):
+        return
+    pattern = parts.get("Regex")
+    if isinstance(pattern, str) and (len(pattern) > 2000 or _NESTED_REPEAT.search(pattern)):
+        raise ValueError(f"its pattern {pattern[:80]!r} could take exponential time")
+    for name, part in parts.items():
+        if name not in ("vocab", "merges"):
+            _refuse_slow_patterns(part)

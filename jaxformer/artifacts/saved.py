@@ -34,13 +34,18 @@ KINDS = {
 }
 
 
-def save(folder, model, variables, tokenizer=None) -> None:
+def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
     """Write the model, its variables and its tokenizer into a new folder, from which `load` reads
-    them. ValueError if there is something already, or if the variables are not this model's."""
+    them. family: of transformers, from which it was imported.
+
+    ValueError if there is something already, or if the variables are not this model's.
+    """
     params = checked_params(model, variables)
     with new_folder(folder) as unfinished:
         kind = next(name for name, config in KINDS.items() if type(model.config) is config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
+        if family is not None:
+            content["family"] = family
         if isinstance(tokenizer, Subwords):
             content["special_tokens"] = asdict(tokenizer.special)
         write_json(unfinished / "config.json", content)

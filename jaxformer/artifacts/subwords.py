@@ -68,6 +68,26 @@ class Subwords:
                 return whole[:start], whole[start + len(plain) :]
         raise ValueError("tokenizer: its template changes the text that it is given")
 
+    @property
+    def opening(self) -> list[int]:
+        """What a text begins with that is generated or scored: something must stand before its
+        first token. ValueError if no such token is known."""
+        ids = (
+            self.before or [x for x in (self.special.begin, self.end_of_text) if x is not None][:1]
+        )
+        if not ids:
+            raise ValueError("tokenizer: it has no token to begin a text with")
+        return ids
+
+    @property
+    def decoder_opening(self) -> list[int]:
+        """What is generated after a source has been read begins with this."""
+        return self.opening if self.special.start is None else [self.special.start]
+
+    def encode_source(self, text: str) -> list[int]:
+        """The ids of a text that is read as a source, with what the template puts around it."""
+        return [*self.before, *self.encode(text), *self.after]
+
     @classmethod
     def load(cls, path: str | Path, special: SpecialTokens) -> Subwords:
         """Reads a ``tokenizer.json``; ``ValueError`` naming ``path`` if that cannot be done."""

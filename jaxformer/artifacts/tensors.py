@@ -112,15 +112,20 @@ def opened(path: Path) -> Iterator:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
+def require_new(path: Path) -> Path:
+    """The path, absolute; ValueError if there is something already, or no folder to make it in."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} holds something already; name a folder that does not exist yet")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
+    return path.absolute()
+
+
 @contextmanager
 def new_folder(path) -> Iterator[Path]:
     """A folder to write into, which is there under its name once all of it is written, or not at
     all. ValueError if there is something already."""
-    path = Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} holds something already; name a folder that does not exist yet")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
+    path = require_new(Path(path))
     unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
     unfinished.mkdir()
     try:

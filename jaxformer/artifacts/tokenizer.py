@@ -191,9 +191,19 @@ class Tokenizer:
         yield text[start:]
 
     @property
-    def before(self) -> list[int]:
-        """The ids that stand before a text that a model reads."""
+    def opening(self) -> list[int]:
+        """What a text begins with that is generated or scored: something must stand before its
+        first token."""
         return [self.end_of_text]
+
+    @property
+    def decoder_opening(self) -> list[int]:
+        """What is generated after a source has been read begins with this."""
+        return [self.end_of_text]
+
+    def encode_source(self, text: str) -> list[int]:
+        """The ids of a text that is read as a source."""
+        return self.encode(text)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The command line: `jaxformer VERB …`, each verb a thin face on the rooms of the package."""
 
+import keyword
 import sys
 import warnings
 from importlib import import_module
@@ -10,6 +11,8 @@ VERBS = {
     "train": "train a Transformer on text (by default on the Python standard library)",
     "generate": "continue a prompt with a trained run",
     "evaluate": "loss, perplexity and bits per byte of a run on files",
+    "import": "read a checkpoint in Hugging Face's format and keep it in ours",
+    "export": "write a model as transformers, or llama.cpp, opens it",
     "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",
 }
 
@@ -44,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return import_module(f"jaxformer.cli.{argv[0]}").main(argv[1:]) or 0
+            module = argv[0] + "_" * keyword.iskeyword(argv[0])
+            return import_module(f"jaxformer.cli.{module}").main(argv[1:]) or 0
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:

@@ -1,8 +1,10 @@
 """Dataclasses from the command line, by tyro, with its errors brought down to one line."""
 
 import io
+import json
 import re
 from contextlib import redirect_stderr
+from dataclasses import fields
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,6 +18,8 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
     """An instance of the dataclass `kind`; nested fields are flags of their own names."""
     import tyro
 
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_scaling_rule)
     said = io.StringIO()
     defaults = {} if default is None else {"default": default}
     try:
@@ -25,12 +29,42 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
                 prog=f"jaxformer {verb}",
                 args=argv,
                 config=(tyro.conf.OmitArgPrefixes,),
+                registry=registry,
                 **defaults,
             )
     except SystemExit as stop:
         if stop.code:
             raise UsageError(_one_line(said.getvalue())) from None
         raise
+
+
+def _scaling_rule(info):
+    """A RotaryScaling is one word, kind,field=value,…: yarn,factor=4,original_length=4096."""
+    import tyro
+
+    from jaxformer.models.config.rotary import RotaryScaling, Scaling
+
+    if info.type is not Scaling:
+        return None
+
+    def read(words):
+        kind, *fields = words[0].split(",")
+        pairs = [field.split("=", 1) for field in fields]
+        if any(len(pair) < 2 for pair in pairs):
+            raise ValueError(f"{words[0]!r}: after the kind each field is NAME=VALUE")
+        return RotaryScaling(kind, **{name: json.loads(value) for name, value in pairs})
+
+    def write(scaling):
+        given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
+        return [",".join([scaling.kind, *(f"{k}={json.dumps(v)}" for k, v in given)])]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="KIND,FACTOR=X,…",
+        instance_from_str=read,
+        is_instance=lambda x: isinstance(x, RotaryScaling),
+        str_from_instance=write,
+    )
 
 
 def _one_line(box: str) -> str:

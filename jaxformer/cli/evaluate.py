@@ -15,7 +15,7 @@ class EvaluateArguments:
     """How well a run predicts files: every byte counted once, beside gzip -9 and xz -9e."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run folder"""
+    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")]
     """files or folders of UTF-8 text; each file is one document"""
     stride: int | None = None
@@ -37,17 +37,23 @@ def main(argv: list[str]) -> int:
 
     start_jax()
     from jaxformer.hub.load import load
+    from jaxformer.models.config import DecoderConfig
     from jaxformer.training.evaluate import evaluate_documents
     from jaxformer.training.screen import Screen
 
     model, variables, tokenizer = load(arguments.run)
+    if type(model.config) is not DecoderConfig or tokenizer is None:
+        lacks = "" if tokenizer else " and has no tokenizer"
+        raise ValueError(
+            f"{arguments.run} is a {type(model).__name__}{lacks}; evaluate scores decoders on text"
+        )
     encoded = tokenizer.encode_many(document.text for document in documents)
     screen = Screen(stderr=True, quiet=arguments.json)
     with screen.count(sum(map(len, encoded)), "scoring", "tokens") as scored:
         score = evaluate_documents(
             model,
             variables,
-            [[tokenizer.end_of_text, *ids] for ids in encoded],
+            [[*tokenizer.opening, *ids] for ids in encoded],
             sum(document.num_bytes for document in documents),
             stride=arguments.stride,
             on_scored=scored,

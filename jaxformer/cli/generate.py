@@ -12,12 +12,13 @@ from jaxformer.training.config import check_seed
 
 @dataclass(frozen=True)
 class GenerateArguments:
-    """Continue a prompt with a trained run. The same seed gives the same text."""
+    """Continue a prompt, or answer it if the model reads a source. The same seed gives the same
+    text."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run folder"""
+    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     prompt: str = ""
-    """the text to continue; empty: start a new document"""
+    """the text to continue, or to read as the source; empty: start a new document"""
     max_new_tokens: int | None = None
     """maximum number of tokens to generate; None: 200, or as many as fit into max_length"""
     temperature: float = 0.8
@@ -46,19 +47,22 @@ def main(argv: list[str]) -> int:
     start_jax()
     import jax
 
-    from jaxformer.artifacts.tokenizer import StreamDecoder
     from jaxformer.decoding.generate import generate
+    from jaxformer.decoding.protocol import require_autoregressive
     from jaxformer.hub.load import load
 
     model, variables, tokenizer = load(arguments.run)
-    prompt = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt)]
-    stream = StreamDecoder(tokenizer)
+    require_autoregressive(model)
+    if tokenizer is None:
+        raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.generate takes ids")
+    prompt, source = prompt_of(model, tokenizer, arguments.prompt)
+    stream = tokenizer.stream()
 
     def show(rows):
         print(stream.push(rows[0]), end="", flush=True)
 
     max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, model.config.max_length)
-    print(arguments.prompt, end="", flush=True)
+    print("" if source else arguments.prompt, end="", flush=True)
     generate(
         model,
         variables,
@@ -66,12 +70,22 @@ def main(argv: list[str]) -> int:
         max_new_tokens=max_new_tokens,
         sampler=sampler,
         key=jax.random.key(arguments.seed),
-        stop_tokens=(tokenizer.end_of_text,),
+        stop_tokens=tokenizer.stop_tokens,
+        source=source,
         on_tokens=show,
     )
     print(stream.flush())
     sys.stdout.flush()
     return 0
+
+
+def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:
+    """(the prompt's ids, the sources or None)."""
+    from jaxformer.models.config.encoder_decoder import ReadsSource
+
+    if not isinstance(model.config, ReadsSource):
+        return [*tokenizer.opening, *tokenizer.encode(text)], None
+    return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
 
 
 def fitting(prompt_tokens: int, max_new_tokens: int | None, max_length: int) -> int:

@@ -16,7 +16,8 @@ class VerifyArguments:
     """Hold a run to its properties, on this machine; exit status 0 only if all hold, else 1."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run folder; certificate.json and certificate.png are written into it"""
+    """a run, a saved folder, a folder in Hugging Face's format or a hub id; certificate.json and
+    certificate.png are written into the folder"""
     length: int | None = None
     """tokens per row on which they are tested; None: the model's max_length, but at most 128"""
     seed: int = 0

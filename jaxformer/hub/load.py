@@ -1,13 +1,16 @@
 """From any folder, or a hub id, to a model that runs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.load import Checkpoint, Stored, own_folder
+from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.saved import flat_shapes, unflat
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import DTYPES, opened, read_json, tensor_files
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
@@ -50,7 +53,25 @@ def load(
     return Checkpoint(model, {"params": params}, stored.tokenizer)
 
 
-def foreign_folder(folder: Path, dtype: str) -> Stored:
+class Foreign(NamedTuple):
+    """What a folder in Hugging Face's format holds; as `Stored`, and what it is there."""
+
+    config: Any
+    read: Callable[[Any], dict]
+    tokenizer: Subwords | None
+    family: str
+    architecture: str
+    tensors: int
+
+
+def family_name(source) -> str | None:
+    """The family of transformers that a folder is of, or was imported from; None: of none."""
+    content = read_json(fetched(source) / "config.json")
+    name = content.get("family", content.get("model_type"))
+    return name if name in FAMILIES else None
+
+
+def foreign_folder(folder: Path, dtype: str) -> Foreign:
     """What a folder in Hugging Face's format holds."""
     options = Options(read_json(folder / "config.json"), folder / "config.json")
     family = family_of(options)  # before any tensor is looked at
@@ -61,7 +82,9 @@ def foreign_folder(folder: Path, dtype: str) -> Stored:
     def read(model):
         return read_parameters(folder, files, family, model, dtype)
 
-    return Stored(config, read, read_tokenizer(folder))
+    name = options.take("architectures", list(family.architectures))[0]
+    about = (family.model_type, name, len(files))
+    return Foreign(config, read, read_tokenizer(folder), *about)
 
 
 def family_of(options: Options) -> Family:

@@ -26,10 +26,11 @@ HARMLESS = frozenset(
     use_bfloat16 use_cache dropout attention_dropout activation_dropout attn_pdrop
     resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
     dropout_rate embedding_dropout mlp_dropout encoder_layerdrop decoder_layerdrop
-    qa_dropout seq_classif_dropout sinusoidal_pos_embds layerdrop reorder_and_upcast_attn summary_type
-    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    deterministic_flash_attn sparse_prediction sparse_pred_ignore_index classifier_pooling
-    reference_compile repad_logits_with_grad classif_dropout num_labels
+    qa_dropout seq_classif_dropout sinusoidal_pos_embds layerdrop reorder_and_upcast_attn
+    summary_type summary_use_proj summary_activation summary_proj_to_labels
+    summary_first_dropout deterministic_flash_attn sparse_prediction
+    sparse_pred_ignore_index classifier_pooling reference_compile repad_logits_with_grad
+    classif_dropout num_labels
     """.split()
 )
 _REQUIRED = object()

@@ -50,10 +50,11 @@ def certify(model, variables, *, length: int | None = None, seed: int = 0) -> It
 
 
 def asked_of(subject: Subject) -> tuple[str, ...]:
-    """The names of the properties that it can have: one is of models that read a source."""
-    return tuple(
-        name for name in PROPERTIES if name != "reads its source" or subject.source is not None
-    )
+    """The names of the properties that it can have."""
+    if not subject.is_autoregressive:
+        return tuple(name for name in PROPERTIES if name not in _OF_GENERATION)
+    left_out = {"bidirectional"} | (set() if subject.source is not None else {"reads its source"})
+    return tuple(name for name in PROPERTIES if name not in left_out)
 
 
 def examine(subject: Subject, name: str) -> Property:
@@ -66,7 +67,7 @@ def examine(subject: Subject, name: str) -> Property:
     return Property(name, bool(holds), detail, *layer or [None], seconds)
 
 
-def _causal(subject):
+def _rule(subject):
     """The dependency matrix is the rule: which edges are missing, and which there should not be.
 
     Of the whole model and, since several layers may reach as far as a row is long whatever each of
@@ -273,7 +274,8 @@ def _distance(x, y) -> float:
 
 
 PROPERTIES = {
-    "causal": _causal,
+    "causal": _rule,
+    "bidirectional": _rule,
     "reads its source": _reads_its_source,
     "cached = full": _cached,
     "padded = alone": _padded,
@@ -284,4 +286,11 @@ PROPERTIES = {
     "probabilities sum to 1": _probabilities,
     HALF: _finite,
     "loss floor": _floor,
+}
+_OF_GENERATION = {
+    "causal",
+    "reads its source",
+    "cached = full",
+    "probabilities sum to 1",
+    "loss floor",
 }

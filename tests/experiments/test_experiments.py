@@ -66,7 +66,7 @@ REFUSED = {
     "--picture: 'a' is not accepted; it must end in .png": ("build_up", "--picture", "a"),
     "nowhere: no such file": ("build_up", "nowhere"),
     "the text has 1 tokens": ("shakespeare", "b"),
-    "nowhere is not a folder": ("heads", "nowhere"),
+    "nowhere is no folder": ("heads", "nowhere"),
 }
 
 

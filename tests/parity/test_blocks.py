@@ -11,6 +11,7 @@ import jaxformer as jf  # noqa: E402
 from jaxformer.functional import Causal, Packed, TokenInfo  # noqa: E402
 from jaxformer.functional.blocks import block  # noqa: E402
 from jaxformer.functional.contexts import RowAttention, SourceAttention  # noqa: E402
+from jaxformer.functional.scores import Scores  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
@@ -30,7 +31,7 @@ def torch_attention(take, name):
 
 def row_attention(mask, segments):
     info = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
-    return RowAttention(mask, info, None, "auto")
+    return RowAttention(mask, info, Scores(), "auto")
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -78,7 +79,7 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
     )
     config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
 
-    source = SourceAttention(jnp.asarray(encoded), jnp.asarray(SOURCE_REAL), None, "auto")
+    source = SourceAttention(jnp.asarray(encoded), jnp.asarray(SOURCE_REAL), Scores(), "auto")
     ours, _ = block(
         jax.tree.map(
             jnp.asarray,

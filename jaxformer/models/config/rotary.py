@@ -6,8 +6,13 @@ from typing import Literal
 from jaxformer.models.config.check import at_least, one_of, positive
 
 
+class Scaling:
+    """What annotates a field for a `RotaryScaling`: on the command line that is one word, and not a
+    flag for each of its own fields."""
+
+
 @dataclass(frozen=True)
-class RotaryScaling:
+class RotaryScaling(Scaling):
     """One of three ways to turn the slow pairs of a head more slowly."""
 
     kind: Literal["linear", "llama3", "yarn"]

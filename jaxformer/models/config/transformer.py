@@ -5,7 +5,7 @@ from functools import cache
 from typing import Literal
 
 from jaxformer.models.config.check import at_least, entries, fraction, one_of, pattern, positive
-from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.models.config.rotary import RotaryScaling, Scaling
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
@@ -75,8 +75,8 @@ class TransformerConfig:
     rotary_base: float | tuple[float | None, ...] = 10_000.0
     """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position; None in a
     pattern: this layer has no positions (SmolLM 3)"""
-    rotary_scaling: RotaryScaling | tuple[RotaryScaling | None, ...] | None = None
-    """how those turns are slowed down for longer texts"""
+    rotary_scaling: Scaling | tuple[Scaling | None, ...] | None = None
+    """a RotaryScaling: how those turns are slowed down for longer texts"""
     rotary_fraction: float = 1.0
     """of a head's features, from the first on, that turn"""
     rotary_interleaved: bool = False

@@ -32,16 +32,8 @@ def read_json(path: Path) -> dict:
     if size > most:
         raise ValueError(f"{path} has {size} bytes; at most {most} are read")
 
-    def once(pairs):
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the key {twice!r} comes twice")
-        return found
-
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
@@ -49,11 +41,34 @@ def read_json(path: Path) -> dict:
     return found
 
 
+def _once(pairs):
+    """The object of these pairs, in which no key comes twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} comes twice")
+    return found
+
+
+def _names(path: Path) -> list[str]:
+    """The tensors of a safetensors file. The format's reader would take the last of two of the same
+    name, so its header is looked at here once."""
+    with opened(path) as file:
+        names = list(file.keys())
+    with path.open("rb") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    try:
+        json.loads(header, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return names
+
+
 def tensor_files(folder: Path) -> dict[str, Path]:
     """{name of a tensor: the file that holds it}, of one file or by the index of several."""
     if (folder / _SINGLE).is_file():
-        with opened(folder / _SINGLE) as file:
-            return dict.fromkeys(file.keys(), folder / _SINGLE)
+        return dict.fromkeys(_names(folder / _SINGLE), folder / _SINGLE)
     index = folder / _INDEX
     if not index.is_file():
         pickles = [name for name in _PICKLES if (folder / name).exists()]
@@ -69,8 +84,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         raise ValueError(f"{index}: weight_map is missing or no object")
     files = {place: _shard(index, place) for place in set(map(str, places.values()))}
     for place, path in files.items():
-        with opened(path) as file:
-            inside = set(file.keys())
+        inside = set(_names(path))
         named = {name for name, other in places.items() if str(other) == place}
         if inside != named:
             name = min(inside ^ named)

@@ -22,6 +22,8 @@ from jaxformer.hub.tokenizer import read_tokenizer
 from jaxformer.models.build import build
 from jaxformer.models.config import Execution
 
+_LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
+    decoder_layers""".split()
 KERNELS = ("dense", "int8")
 
 
@@ -77,14 +79,22 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     family = family_of(options)  # before any tensor is looked at
     files = tensor_files(folder)
     options.tensors = files.keys()
-    config = family.to_config(options)
+    for key in _LAYERS:  # nothing is made of so many that they cannot be there
+        if options.whole(key, 0) > len(files):
+            raise options.error(key, f"there are {len(files)} tensors in all")
+    config, tokenizer = family.to_config(options), read_tokenizer(folder)
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{folder / 'tokenizer.json'} has ids up to {tokenizer.vocab_size - 1}; by config.json "
+            f"vocab_size is {config.vocab_size}"
+        )
 
     def read(model):
         return read_parameters(folder, files, family, model, dtype)
 
     name = options.take("architectures", list(family.architectures))[0]
     about = (family.model_type, name, len(files))
-    return Foreign(config, read, read_tokenizer(folder), *about)
+    return Foreign(config, read, tokenizer, *about)
 
 
 def family_of(options: Options) -> Family:

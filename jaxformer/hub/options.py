@@ -92,6 +92,13 @@ class Options:
             raise self.error(key, f"implemented are {', '.join(map(repr, choices))}")
         return choices[value]
 
+    def mapping(self, key) -> dict:
+        """An object; none is empty."""
+        value = self.take(key, {})
+        if not isinstance(value, dict):
+            raise self.error(key, "it must be an object")
+        return value
+
     def list_of(self, key, length: int, kind: type, default=_REQUIRED) -> list:
         """A list with an entry for each layer, at least."""
         value = self.take(key, default)

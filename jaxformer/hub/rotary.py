@@ -31,10 +31,7 @@ _ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 def read_rotary(options: Options, base: float, fraction: float = 1.0) -> dict:
     """rotary_base, rotary_scaling and rotary_fraction; the two are their defaults."""
     options.take("original_max_position_embeddings", None)  # for longrope, refused below
-    given = dict(options.take("rope_parameters", {}))
-    older = options.take("rope_scaling", None)
-    if isinstance(older, dict):
-        given = {**older, **given}
+    given = {**options.mapping("rope_scaling"), **options.mapping("rope_parameters")}
     base = options.number("rope_theta", options.number("rotary_emb_base", base))
     share = options.number("partial_rotary_factor", options.number("rotary_pct", fraction))
     return _one(options, given, base, share)
@@ -42,7 +39,7 @@ def read_rotary(options: Options, base: float, fraction: float = 1.0) -> dict:
 
 def read_rotary_by_kind(options: Options, bases: dict) -> dict:
     """{kind of layer: (rotary_base, rotary_scaling)}; bases: their defaults."""
-    given = options.take("rope_parameters", {})
+    given = options.mapping("rope_parameters")
     found = {}
     for kind, base in bases.items():
         own = given.get(kind) or {}
@@ -96,7 +93,10 @@ def _one(options: Options, given: dict, base: float, share: float) -> dict:
         fields = {ours: given[x] for x, ours in known.items() if given.get(x) is not None}
         if kind == "yarn":
             fields.setdefault("original_length", options.whole("max_position_embeddings"))
-        scaling = RotaryScaling(kind, **fields)
+        try:
+            scaling = RotaryScaling(kind, **fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{options.file}: rope_parameters: {error}") from None
     return {"rotary_base": float(base), "rotary_scaling": scaling, "rotary_fraction": float(share)}
 
 

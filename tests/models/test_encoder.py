@@ -16,13 +16,20 @@ from tests.slow import mostly_slow
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH = 2
 MODELS = {
-    "bert": {"norm_position": "post", "embedding_norm": True, "activation": "gelu"},
+    "bert": {
+        "norm_position": "post",
+        "embedding_norm": True,
+        "activation": "gelu",
+        "num_token_types": 2,
+        "position_offset": 2,
+    },
     "pre-norm": {
         "positions": "rotary",
         "norm": "rms",
         "activation": "swiglu",
         "tie_embeddings": False,
-        "num_layers": 1,
+        "window": (2, None),
+        "first_attention_norm": False,
     },
 }
 each_model = pytest.mark.parametrize("name", mostly_slow(MODELS, "bert"))

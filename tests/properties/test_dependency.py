@@ -35,9 +35,9 @@ from tests.slow import mostly_slow
 MASKS = {
     "causal": {},
     "self": {"window": 1},
-    "window": {"window": 3, "positions": "rotary", "norm": "rms"},
+    "window": {"window": (3, None), "positions": "alibi", "norm": "rms"},
     "prefix": {"prefix": 3, "positions": "sinusoidal"},
-    "prefix+window": {"prefix": 3, "window": 4, "norm_position": "post"},
+    "prefix+window": {"prefix": 3, "window": (4, 2), "norm_position": "post"},
 }
 BATCH = 2
 

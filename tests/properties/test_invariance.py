@@ -18,12 +18,15 @@ CONFIGS = {
     "gpt2": {},
     "llama": {
         "positions": "rotary",
-        "rotary_base": 50.0,
         "norm": "rms",
         "activation": "swiglu",
         "use_bias": False,
         "tie_embeddings": False,
-        "window": 3,
+        "num_layers": 3,
+        "window": (3, None),
+        "rotary_base": (50.0, 7.0, None),
+        "attention_cap": 3.0,
+        "query_key_norm": "head",
     },
     "prefix": {"prefix": 3, "positions": "sinusoidal", "activation": "geglu", "head_bias": True},
     "post-norm": {
@@ -57,12 +60,6 @@ CONFIGS = {
         "norm": "rms",
     },
     "alibi": {"positions": "alibi", "num_kv_heads": 1, "attention_cap": 0.5, "logits_cap": 0.4},
-    "pattern": {
-        "num_layers": 3,
-        "positions": "rotary",
-        "window": (2, None),
-        "rotary_base": (50.0, 7.0, None),
-    },
     "marian": {"positions": "sinusoidal_halves", "norm_position": "post"},
     "bare": {
         "residual": False,
@@ -190,7 +187,7 @@ class CompiledOrNot(chex.TestCase):
         self.check("prefix", "unrolled")
 
     def check(self, name, layers):
-        model = tiny.build(layers=layers, **CONFIGS[name], num_layers=1)
+        model = tiny.build(layers=layers, **{**CONFIGS[name], "num_layers": 1})
         variables = tiny.weights(model, 7)
         tokens = jnp.asarray(tiny.tokens(7, 1, tiny.LENGTH))
         segments = np.array([1, 1, 1, 0, 1, 1, 2, 2, 2, 0, 0, 3])

@@ -71,7 +71,7 @@ def read_gemma3(options: Options) -> dict:
 
 
 def _older_rotary(options: Options) -> dict:
-    older = options.take("rope_scaling", None) or {}
+    older = options.mapping("rope_scaling")
     both = {
         LOCAL: {"rope_theta": options.number("rope_local_base_freq", 10_000.0)},
         GLOBAL: {"rope_theta": options.number("rope_theta", 1_000_000.0), **older},

@@ -1,0 +1,120 @@
+"""What becomes of the products of queries and keys: caps, ALiBi, T5's bias, and its gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
+from jaxformer.functional import dot_product_attention as attend
+from jaxformer.functional.scores import Alibi, DenseBias, RelativeBias, Scores, alibi_slopes
+from jaxformer.models.config import DecoderConfig, EncoderConfig
+from jaxformer.verify import rules
+from tests.functional.test_attention import HEADS, random_inputs
+from tests.properties import oracle, tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
+LENGTH, BUCKETS, FAR = 14, 6, 7
+CONFIGS = {
+    "relative": DecoderConfig(
+        positions="relative", relative_buckets=BUCKETS, relative_distance=FAR, num_heads=HEADS
+    ),
+    "relative, both ways": EncoderConfig(
+        positions="relative", relative_buckets=BUCKETS, relative_distance=FAR, num_heads=HEADS
+    ),
+    "alibi": DecoderConfig(positions="alibi", num_heads=HEADS),
+}
+
+
+def scores_of(config, table, cap):
+    if config.positions == "alibi":
+        return Scores(0.3, cap, Alibi(HEADS))
+    return Scores(0.3, cap, RelativeBias(table, FAR, config.bidirectional))
+
+
+@pytest.fixture(params=["short", "long"])
+def rows(request, monkeypatch):
+    """Rows of a few tiles that are spelled out, and rows that are looped over."""
+    if request.param == "long":
+        for name, size in (("_LARGEST_TILE", 0), ("_LOOP_QUERIES", 5), ("_LOOP_KEYS", 4)):
+            monkeypatch.setattr(blockwise, name, size)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_scores_are_their_formula(kind, rows):
+    """Values as in float64 loops; gradients of queries, keys, values and the table, in tiles as
+    by differentiating the formula. Packed documents, whose positions restart."""
+    config = CONFIGS[kind]
+
+    def run(implementation, query, key, value, cotangent, table, segments, positions):
+        info = TokenInfo(LENGTH, positions, segments)
+
+        def output(query, key, value, table):
+            told = {"query_info": info, "key_info": info, "implementation": implementation}
+            scores = scores_of(config, table, 1.5)
+            return attend(query, key, value, Causal() & Packed(), scores=scores, **told)
+
+        y, pull_back = jax.vjp(output, query, key, value, table)
+        return y, pull_back(cotangent)
+
+    compiled = jax.jit(run, static_argnums=0)
+
+    @given(seed=tiny.seeds, segments=tiny.segment_batches(2, length=LENGTH))
+    def holds(seed, segments):
+        inputs = random_inputs(seed, 2, LENGTH)
+        table = np.float32(np.random.default_rng(seed).normal(size=(BUCKETS, HEADS)))
+        read = [rules.read(ids) for ids in segments]
+        documents, positions = (np.stack(side) for side in zip(*read, strict=True))
+        given_all = (*inputs, table, jnp.asarray(documents), jnp.asarray(positions))
+        plain, tiled = (compiled(how, *given_all) for how in ("explicit", "blockwise"))
+        for row, ids in enumerate(segments):
+            params = {"relative_bias": {"table": np.float64(table)}}
+            bias = oracle.scores_bias(params, positions[row], config)
+            seen = rules.visible(ids)
+            own = (x[row] for x in inputs[:3])
+            tiny.close(plain[0][row], oracle.attention(*own, seen, 0.3, 1.5, bias), 1e-5)
+        tiny.all_close(tiled, plain, 2e-5)
+
+    holds()
+
+
+@given(
+    buckets=st.sampled_from([4, 6, 8, 32]),
+    far=st.integers(17, 200),
+    both=st.booleans(),
+)
+def test_buckets_are_those_of_t5(buckets, far, both):
+    """Every offset falls into the bucket that the formula says, one by one."""
+    config = (EncoderConfig if both else DecoderConfig)(
+        positions="relative", relative_buckets=buckets, relative_distance=far
+    )
+    table = jnp.arange(buckets, dtype=jnp.float32)[:, None]
+    found = RelativeBias(table, far, both)(TokenInfo(1), TokenInfo(1, jnp.arange(-300, 300)))
+    expected = [oracle.relative_bucket(offset, config) for offset in range(-300, 300)]
+    # A bound may fall on a whole number, which rounding decides.
+    differs = np.flatnonzero(np.asarray(found)[0, 0] != expected)
+    assert len(differs) <= 4 and np.abs(np.asarray(found)[0, 0] - expected).max() <= 1
+
+
+def test_slopes_are_those_of_the_paper():
+    """Press et al. 2022: 1/2, 1/4, … for eight heads; for twelve those of eight, and every second
+    one of sixteen."""
+    assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(12) == alibi_slopes(8) + alibi_slopes(16)[0:8:2]
+
+
+@given(seed=tiny.seeds)
+def test_a_mask_and_a_bias_for_each_head(seed):
+    """Arrays from elsewhere, both by head: as each head alone."""
+    rng = np.random.default_rng(seed)
+    query, key, value, _ = map(jnp.asarray, random_inputs(seed, HEADS, 6))
+    mask, bias = rng.random((2, HEADS, 6, 6)) < 0.7, np.float32(rng.normal(size=(2, HEADS, 6, 6)))
+    whole = attend(query, key, value, jnp.asarray(mask), scores=Scores(bias=DenseBias(jnp.asarray(bias))))
+    for row in range(2):
+        for head in range(HEADS):
+            own = (x[row, head : head + 1] for x in (query, key, value))
+            alone = oracle.attention(*own, mask[row, head], bias=bias[row, head : head + 1])
+            tiny.close(whole[row, head : head + 1], alone)

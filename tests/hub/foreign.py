@@ -1,0 +1,85 @@
+"""Small folders in Hugging Face's format, which our own export wrote, and ways to break them."""
+
+import json
+import struct
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import jaxformer as jf
+from jaxformer.artifacts.tokenizer import Tokenizer
+from tests.properties import tiny
+
+TEXT = ["the tide came in twice that morning, and nobody knew why", "a bright cold day"]
+LLAMA = {
+    "activation": "swiglu",
+    "norm": "rms",
+    "positions": "rotary",
+    "use_bias": False,
+    "tie_embeddings": False,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+    "embed_dim": 16,
+    "window": (5, None),
+}
+GPT2 = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "embed_dim": 16}
+MODELS = {"gpt2": GPT2, "qwen2": LLAMA | {"query_key_value_bias": True}}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXT * 3, 280)
+
+
+def write(folder: Path, family: str, **options) -> tuple:
+    """(model, variables) of the folder that is made."""
+    size = {"vocab_size": tokenizer().vocab_size, "max_length": 32}
+    model = tiny.build(**{**size, **MODELS[family], **options})
+    variables = tiny.weights(model, 0)
+    jf.export(folder, model, variables, tokenizer(), family=family)
+    return model, variables
+
+
+def options(folder: Path, **changes):
+    """Change options of config.json; None: leave it out."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | changes
+    left = {name: value for name, value in content.items() if value is not None}
+    path.write_text(json.dumps(left))
+
+
+def header(folder: Path, change, data=lambda data: data):
+    """Rewrite the header of model.safetensors (a dict, or text), and what follows it."""
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    changed = change(json.loads(whole[8 : 8 + length]))
+    text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data(whole[8 + length :]))
+
+
+def tensors(folder: Path, change):
+    """Rewrite the tensors, by name."""
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    arrays = {name: np.array(array) for name, array in load_file(path).items()}
+    save_file(change(arrays) or arrays, path)
+
+
+def shards(folder: Path, change=lambda index: index):
+    """Cut model.safetensors in two, with an index."""
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    arrays, places = load_file(path), {}
+    path.unlink()
+    for number, names in enumerate((sorted(arrays)[::2], sorted(arrays)[1::2]), 1):
+        name = f"model-{number:05}-of-00002.safetensors"
+        save_file({x: arrays[x] for x in names}, folder / name)
+        places |= dict.fromkeys(names, name)
+    index = change({"metadata": {}, "weight_map": places})
+    text = index if isinstance(index, str) else json.dumps(index)
+    (folder / "model.safetensors.index.json").write_text(text)

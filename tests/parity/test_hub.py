@@ -1,0 +1,191 @@
+"""Every family beside transformers: the same logits, gradients, greedy and beam continuations; and
+out again: the same tensors, and a model that transformers opens."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+from safetensors.numpy import load_file  # noqa: E402
+
+import jaxformer as jf  # noqa: E402
+from jaxformer.artifacts.saved import flat  # noqa: E402
+from jaxformer.hub.export import of_entry  # noqa: E402
+from jaxformer.hub.families import FAMILIES  # noqa: E402
+from jaxformer.hub.table import entries  # noqa: E402
+from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
+from tests.parity import checkpoints  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+LENGTH, VOCAB, TARGET = checkpoints.LENGTH, checkpoints.VOCAB, 48
+# Rows of 512 tokens: padded behind, padded before, whole.
+REAL = [slice(0, 400), slice(212, LENGTH), slice(0, LENGTH)]
+SEGMENTS = np.stack([np.isin(np.arange(LENGTH), np.arange(LENGTH)[x]) for x in REAL]).astype(int)
+
+
+@pytest.fixture(params=checkpoints.CASES, ids=lambda case: f"{case[0]}-{case[1]}", scope="module")
+def pair(request, tmp_path_factory):
+    """(name of the family, their model, the folder, our checkpoint)."""
+    name, case = request.param
+    folder = tmp_path_factory.mktemp("theirs") / "model"
+    theirs, _ = checkpoints.saved(name, case, folder)
+    return name, theirs, folder, jf.load(folder)
+
+
+def ids(seed, *shape):
+    return np.random.default_rng(seed).integers(4, VOCAB, shape)
+
+
+def their_rows(theirs, tokens, **read):
+    """Logits of each row: padded as ours is where their class is told so, else of the row alone."""
+    takes = inspect.signature(theirs.forward).parameters
+    for row, real in zip(tokens, REAL, strict=True):
+        mask = np.zeros(LENGTH, int)
+        mask[real] = 1
+        if "position_ids" in takes:
+            positions = np.maximum(mask.cumsum() - 1, 0)
+            own = dict(position_ids=torch.tensor(positions[None]))
+            own |= {"attention_mask": torch.tensor(mask[None])}
+            yield theirs(input_ids=torch.tensor(row[None]), **own).logits[0, real]
+        else:
+            yield theirs(input_ids=torch.tensor(row[None, real])).logits[0]
+
+
+def their_logits(theirs, tokens, target):
+    """[rows][real tokens, vocab] as one array of all real tokens."""
+    if target is None:
+        return torch.cat(list(their_rows(theirs, tokens)))
+    found = []
+    for row, real, words in zip(tokens, REAL, target, strict=True):
+        inputs = {"input_ids": torch.tensor(row[None, real])}
+        found.append(theirs(**inputs, decoder_input_ids=torch.tensor(words[None])).logits[0])
+    return torch.cat(found)
+
+
+def our_logits(model, variables, tokens, target):
+    if target is None:
+        return model.apply(variables, tokens, segments=jnp.asarray(SEGMENTS))[SEGMENTS != 0]
+    read = {"source": jnp.asarray(tokens), "source_segments": jnp.asarray(SEGMENTS)}
+    return model.apply(variables, target, **read).reshape(-1, VOCAB)
+
+
+def texts(model):
+    reads = isinstance(model.config, ReadsSource)
+    tokens = ids(0, 3, LENGTH)
+    if model.config.position_offset == 2 and not reads:  # RoBERTa's positions count what is no 1
+        tokens = np.where(SEGMENTS != 0, tokens, 1)
+    return tokens, ids(1, 3, TARGET) if reads else None
+
+
+def test_logits_and_gradients(pair):
+    """512 tokens with padding before and behind: logits within 1e-4, gradients within 1e-4 of each
+    tensor's largest (or of a hundredth of the largest of all)."""
+    name, theirs, _, (model, variables, _) = pair
+    tokens, target = texts(model)
+    expected = their_logits(theirs, tokens, target)
+    cotangent = np.random.default_rng(2).normal(size=expected.shape).astype(np.float32)
+    (expected * torch.tensor(cotangent)).sum().backward()
+
+    @jax.jit
+    def both(variables):
+        logits, pull_back = jax.vjp(lambda v: our_logits(model, v, tokens, target), variables)
+        return logits, pull_back(jnp.asarray(cotangent))[0]
+
+    logits, gradients = both(variables)
+    np.testing.assert_allclose(logits, expected.detach(), rtol=0, atol=1e-4)
+    ours, parameters = flat(gradients["params"]), dict(theirs.named_parameters())
+    shapes = {path: leaf.shape for path, leaf in ours.items()}
+    largest = max(np.abs(x).max() for x in ours.values())
+    compared = 0
+    for entry in entries(FAMILIES[name].rows(model.config), model.config, shapes):
+        if entry.theirs in parameters:
+            there = parameters[entry.theirs].grad.numpy()
+            off = np.abs(of_entry(entry, ours) - there).max()
+            # A bias of keys has none at all: it adds the same to all the scores of a query.
+            size = max(np.abs(there).max(), 1e-2 * largest)
+            assert off <= 1e-4 * size, f"{entry.theirs} is off by {off}"
+            compared += 1
+    assert compared > len(shapes) // 2
+
+
+def test_greedy_and_beams(pair):
+    """64 greedy tokens, from the cache and as whole rows; of a pair of texts, a beam of four."""
+    _, theirs, _, (model, variables, _) = pair
+    if not hasattr(model, "prepare"):
+        pytest.skip("an encoder generates nothing")
+    reads, prompt = isinstance(model.config, ReadsSource), ids(3, 2, 9)
+    start = theirs.config.decoder_start_token_id if reads else None
+    how = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "pad_token_id": 0}
+    how |= {"eos_token_id": None, "attention_mask": torch.ones(2, 9, dtype=int)}
+    how |= {"bad_words_ids": None, "forced_eos_token_id": None}
+    expected = [
+        theirs.generate(torch.tensor(prompt), use_cache=cached, **how).numpy()[
+            :, 1 if reads else 9 :
+        ]
+        for cached in (True, False)
+    ]
+    np.testing.assert_array_equal(*expected)
+    read = {"source": prompt.tolist()} if reads else {}
+    prompts = [[start]] * 2 if reads else prompt.tolist()
+    greedy = jf.Sampler(temperature=0.0)
+    out = jf.generate(model, variables, prompts, max_new_tokens=64, sampler=greedy, **read)
+    np.testing.assert_array_equal(out.tokens, expected[0])
+    rows = np.concatenate([prompts, out.tokens], axis=1)
+    whole = {"source": prompt} if reads else {}
+    logits = jax.jit(model.apply)(variables, rows, **whole)
+    first = len(prompts[0]) - 1
+    np.testing.assert_array_equal(np.asarray(logits).argmax(-1)[:, first:-1], expected[0])
+    if not reads:
+        return
+    how |= {"num_beams": 4, "max_new_tokens": 12, "min_new_tokens": 12, "length_penalty": 1.0}
+    beams = theirs.generate(torch.tensor(prompt), **how).numpy()[:, 1:]
+    settings = {"beam_width": 4, "max_new_tokens": 12, "length_penalty": 1.0}
+    found = jf.beam_search(model, variables, prompts, **settings, **read)
+    np.testing.assert_array_equal(found.tokens[:, 0], beams)
+
+
+def test_bfloat16_is_as_near_as_theirs(pair):
+    """Off from float64 by at most twice what torch in bfloat16 is, in the mean."""
+    _, theirs, folder, (_, _, _) = pair
+    model, variables, _ = jf.load(folder, dtype="bfloat16")
+    tokens, target = texts(model)
+    rows = tokens[2:], None if target is None else target[2:]
+    with torch.no_grad():
+        exact, half = (
+            _whole(type(theirs).from_pretrained(folder, dtype=dtype).eval(), *rows)
+            for dtype in (torch.float64, torch.bfloat16)
+        )
+    read = {} if target is None else {"source": rows[0]}
+    ours = jax.jit(model.apply)(variables, rows[0] if target is None else rows[1], **read)
+    off, allowed = (np.abs(np.float64(x) - exact).mean() for x in (ours, half))
+    assert off <= 2 * allowed
+
+
+def _whole(theirs, tokens, target):
+    inputs = {"input_ids": torch.tensor(tokens)}
+    if target is not None:
+        inputs["decoder_input_ids"] = torch.tensor(target)
+    return theirs(**inputs).logits.double().numpy()
+
+
+def test_out_again_it_is_the_same_checkpoint(pair, tmp_path):
+    """The same tensors by name, bit for bit; transformers misses none and knows all of them."""
+    name, theirs, folder, (model, variables, tokenizer) = pair
+    cls = jf.export(tmp_path / "out", model, variables, tokenizer, family=name)
+    before, after = (load_file(x / "model.safetensors") for x in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    for tensor in before:
+        np.testing.assert_array_equal(before[tensor], after[tensor])
+    again, loading = getattr(transformers, cls).from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    tokens, target = texts(model)
+    with torch.no_grad():
+        read = (tokens[2:], None if target is None else target[2:])
+        some, other = (_whole(x.eval(), *read) for x in (theirs, again))
+    np.testing.assert_allclose(some, other, rtol=0, atol=1e-5)

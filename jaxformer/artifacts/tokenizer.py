@@ -142,8 +142,12 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
         unfinished = Path(f"{path}.unfinished-{os.getpid()}")
-        unfinished.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        unfinished.write_text(self.to_json(), encoding="utf-8")
         os.replace(unfinished, path)
+
+    def to_json(self) -> str:
+        """What ``save`` writes."""
+        return self._backend.to_str(pretty=True)
 
     @property
     def fingerprint(self) -> str:

@@ -30,12 +30,12 @@ def main(argv: list[str]) -> int:
     from jaxformer.cli.runtime import start_jax
 
     start_jax()
+    from jaxformer.artifacts.fetch import fetched
     from jaxformer.artifacts.load import Checkpoint
     from jaxformer.artifacts.saved import save
-    from jaxformer.hub.fetch import fetched
     from jaxformer.hub.load import foreign_folder
-    from jaxformer.hub.parity import missing_peers, parity
     from jaxformer.models.build import build, parameter_count
+    from jaxformer.verify.parity import missing_peers, parity
 
     folder = fetched(arguments.source)
     stored = foreign_folder(folder, "float32")

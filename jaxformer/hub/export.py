@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.saved import checked_params, flat, flat_shapes, unflat
+from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import new_folder, write_json, write_tensors
+from jaxformer.artifacts.tokenizer_files import write_tokenizer
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.hub.table import Entry, entries
-from jaxformer.hub.tokenizer import write_tokenizer
 from jaxformer.models.build import build
 
 # Parts that a class of theirs may ask for, and that change nothing while they are zeros.
@@ -57,6 +57,9 @@ def of_entry(entry: Entry, leaves: dict):
 
 def counterpart(config, families) -> tuple[Family, object, dict]:
     """(their family, our config with parts of zeros if it asks for those, their options)."""
+    families = [family for family in families if family.config is type(config)]
+    if not families:
+        raise ValueError(f"transformers has no counterpart of a {type(config).__name__} here")
     missing = [(name, x) for name, x in _ZEROS if not getattr(config, name, True)]
     reasons = {}
     for number in range(len(missing) + 1):

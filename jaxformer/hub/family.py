@@ -5,9 +5,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
-from jaxformer.hub.options import Options
-from jaxformer.hub.table import Row
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import Row
 
+# Options that concern training, initialisation, generation, files or a platform, in any family.
+HARMLESS = frozenset(
+    """
+    _name_or_path architectures attn_implementation auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing hidden_size_per_head id2label initializer_cutoff_factor
+    initializer_factor initializer_range init_std is_encoder_decoder
+    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp
+    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id cls_token_id mask_token_id unk_token_id
+    start_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    use_bfloat16 use_cache dropout attention_dropout activation_dropout attn_pdrop
+    resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
+    dropout_rate embedding_dropout mlp_dropout encoder_layerdrop decoder_layerdrop
+    qa_dropout seq_classif_dropout sinusoidal_pos_embds layerdrop reorder_and_upcast_attn
+    summary_type summary_use_proj summary_activation summary_proj_to_labels
+    summary_first_dropout deterministic_flash_attn sparse_prediction
+    sparse_pred_ignore_index classifier_pooling reference_compile repad_logits_with_grad
+    classif_dropout num_labels
+    """.split()
+)
 _REQUIRED = object()
 _READERS = {int: Options.whole, float: Options.number, bool: Options.flag}
 
@@ -77,7 +104,7 @@ class Family:
         for part in self.parts:
             own |= part.read(options)
         options.require(self.demanded)
-        options.nothing_left()
+        options.nothing_left(HARMLESS)
         try:
             return self.config(**own).resolved
         except (TypeError, ValueError) as error:
@@ -98,8 +125,6 @@ class Family:
     def to_options(self, config) -> dict:
         """Their options. ValueError names the fields in which no model of this family can be as
         this config says."""
-        if type(config) is not self.config:
-            raise ValueError(f"{self.model_type} is a {self.config.__name__}")
         differing = []
         for name, decided in self.architectures.items():
             changed = [x for x, value in decided.items() if getattr(config, x) != value]

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import Checkpoint, own_folder
+from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.saved import flat_shapes, unflat
 from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import DTYPES, opened, read_json, tensor_files
+from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.hub.fetch import fetched
-from jaxformer.hub.options import Options
-from jaxformer.hub.table import Entry, entries
-from jaxformer.hub.tokenizer import read_tokenizer
 from jaxformer.models.build import build
 from jaxformer.models.config import Execution
 

@@ -112,7 +112,9 @@ def test_a_mask_and_a_bias_for_each_head(seed):
     rng = np.random.default_rng(seed)
     query, key, value, _ = map(jnp.asarray, random_inputs(seed, HEADS, 6))
     mask, bias = rng.random((2, HEADS, 6, 6)) < 0.7, np.float32(rng.normal(size=(2, HEADS, 6, 6)))
-    whole = attend(query, key, value, jnp.asarray(mask), scores=Scores(bias=DenseBias(jnp.asarray(bias))))
+    whole = attend(
+        query, key, value, jnp.asarray(mask), scores=Scores(bias=DenseBias(jnp.asarray(bias)))
+    )
     for row in range(2):
         for head in range(HEADS):
             own = (x[row, head : head + 1] for x in (query, key, value))

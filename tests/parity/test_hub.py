@@ -14,9 +14,9 @@ from safetensors.numpy import load_file  # noqa: E402
 
 import jaxformer as jf  # noqa: E402
 from jaxformer.artifacts.saved import flat  # noqa: E402
+from jaxformer.artifacts.table import entries  # noqa: E402
 from jaxformer.hub.export import of_entry  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
-from jaxformer.hub.table import entries  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 

@@ -1,10 +1,10 @@
 """BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoder–decoders with norms
 after the sums, whose logits have a bias."""
 
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import Family, Field, Part
-from jaxformer.hub.options import Options
-from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
 STACK = """

@@ -1,9 +1,9 @@
 """BERT (Devlin et al. 2019), RoBERTa and XLM-R, DistilBERT: encoders with norms after the sums."""
 
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import Family, Field, Part
-from jaxformer.hub.options import Options
-from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderConfig
 
 FIXED = {"norm_position": "post", "embedding_norm": True, "tie_embeddings": True}

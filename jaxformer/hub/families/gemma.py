@@ -1,19 +1,11 @@
 """Gemma 1, 2 and 3 (text): norms that store γ − 1, embeddings times √d, a gated GELU; from 2 on
 norms before and after, and windows in most layers; in 2 caps, in 3 norms on queries and keys."""
 
-from jaxformer.hub.families.llama import (
-    ATTENTION_BIAS,
-    MAPS,
-    ROTARY,
-    family,
-    layer_kinds,
-    length,
-    write_window,
-)
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import table
+from jaxformer.hub.families.llama import ATTENTION_BIAS, MAPS, ROTARY, family, length
 from jaxformer.hub.family import Field, Part
-from jaxformer.hub.options import Options, pattern, spread
-from jaxformer.hub.rotary import GLOBAL, LOCAL, patterns, read_rotary_by_kind, write_rotary
-from jaxformer.hub.table import table
+from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part
 
 GATES = {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu"}
 FOUR_NORMS = table("""
@@ -47,50 +39,20 @@ def write_scale(config) -> dict:
     return {"query_pre_attn_scalar": round(scalar) if is_whole else scalar}
 
 
-def read_layers(options: Options, period: int) -> list:
-    """The kind of each layer; without `layer_types` every so many-th is global."""
-    num_layers = options.whole("num_hidden_layers")
-    by_period = [GLOBAL if (n + 1) % period == 0 else LOCAL for n in range(num_layers)]
-    return layer_kinds(options) or by_period
+def every(period: int):
+    """Every so many-th layer is global."""
+
+    def type_of(options: Options, layer: int) -> str:
+        own = options.whole("_sliding_window_pattern", period, least=1)
+        own = options.whole("sliding_window_pattern", own, least=1)
+        return LOCAL if (layer + 1) % own else GLOBAL
+
+    return type_of
 
 
-def read_gemma2(options: Options) -> dict:
-    window, kinds = options.whole("sliding_window", 4096), read_layers(options, 2)
-    return {"window": pattern([window if kind == LOCAL else None for kind in kinds])}
-
-
-def read_gemma3(options: Options) -> dict:
-    period = options.whole("sliding_window_pattern", options.whole("_sliding_window_pattern", 6))
-    window, kinds = options.whole("sliding_window", 4096), read_layers(options, period)
-    if "rope_parameters" in options:
-        turns = read_rotary_by_kind(options, {LOCAL: 10_000.0, GLOBAL: 1_000_000.0})
-    else:
-        turns = _older_rotary(options)
-    settings = [(window if kind == LOCAL else None, *turns[kind]) for kind in kinds]
-    return patterns(settings)
-
-
-def _older_rotary(options: Options) -> dict:
-    older = options.mapping("rope_scaling")
-    both = {
-        LOCAL: {"rope_theta": options.number("rope_local_base_freq", 10_000.0)},
-        GLOBAL: {"rope_theta": options.number("rope_theta", 1_000_000.0), **older},
-    }
-    return read_rotary_by_kind(Options({"rope_parameters": both}, options.file), both)
-
-
-def write_gemma3(config) -> dict:
-    num_layers = config.num_layers
-    names = ("rotary_base", "rotary_scaling")
-    bases, scalings = (spread(getattr(config, name), num_layers) for name in names)
-    written = write_window(config)
-    turns = {
-        kind: write_rotary(base, scaling)
-        for kind, base, scaling in zip(written["layer_types"], bases, scalings, strict=True)
-    }
-    return {**written, "rope_parameters": turns}
-
-
+GEMMA2 = layers_part(every(2), default_window=4096)
+TURNS = {LOCAL: 10_000.0, GLOBAL: 1_000_000.0}
+GEMMA3 = layers_part(every(6), TURNS, default_window=4096)
 SCALE = Part(read_scale, write_scale)
 BOTH = {"hidden_activation": GATE} | CAPS | RENAMED
 FAMILIES = (
@@ -105,7 +67,7 @@ FAMILIES = (
     family(
         "gemma2",
         "Gemma2",
-        (ROTARY, SCALE, Part(read_gemma2, write_window)),
+        (SCALE, GEMMA2),
         FOUR_NORMS + MAPS,
         renamed=BOTH,
         fixed=FIXED | {"norm_position": "both"},
@@ -114,7 +76,7 @@ FAMILIES = (
     family(
         "gemma3_text",
         "Gemma3",
-        (SCALE, Part(read_gemma3, write_gemma3)),
+        (SCALE, GEMMA3),
         FOUR_NORMS + MAPS,
         renamed=BOTH | length(131_072),
         fixed=FIXED | {"norm_position": "both", "query_key_norm": "head"},

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019)."""
 
+from jaxformer.artifacts.table import table
 from jaxformer.hub.family import Family, Field
-from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
 ACTIVATIONS = {

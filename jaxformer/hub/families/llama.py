@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import table
 from jaxformer.hub.family import Family, Field, Part
-from jaxformer.hub.options import Options, pattern, spread
-from jaxformer.hub.rotary import GLOBAL, LOCAL, read_rotary, rotary_part
-from jaxformer.hub.table import table
+from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part, pattern, rotary_part, spread
 from jaxformer.models.config import DecoderConfig
 
 OTHERS = table("""
@@ -54,47 +54,6 @@ FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias
 IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 
 
-def read_window(options: Options) -> dict:
-    """A window in the layers that `layer_types` names, or in all (Mistral, Phi-3)."""
-    window, kinds = options.whole("sliding_window", None), layer_kinds(options)
-    if kinds is None:
-        return {"window": window}
-    if LOCAL in kinds and window is None:
-        raise options.error("sliding_window", "layer_types has layers with a window")
-    return {"window": pattern([window if kind == LOCAL else None for kind in kinds])}
-
-
-def layer_kinds(options: Options) -> list | None:
-    num_layers = options.whole("num_hidden_layers")
-    kinds = options.list_of("layer_types", num_layers, str, None)
-    if kinds is not None and not set(kinds) <= {LOCAL, GLOBAL}:
-        raise options.error("layer_types", f"implemented are {LOCAL} and {GLOBAL}")
-    return kinds
-
-
-def write_window(config) -> dict:
-    windows = spread(config.window, config.num_layers)
-    kinds = [GLOBAL if window is None else LOCAL for window in windows]
-    lengths = [window for window in windows if window is not None]
-    return {"sliding_window": lengths[0] if lengths else None, "layer_types": kinds}
-
-
-def read_qwen(options: Options) -> dict:
-    """A window from `max_window_layers` on, where `use_sliding_window` says so."""
-    uses, window = options.flag("use_sliding_window", False), options.whole("sliding_window", None)
-    first, num_layers = options.whole("max_window_layers", 28), options.whole("num_hidden_layers")
-    kinds = layer_kinds(options)
-    if kinds is None:
-        kinds = [LOCAL if uses and n >= first else GLOBAL for n in range(num_layers)]
-    window = window if uses else None
-    return {"window": pattern([window if kind == LOCAL else None for kind in kinds])}
-
-
-def write_qwen(config) -> dict:
-    written = write_window(config)
-    return {"use_sliding_window": written["sliding_window"] is not None, **written}
-
-
 def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> Family:
     """A relative of Llama. changes: renamed options, fixed fields, demanded options besides."""
     return Family(
@@ -110,6 +69,37 @@ def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> 
     )
 
 
+def length(default: int) -> dict:
+    return {"max_position_embeddings": Field("max_length", default)}
+
+
+# ---- windows: in all layers (Mistral, Phi-3), or from one of them on where it says so (Qwen)
+
+
+def everywhere(options: Options, layer: int) -> str:
+    return GLOBAL if options.whole("sliding_window", None) is None else LOCAL
+
+
+def from_some_on(options: Options, layer: int) -> str:
+    uses = options.flag("use_sliding_window", False)
+    return LOCAL if uses and layer >= options.whole("max_window_layers", 28) else GLOBAL
+
+
+def where_used(part: Part) -> Part:
+    """The part, of a family that has a window only where `use_sliding_window` says so."""
+
+    def read(options: Options) -> dict:
+        options.flag("use_sliding_window", False)
+        options.whole("max_window_layers", 28)
+        return part.read(options)
+
+    def write(config) -> dict:
+        written = part.write(config)
+        return {"use_sliding_window": written["sliding_window"] is not None, **written}
+
+    return Part(read, write)
+
+
 # ---- SmolLM 3: every fourth layer without positions
 
 
@@ -118,49 +108,38 @@ def read_smollm3(options: Options) -> dict:
     interval = options.whole("no_rope_layer_interval", 4, least=1)
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     turns = options.list_of("no_rope_layers", num_layers, int, default)
-    own = read_rotary(options, 2_000_000.0)
-    if options.flag("use_sliding_window", False) and "layer_types" not in options:
+    own = options.flag("use_sliding_window", False)
+    if own and "layer_types" not in options:
         raise options.error("use_sliding_window", "with it layer_types must be there")
-    window = read_window(options)["window"]
-    base = pattern([own["rotary_base"] if turn else None for turn in turns])
-    return {**own, "rotary_base": base, "window": window}
+    own = SMOLLM3.read(options)
+    return {**own, "rotary_base": pattern([own["rotary_base"] if x else None for x in turns])}
 
 
 def write_smollm3(config) -> dict:
     bases = spread(config.rotary_base, config.num_layers)
-    turning = [base for base in bases if base is not None]
-    one = replace(config, rotary_base=turning[0] if turning else 10_000.0)
-    written = write_window(config)
-    uses = written["sliding_window"] is not None
-    return {
-        **ROTARY.write(one),
-        **written,
-        "no_rope_layers": [int(base is not None) for base in bases],
-        "use_sliding_window": uses,
-    }
-
-
-def length(default: int) -> dict:
-    return {"max_position_embeddings": Field("max_length", default)}
+    turning = [base for base in bases if base is not None] or [10_000.0]
+    written = SMOLLM3.write(replace(config, rotary_base=turning[0]))
+    return {**written, "no_rope_layers": [int(base is not None) for base in bases]}
 
 
 ROTARY = rotary_part(10_000.0)
-EVERYWHERE = Part(read_window, lambda config: {"sliding_window": config.window})
-QWEN = Part(read_qwen, write_qwen)
+EVERYWHERE = layers_part(everywhere)
+QWEN = where_used(layers_part(from_some_on))
+SMOLLM3 = where_used(layers_part(lambda options, layer: GLOBAL, 2_000_000.0))
 FAMILIES = (
     family("llama", "Llama", (ROTARY,), renamed=BIASES),
-    family("mistral", "Mistral", (ROTARY, EVERYWHERE), renamed=length(131_072)),
+    family("mistral", "Mistral", (EVERYWHERE,), renamed=length(131_072)),
     family(
         "qwen2",
         "Qwen2",
-        (ROTARY, QWEN),
+        (QWEN,),
         renamed=length(32_768),
         fixed={"query_key_value_bias": True},
     ),
     family(
         "qwen3",
         "Qwen3",
-        (ROTARY, QWEN),
+        (QWEN,),
         renamed=length(32_768) | ATTENTION_BIAS | {"head_dim": Field("head_dim", 128)},
         fixed={"query_key_norm": "head"},
     ),
@@ -181,7 +160,7 @@ FAMILIES = (
     family(
         "phi3",
         "Phi3",
-        (ROTARY, EVERYWHERE),
+        (EVERYWHERE,),
         NORMS + FUSED,
         renamed=length(4096) | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
     ),

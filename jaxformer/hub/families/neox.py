@@ -1,10 +1,10 @@
 """GPT-NeoX (Black et al. 2022) and Pythia: attention and feed-forward layer in parallel, each with
 a norm of its own; rotary positions on a part of each head."""
 
+from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import Family, Field
-from jaxformer.hub.rotary import rotary_part
-from jaxformer.hub.table import table
+from jaxformer.hub.layers import rotary_part
 from jaxformer.models.config import DecoderConfig
 
 ROWS = table("""

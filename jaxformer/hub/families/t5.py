@@ -1,8 +1,8 @@
 """T5 (Raffel et al. 2020), v1.0 and v1.1, Flan-T5 and mT5: a learned bias for each distance."""
 
+from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.table import table
 from jaxformer.hub.family import Family, Field, Part
-from jaxformer.hub.options import Options
-from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
 ACTIVATIONS = {

@@ -1,38 +1,9 @@
-"""config.json of a foreign checkpoint, read through a closed schema.
-
-Every option must be asked for, or be one that is known not to change what a model computes.
-"""
+"""Options of a file, read through a closed schema: every one must be asked for, or be known to be
+harmless."""
 
 import math
 from typing import Any
 
-# What concerns training, initialisation, generation, files or a platform, in any family.
-HARMLESS = frozenset(
-    """
-    _name_or_path architectures attn_implementation auto_map bad_words_ids
-    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_size_per_head id2label initializer_cutoff_factor
-    initializer_factor initializer_range init_std is_encoder_decoder
-    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp
-    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
-    return_dict_in_generate sep_token_id cls_token_id mask_token_id unk_token_id
-    start_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
-    use_bfloat16 use_cache dropout attention_dropout activation_dropout attn_pdrop
-    resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
-    dropout_rate embedding_dropout mlp_dropout encoder_layerdrop decoder_layerdrop
-    qa_dropout seq_classif_dropout sinusoidal_pos_embds layerdrop reorder_and_upcast_attn
-    summary_type summary_use_proj summary_activation summary_proj_to_labels
-    summary_first_dropout deterministic_flash_attn sparse_prediction
-    sparse_pred_ignore_index classifier_pooling reference_compile repad_logits_with_grad
-    classif_dropout num_labels
-    """.split()
-)
 _REQUIRED = object()
 
 
@@ -115,25 +86,9 @@ class Options:
             if self.take(key, accepted) != accepted:
                 raise self.error(key, f"only {accepted!r} is implemented")
 
-    def nothing_left(self):
-        """Refuse options that nobody asked for, unless they are empty or known to be harmless."""
+    def nothing_left(self, harmless):
+        """Refuse options that nobody asked for, unless they are empty or harmless."""
         for key, value in self.options.items():
-            if key in self.taken or key in HARMLESS or value in (None, False, [], {}):
+            if key in self.taken or key in harmless or value in (None, False, [], {}):
                 continue
             raise self.error(key, "this option is not known here, and might change the mathematics")
-
-
-def pattern(entries: list):
-    """One entry for each layer as the shortest tuple that, repeated, gives them; or, if all are
-    the same, that entry."""
-    length = len(entries)
-    for period in range(1, length + 1):
-        if all(entries[i] == entries[i % period] for i in range(length)):
-            break
-    return entries[0] if period == 1 else tuple(entries[:period])
-
-
-def spread(value, num_layers: int) -> list:
-    """The inverse: an entry for each layer."""
-    entries = value if isinstance(value, tuple) else (value,)
-    return [entries[layer % len(entries)] for layer in range(num_layers)]

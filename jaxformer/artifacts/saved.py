@@ -92,7 +92,7 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
                         f"{shapes[name]}"
                     )
                 leaves[name] = jnp.asarray(file.get_tensor(name), dtype)
-        return unflat(leaves)
+        return filled(shape_tree(model), leaves)
 
     return config, read, _tokenizer(folder, sections)
 
@@ -119,10 +119,14 @@ def read_sections(folder: Path) -> dict | None:
     return sections
 
 
+def shape_tree(model) -> dict:
+    """The model's parameters, as shapes."""
+    return jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
+
+
 def flat_shapes(model) -> dict:
     """The shapes of a model's parameters, by their path."""
-    tree = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
-    return {name: leaf.shape for name, leaf in flat(tree).items()}
+    return {name: leaf.shape for name, leaf in flat(shape_tree(model)).items()}
 
 
 def flat(tree, prefix: str = "") -> dict:
@@ -135,13 +139,9 @@ def flat(tree, prefix: str = "") -> dict:
     return found
 
 
-def unflat(leaves: dict) -> dict:
-    """The inverse of `flat`."""
-    tree = {}
-    for path, leaf in leaves.items():
-        *branches, name = path.split("/")
-        node = tree
-        for branch in branches:
-            node = node.setdefault(branch, {})
-        node[name] = leaf
-    return tree
+def filled(tree, leaves: dict, prefix: str = ""):
+    """The tree with the leaves of those paths in the place of its own: the inverse of `flat`."""
+    if not isinstance(tree, dict):
+        return leaves[prefix]
+    path = f"{prefix}/" if prefix else ""
+    return {name: filled(branch, leaves, path + name) for name, branch in tree.items()}

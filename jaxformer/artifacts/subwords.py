@@ -56,6 +56,11 @@ class Subwords:
         if not 0 < len(vocabulary) <= _MOST_TOKENS:
             raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
         self.vocab_size: int = max(vocabulary.values()) + 1
+        added = backend.get_added_tokens_decoder()
+        model = json.loads(backend.to_str())["model"]
+        unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
+        is_special = {token for token, entry in added.items() if entry.special}
+        self._special = is_special - {unknown}
         self.stop_tokens = special.stop_tokens
         self.end_of_text = special.stop_tokens[0] if special.stop_tokens else special.begin
         self.why_lossy = f"it is {type(backend.model).__name__}, which may change a text"
@@ -129,8 +134,22 @@ class Subwords:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"text: has no UTF-8: {error}") from None
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        found = [encoding.ids for encoding in self._encoded(texts)]
+        for number, ids in enumerate(found):
+            if not self._special.isdisjoint(ids):  # a model may have them as words: spell those
+                found[number] = self._spelled(texts[number])
+        return found
+
+    def _encoded(self, texts: list[str]):
+        return self._backend.encode_batch_fast(texts, add_special_tokens=False)
+
+    def _spelled(self, text: str) -> list[int]:
+        """The ids of a text that spells special tokens, each cut after its first character."""
+        names = map(self._backend.id_to_token, self._special)
+        pattern = "|".join(f"(?<={re.escape(x[0])})(?={re.escape(x[1:])})" for x in names if x[1:])
+        parts = [part for part in re.split(pattern, text) if part]
+        ids = [token for encoding in self._encoded(parts) for token in encoding.ids]
+        return [token for token in ids if token not in self._special]
 
     def pieces(self, text: str) -> Iterator[str]:
         """The text, whole: where it may be cut is not known."""

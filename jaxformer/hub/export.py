@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.saved import checked_params, flat, flat_shapes, unflat
+from jaxformer.artifacts.saved import checked_params, flat, flat_shapes
 from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import new_folder, write_json, write_tensors
 from jaxformer.artifacts.tokenizer_files import write_tokenizer
@@ -32,7 +32,7 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
         raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
     families = FAMILIES.values() if family is None else [FAMILIES[family]]
     family, config, options = counterpart(model.config, families)
-    leaves = flat(with_zeros(params, config))
+    leaves = with_zeros(params, config)
     wanted = entries(family.rows(config), config, {name: x.shape for name, x in leaves.items()})
     with new_folder(folder) as unfinished:
         settings = write_tokenizer(unfinished, tokenizer, config)
@@ -77,7 +77,7 @@ def counterpart(config, families) -> tuple[Family, object, dict]:
 
 
 def with_zeros(params: dict, config) -> dict:
-    """The parameters with zeros for those that the config has besides."""
-    shapes = flat_shapes(build(config))
+    """The parameters by their path, with zeros for those that the config has besides."""
     leaves = flat(params)
-    return unflat({name: leaves.get(name, np.zeros(x, np.float32)) for name, x in shapes.items()})
+    shapes = flat_shapes(build(config)).items()
+    return {name: leaves.get(name, np.zeros(shape, np.float32)) for name, shape in shapes}

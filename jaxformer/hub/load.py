@@ -11,7 +11,7 @@ import numpy as np
 from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.saved import flat_shapes, unflat
+from jaxformer.artifacts.saved import filled, flat_shapes, shape_tree
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import DTYPES, opened, read_json, tensor_files
@@ -125,7 +125,7 @@ def read_parameters(folder: Path, files: dict, family: Family, model, dtype: str
                     if files[names[entry.theirs]] == path:
                         fill(arrays, entry, file.get_tensor(names[entry.theirs]))
         leaves |= {name: jnp.asarray(arrays.pop(name)) for name in ours}
-    return unflat(leaves)
+    return filled(shape_tree(model), leaves)
 
 
 def fill(arrays: dict, entry: Entry, tensor):

@@ -52,7 +52,7 @@ def certify(model, variables, *, length: int | None = None, seed: int = 0) -> It
 def asked_of(subject: Subject) -> tuple[str, ...]:
     """The names of the properties that it can have."""
     if not subject.is_autoregressive:
-        return tuple(name for name in PROPERTIES if name not in _OF_GENERATION)
+        return tuple(name for name in PROPERTIES if name not in OF_GENERATION)
     left_out = {"bidirectional"} | (set() if subject.source is not None else {"reads its source"})
     return tuple(name for name in PROPERTIES if name not in left_out)
 
@@ -287,7 +287,7 @@ PROPERTIES = {
     HALF: _finite,
     "loss floor": _floor,
 }
-_OF_GENERATION = {
+OF_GENERATION = {
     "causal",
     "reads its source",
     "cached = full",

@@ -97,7 +97,8 @@ def test_bfloat16_logits_are_scored_in_float32():
 
 @cache
 def both(chunk, with_bias, smoothing):
-    """Loss and gradients (for hidden, kernel, bias, weights) of the chunked loss and the plain."""
+    """Loss and gradients (for hidden, kernel, bias, weights) of the chunked loss and of the plain
+    one; where there is a bias, the logits have a cap too."""
 
     def chunked(hidden, kernel, bias, targets, weights):
         return 3 * chunked_cross_entropy(
@@ -106,12 +107,14 @@ def both(chunk, with_bias, smoothing):
             targets,
             weights,
             bias=bias if with_bias else None,
+            cap=2.0 if with_bias else None,
             label_smoothing=smoothing,
             chunk=chunk,
         )
 
     def plain(hidden, kernel, bias, targets, weights):
-        logits = hidden @ kernel + (bias if with_bias else 0.0)
+        logits = hidden @ kernel
+        logits = 2.0 * jnp.tanh((logits + bias) / 2.0) if with_bias else logits
         return 3 * cross_entropy(logits, targets, weights, smoothing)
 
     return [jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 4))) for loss in (chunked, plain)]
@@ -131,7 +134,8 @@ def test_chunked_is_plain(chunk, with_bias, smoothing, seed, weights):
     arguments = hidden, kernel, tiny.embeddings(seed + 2, 7), targets, weights
     chunked, plain = (loss(*arguments) for loss in both(chunk, with_bias, smoothing))
     tiny.all_close(chunked, plain)
-    logits = np.asarray(hidden @ kernel + (arguments[2] if with_bias else 0.0))
+    logits = np.asarray(hidden @ kernel)
+    logits = 2.0 * np.tanh((logits + arguments[2]) / 2.0) if with_bias else logits
     tiny.close(chunked[0], 3 * reference(logits, np.maximum(targets, 0), weights, smoothing))
 
 

@@ -1,5 +1,6 @@
 """Random tiny checkpoints of every family, as transformers makes and saves them."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -256,7 +257,8 @@ UNTIED = {("t5", 1), ("mt5", 0)}
 def make(name: str, case: int, seed: int = 0):
     """A model of theirs with every parameter random: no bias is 0 and no scale 1."""
     config_name, model_name, common, *cases = FAMILIES[name]
-    config = getattr(transformers, config_name)(**common | cases[case])
+    options = deepcopy(common | cases[case])  # their classes write into what they are given
+    config = getattr(transformers, config_name)(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, model_name)(config)
     if (name, case) in UNTIED:  # their config has no word for it, their checkpoints are so

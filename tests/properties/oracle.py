@@ -138,24 +138,51 @@ def feed_forward(weights, x, activation, output_activation=False):
 def decoder(params, tokens, segments, config):
     """Logits [length, vocab] of one row; rows of padding are meaningless. `config` is read only."""
     params = float64(params)
+    return logits_of(params, hidden(params, tokens, segments, config), config)
+
+
+def encoder(params, tokens, segments, config, token_types=None):
+    """(vectors, logits) of one row."""
+    params = float64(params)
+    vectors = hidden(params, tokens, segments, config, token_types)
+    gate = {"swiglu": "silu", "geglu": "gelu"}.get(config.activation, config.activation)
+    x = vectors
+    if config.transform:
+        x = _norm(
+            params["transform_norm"], ACTIVATIONS[gate](linear(params["transform"], x)), config
+        )
+    return vectors, logits_of(params, x, config)
+
+
+def hidden(params, tokens, segments, config, token_types=None):
     positions = rules.read(segments)[1]
-    table = params["embedding"]["tokens"]
-    x = table[np.asarray(tokens)] * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
+    x = params["embedding"]["tokens"][np.asarray(tokens)]
+    x = x * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
     if config.positions == "learned":
-        x = x + params["embedding"]["positions"][positions]
+        x = x + params["embedding"]["positions"][positions + config.position_offset]
     elif config.positions.startswith("sinusoidal"):
         table = sinusoids(positions, config.embed_dim)
         if config.positions == "sinusoidal_halves":
             table = np.concatenate([table[:, ::2], table[:, 1::2]], axis=1)
         x = x + table
+    if "token_types" in params["embedding"]:
+        types = np.zeros(len(x), int) if token_types is None else token_types
+        x = x + params["embedding"]["token_types"][types]
+    if config.embedding_norm:
+        x = _norm(params["embedding_norm"], x, config)
     seen = rules.of_layers(config, segments)
     bias = scores_bias(params, positions, config)
     for layer in range(config.num_layers):
         own = _layer(params["blocks"], layer)
+        if layer == 0 and not config.first_attention_norm:
+            own["attention_norm"] = None
         x = _block(own, x, seen[layer], positions, bias, of_layer(config, layer))
     if "final_norm" in params:
         x = _norm(params["final_norm"], x, config)
-    x = x * (config.output_scale or 1.0)
+    return x * (config.output_scale or 1.0)
+
+
+def logits_of(params, x, config):
     head = params.get("head", {})
     kernel = params["embedding"]["tokens"].T if config.tie_embeddings else head["kernel"]
     logits = x @ kernel + head.get("bias", 0.0)
@@ -269,6 +296,8 @@ def _rotary_of(x, positions, config):
 
 
 def _norm(weights, x, config):
+    if weights is None:
+        return x
     if config.norm == "layer":
         return layer_norm(x, weights["scale"], weights.get("bias", 0.0), config.norm_epsilon)
     if config.norm == "none":

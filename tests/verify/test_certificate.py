@@ -22,6 +22,13 @@ MODELS = {
     "lstm": {"kind": jf.RecurrentConfig},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "max_source_length": 9},
     "attention lstm": {"kind": jf.RecurrentEncoderDecoderConfig},
+    "layers that differ": {
+        "num_layers": 3,
+        "window": (3, None),
+        "positions": "rotary",
+        "rotary_base": (9.0, None),
+    },
+    "encoder": {"kind": jf.EncoderConfig, "window": (2, None), "norm_position": "post"},
     "cnn": {"kind": jf.ConvolutionalConfig, "kernel_size": 3, "activation": "gelu"},
 }
 
@@ -39,10 +46,12 @@ def compiled_anew():
 def test_a_sound_model_has_its_certificate(name):
     model = tiny.build(**MODELS[name])
     found = list(certify(model, tiny.weights(model, 0)))
-    reads = hasattr(model.config, "max_source_length")
-    assert [entry.name for entry in found] == [
-        name for name in PROPERTIES if reads or name != "reads its source"
-    ]
+    left_out = {"bidirectional"}
+    if name == "encoder":
+        left_out = set(certificate.OF_GENERATION)
+    elif not hasattr(model.config, "max_source_length"):
+        left_out |= {"reads its source"}
+    assert [entry.name for entry in found] == [x for x in PROPERTIES if x not in left_out]
     assert all(entry.holds and entry.layer is None for entry in found), found
 
 
@@ -121,6 +130,23 @@ def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_pattern_that_begins_too_late_is_told(monkeypatch):
+    """Windows in the wrong layers, under a rule that knows the right ones."""
+    from jaxformer.models.config import transformer
+
+    shifted = transformer._layers.__wrapped__
+    pattern = {"window": (3, None, None)}
+
+    def one_too_late(config):
+        layers = shifted(config)
+        return (layers[-1], *layers[:-1])
+
+    model = tiny.build(num_layers=3, **pattern)
+    monkeypatch.setattr(transformer, "_layers", one_too_late)
+    found = examine(subject_of(model, tiny.weights(model, 0)), "causal")
+    assert not found.holds and found.layer == "layer 0", found
+
+
 @pytest.mark.parametrize("blind", ["taint", "derivative", "change"])
 def test_a_blind_witness_is_told(blind, monkeypatch):
     """Its pairs are those that the others see: taint is at fault, or no effect is said to be."""
@@ -191,7 +217,7 @@ def test_who_has_seen_its_target_is_below_the_floor():
 
 
 def test_what_cannot_be_certified_is_refused():
-    model = tiny.build(kind=jf.EncoderConfig)
+    model = tiny.build(kind=jf.ConvolutionalConfig, causal=False)
     with pytest.raises(ValueError, match="not autoregressive"):
         next(certify(model, tiny.weights(model, 0)))
     model = tiny.build()

@@ -9,9 +9,11 @@ from tests.mutation.bugs import (
     cache,
     core,
     generation,
+    hub,
     masks,
     model,
     recurrent,
+    scores,
     source,
     taint,
     training,
@@ -32,6 +34,8 @@ BUGS = (
     *artifacts.BUGS,
     *taint.BUGS,
     *verify.BUGS,
+    *scores.BUGS,
+    *hub.BUGS,
 )
 
 

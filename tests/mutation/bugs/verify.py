@@ -85,7 +85,7 @@ BUGS = (
     # ---- the certificate
     Bug(
         "who is wrong about a path is forgiven",
-        "verify.certificate:_causal",
+        "verify.certificate:_rule",
         Replace("compared.holds and not wrong", "compared.holds"),
         f"{CERTIFICATE}::test_a_blind_witness_is_told",
     ),
@@ -97,7 +97,7 @@ BUGS = (
     ),
     Bug(
         "blocks are not asked one by one",
-        "verify.certificate:_causal",
+        "verify.certificate:_rule",
         Replace(FIRST_BROKEN, f"None if compared.holds else {FIRST_BROKEN}"),
         AT_ITS_LAYER,
     ),

@@ -1,0 +1,65 @@
+"""Foreign folders, in and out."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, gives
+
+BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
+ROUND_TRIP = "hub/test_folders.py"
+
+BUGS = (
+    Bug(
+        "an option that is not known is passed over",
+        "artifacts.options:Options.nothing_left",
+        gives(None),
+        BROKEN,
+    ),
+    Bug(
+        "a key of two is taken",
+        "artifacts.tensors:_once",
+        Replace("len(found) < len(pairs)", "False"),
+        BROKEN,
+    ),
+    Bug("a shard may lie anywhere", "artifacts.tensors:_stays", gives(True), BROKEN),
+    Bug(
+        "a tensor without a place is passed over",
+        "hub.load:found_names",
+        Replace("name not in used and not family.is_ignored(name)", "False"),
+        BROKEN,
+    ),
+    Bug(
+        "a tensor's type is not looked at",
+        "hub.load:check_shapes",
+        Replace("found.get_dtype() not in DTYPES", "False"),
+        BROKEN,
+    ),
+    Bug(
+        "a tokenizer may have more ids than the model",
+        "hub.load:foreign_folder",
+        Replace("tokenizer.vocab_size > config.vocab_size", "False"),
+        BROKEN,
+    ),
+    Bug(
+        "a pattern may take exponential time",
+        "artifacts.subwords:_refuse_slow_patterns",
+        gives(None),
+        BROKEN,
+    ),
+    Bug(
+        "an export is written over what is there",
+        "artifacts.tensors:require_new",
+        Replace("path.exists() and (not path.is_dir() or any(path.iterdir()))", "False"),
+        "hub/test_malformed.py::test_what_is_not_there_is_refused",
+    ),
+    Bug(
+        "the kind of a saved model is forgotten",
+        "artifacts.saved:parse_kind",
+        Replace('sections.get("kind", "decoder")', '"decoder"'),
+        ROUND_TRIP,
+    ),
+    Bug(
+        "every layer is read into the first",
+        "hub.load:fill",
+        Replace("... if entry.layer is None else entry.layer", "... if entry.layer is None else 0"),
+        ROUND_TRIP,
+    ),
+)

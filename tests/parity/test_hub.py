@@ -6,6 +6,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
@@ -201,3 +202,75 @@ def test_out_again_it_is_the_same_checkpoint(pair, tmp_path):
         read = (tokens[2:], None if target is None else target[2:])
         some, other = (_whole(x.eval(), *read) for x in (theirs, again))
     np.testing.assert_allclose(some, other, rtol=0, atol=1e-5)
+
+
+TRAINED = {
+    "gpt": (
+        jf.DecoderConfig(vocab_size=VOCAB, max_length=64, num_layers=2, embed_dim=24, num_heads=4),
+        "GPT2LMHeadModel",
+    ),
+    "encoder": (
+        jf.EncoderConfig(
+            vocab_size=VOCAB,
+            max_length=64,
+            num_layers=2,
+            embed_dim=24,
+            num_heads=4,
+            norm_position="post",
+            embedding_norm=True,
+        ),
+        "BertForPreTraining",
+    ),
+    "translation": (
+        jf.EncoderDecoderConfig(
+            vocab_size=VOCAB,
+            max_length=64,
+            num_layers=2,
+            embed_dim=24,
+            num_heads=4,
+            norm_position="post",
+            positions="sinusoidal_halves",
+            scale_embeddings=True,
+            activation="silu",
+        ),
+        "MarianMTModel",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_is_trained_here_gives_the_same_there(name, tmp_path):
+    """A few steps of AdamW, out, and opened by transformers: logits within 1e-4."""
+    config, expected_class = TRAINED[name]
+    model = jf.build(config)
+    tokens, read = jnp.asarray(ids(0, 4, 30)), {}
+    if name == "translation":
+        read = {"source": jnp.asarray(ids(1, 4, 20))}
+    variables = model.init(jax.random.key(0), tokens, **read)
+    optimizer = optax.adamw(1e-2)
+    state = optimizer.init(variables)
+
+    @jax.jit
+    def step(variables, state):
+        def loss(variables):
+            logits = model.apply(variables, tokens, **read)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, ::-1]).mean()
+
+        updates, state_after = optimizer.update(jax.grad(loss)(variables), state, variables)
+        return optax.apply_updates(variables, updates), state_after
+
+    for _ in range(5):
+        variables, state = step(variables, state)
+    assert jf.export(tmp_path / "out", model, variables) == expected_class
+    theirs, loading = getattr(transformers, expected_class).from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    inputs = {"input_ids": torch.tensor(np.asarray(read.get("source", tokens)))}
+    if read:
+        inputs["decoder_input_ids"] = torch.tensor(np.asarray(tokens))
+    with torch.no_grad():
+        outputs = theirs.eval()(**inputs)
+    logits = outputs.prediction_logits if name == "encoder" else outputs.logits
+    ours = model.apply(variables, tokens, **read)
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)

@@ -1,0 +1,113 @@
+"""Loading a GPT-2 of 124 M parameters from a folder, beside transformers; memory; the first token.
+
+    python experiments/bench_load.py                      # random weights, in a temporary folder
+    python experiments/bench_load.py --record load-cpu
+
+Needs torch and transformers. The folder is read before, so that both read it from memory.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from record import Parser, at_least, conclude, require, run
+from side_by_side import compare, ratio
+
+# In a process of its own: (peak memory − memory before) / bytes of the parameters.
+MEMORY = """
+import sys, jax, jaxformer as jf
+from jaxformer.hub.load import load
+jax.numpy.zeros(1).block_until_ready()
+
+def status(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+before = status("VmRSS")
+variables = jax.block_until_ready(load(sys.argv[1]).variables)
+size = sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
+print((status("VmHWM") - before) / size)
+"""
+GENERATE = ["generate", "--prompt", "the tide", "--max-new-tokens", "1", "--seed", "0"]
+
+
+def ours(folder: str):
+    import jax
+
+    import jaxformer as jf
+
+    return lambda: jax.block_until_ready(jf.load(folder).variables)
+
+
+def theirs(folder: str):
+    from transformers import GPT2LMHeadModel
+
+    return lambda: GPT2LMHeadModel.from_pretrained(folder)
+
+
+def make(folder: Path) -> None:
+    """A folder as transformers saves it, with a tokenizer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from jaxformer.artifacts.tokenizer import Tokenizer
+
+    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    Tokenizer.train(["the tide came in twice and the clocks had stopped"] * 9, 300).save(
+        folder / "tokenizer.json"
+    )
+
+
+def seconds(command: list[str], rounds: int) -> list[float]:
+    """Of whole processes."""
+    found = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="turns of each")
+    arguments = parser.parse_args()
+    require("torch", "transformers")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "gpt2"
+        make(folder)
+        makers = {"jaxformer": partial(ours, str(folder)), "torch": partial(theirs, str(folder))}
+        subjects = compare(makers, arguments.rounds)
+        times = ratio(subjects["jaxformer"], subjects["torch"])
+        for who, subject in subjects.items():
+            print(f"  {who:12} {subject.median:6.3f} s to load")
+        print(f"  jaxformer is {times:.2f} times as fast")
+        python = [sys.executable, "-c"]
+        memory = float(subprocess.check_output([*python, MEMORY, str(folder)], text=True))
+        print(f"  peak memory {memory:.2f} of the parameters")
+        program = "import sys; from jaxformer.cli import main; sys.exit(main(sys.argv[1:]))"
+        verb, *words = GENERATE
+        generate = [*python, program, verb, str(folder), *words]
+        seconds(generate, 2)  # fills the cache of compiled programs
+        token, bare = (
+            seconds(command, arguments.rounds) for command in (generate, [*python, "import jax"])
+        )
+        more = statistics.median(a - b for a, b in zip(token, bare, strict=True))
+        print(f"  from the command to the first token: {more:.2f} s more than `import jax`")
+    figures = {
+        "load_seconds": {who: subject.median for who, subject in subjects.items()},
+        "times_as_fast": times,
+        "peak_memory": memory,
+        "first_token_seconds": statistics.median(token),
+        "import_seconds": statistics.median(bare),
+        "more_seconds": more,
+    }
+    conclude(json.loads(json.dumps(figures)), arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -32,7 +32,8 @@ def refreshed(page: Path) -> str:
         shown = f"\n```text\n{printed.getvalue().rstrip()}\n```\n" if printed.getvalue() else ""
         return f"```python\n{block['code']}```\n{shown}"
 
-    return BLOCK.sub(run, page.read_text())
+    with contextlib.chdir("."):  # a page may go elsewhere
+        return BLOCK.sub(run, page.read_text())
 
 
 def main(arguments: list[str]) -> int:

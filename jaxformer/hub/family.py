@@ -11,28 +11,28 @@ from jaxformer.artifacts.table import Row
 # Options that concern training, initialisation, generation, files or a platform, in any family.
 HARMLESS = frozenset(
     """
-    _name_or_path architectures attn_implementation auto_map bad_words_ids
-    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_size_per_head id2label initializer_cutoff_factor
-    initializer_factor initializer_range init_std is_encoder_decoder
-    keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp
-    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
-    return_dict_in_generate sep_token_id cls_token_id mask_token_id unk_token_id
-    start_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
-    use_bfloat16 use_cache dropout attention_dropout activation_dropout attn_pdrop
-    resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
-    dropout_rate embedding_dropout mlp_dropout encoder_layerdrop decoder_layerdrop
-    qa_dropout seq_classif_dropout sinusoidal_pos_embds layerdrop reorder_and_upcast_attn
-    summary_type summary_use_proj summary_activation summary_proj_to_labels
-    summary_first_dropout deterministic_flash_attn sparse_prediction
-    sparse_pred_ignore_index classifier_pooling reference_compile repad_logits_with_grad
-    classif_dropout num_labels
+    _attn_implementation_autoset _name_or_path _num_labels activation_dropout architectures
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
+    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classif_dropout classifier_dropout classifier_pooling cls_token_id decoder_layerdrop
+    decoder_start_token_id deterministic_flash_attn directionality diversity_penalty do_sample
+    dropout dropout_rate dtype early_stopping embd_pdrop embedding_dropout encoder_layerdrop
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+    force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout hidden_dropout_prob hidden_size_per_head id2label init_std
+    initializer_cutoff_factor initializer_factor initializer_range is_encoder_decoder
+    keys_to_ignore_at_inference label2id layerdrop length_penalty mask_token_id max_length
+    min_length mlp_dropout model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores
+    pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type position_embedding_type prefix pretraining_tp problem_type pruned_heads qa_dropout
+    reference_compile remove_invalid_values reorder_and_upcast_attn repad_logits_with_grad
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate save_step sep_token_id
+    seq_classif_dropout sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction
+    start_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    top_k top_p torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16
+    use_cache
     """.split()
 )
 _REQUIRED = object()
@@ -61,6 +61,20 @@ class Field(NamedTuple):
         if self.choices is None:
             return value
         return {ours: theirs for theirs, ours in self.choices.items()}.get(value)
+
+
+def required(**renamed: str) -> dict[str, Field]:
+    """Options that must be there, and our fields."""
+    return {theirs: Field(ours) for theirs, ours in renamed.items()}
+
+
+USUAL = required(
+    vocab_size="vocab_size",
+    hidden_size="embed_dim",
+    intermediate_size="mlp_dim",
+    num_hidden_layers="num_layers",
+    num_attention_heads="num_heads",
+)
 
 
 class Part(NamedTuple):
@@ -116,10 +130,7 @@ class Family:
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in self.architectures:
             supported = ", ".join(self.architectures)
-            raise ValueError(
-                f"{options.file}: architectures is {named!r}; for {self.model_type} supported are "
-                f"{supported}"
-            )
+            raise ValueError(f"{options.file}: architectures is {named!r}; supported: {supported}")
         return self.architectures[name]
 
     def to_options(self, config) -> dict:

@@ -141,19 +141,16 @@ def _one(options: Options, given: dict, base: float, share: float) -> dict:
     numbers = [x for key, x in given.items() if key not in ("rope_type", "type", "truncate")]
     is_number = all(type(x) in (int, float) for x in (base, share, *numbers) if x is not None)
     if not is_number or kind not in ("default", *_FIELDS):
-        accepted = ", ".join(_FIELDS)
+        kinds = ", ".join(_FIELDS)
         raise ValueError(
-            f"{options.file}: rope_parameters has rope_type {kind!r} and {given}; implemented are "
-            f"default, {accepted}, of numbers"
+            f"{options.file}: rope_parameters are {given}; implemented: default, {kinds}"
         )
     known = _FIELDS.get(kind, {})
-    for key, value in given.items():
-        if key not in (*_ELSEWHERE, *known) and value is not None:
-            # Of other kinds that were written out with it, as older versions did.
-            raise ValueError(
-                f"{options.file}: rope_parameters has {key} {value!r}; rope_type {kind!r} knows "
-                f"{', '.join(known) or 'none'}"
-            )
+    unknown = [x for x in given if x not in (*_ELSEWHERE, *known) and given[x] is not None]
+    if unknown:
+        raise ValueError(
+            f"{options.file}: rope_parameters has {unknown[0]}; {kind!r} knows {', '.join(known)}"
+        )
     scaling = None
     if kind not in ("default", "dynamic"):  # dynamic: unscaled up to the length trained on
         fields = {ours: given[x] for x, ours in known.items() if given.get(x) is not None}

@@ -101,9 +101,8 @@ def family_of(options: Options) -> Family:
     """The family that config.json names; ValueError with those that there are."""
     name = options.take("model_type", None)
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(
-            f"{options.file}: model_type is {name!r}; supported: {', '.join(FAMILIES)}"
-        )
+        supported = ", ".join(FAMILIES)
+        raise ValueError(f"{options.file}: model_type is {name!r}; supported: {supported}")
     return FAMILIES[name]
 
 
@@ -140,20 +139,19 @@ def found_names(folder: Path, family: Family, wanted: list[Entry], files: dict) 
     if family.base and not any(name.startswith(family.base) for name in names):
         names = {family.base + new: name for new, name in names.items()} | names
     expected = {entry.theirs for entry in wanted}
-    missing = sorted(expected - names.keys())
+    missing = expected - names.keys()
     if missing:
-        raise ValueError(f"{folder}: tensor {missing[0]} is missing{_and_more(missing)}")
+        raise ValueError(f"{folder}: {_some(missing)} missing")
     used = {names[name] for name in expected}
     unused = [name for name in files if name not in used and not family.is_ignored(name)]
     if unused:
-        raise ValueError(
-            f"{folder}: tensor {min(unused)} has no place in this model{_and_more(unused)}"
-        )
+        raise ValueError(f"{folder}: {_some(unused)} without place in this model")
     return {name: names[name] for name in expected}
 
 
-def _and_more(names) -> str:
-    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+def _some(names) -> str:
+    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+    return f"tensor {min(names)}{more}"
 
 
 def check_shapes(wanted: list[Entry], names: dict, files: dict):

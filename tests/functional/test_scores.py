@@ -1,5 +1,7 @@
 """What becomes of the products of queries and keys: caps, ALiBi, T5's bias, and its gradient."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,19 @@ from hypothesis import strategies as st
 
 from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
 from jaxformer.functional import dot_product_attention as attend
-from jaxformer.functional.scores import Alibi, DenseBias, RelativeBias, Scores, alibi_slopes
+from jaxformer.functional.scores import (
+    Alibi,
+    DenseBias,
+    RelativeBias,
+    Scores,
+    alibi_slopes,
+    relative_buckets,
+)
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.verify import rules
 from tests.functional.test_attention import HEADS, random_inputs
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 LENGTH, BUCKETS, FAR = 14, 6, 7
@@ -34,19 +44,23 @@ def scores_of(config, table, cap):
     return Scores(0.3, cap, RelativeBias(table, FAR, config.bidirectional))
 
 
-@pytest.fixture(params=["short", "long"])
-def rows(request, monkeypatch):
-    """Rows of a few tiles that are spelled out, and rows that are looped over."""
-    if request.param == "long":
+def set_rows(kind, monkeypatch):
+    """Short: rows of a few tiles that are spelled out; long: rows that are looped over."""
+    if kind == "long":
         for name, size in (("_LARGEST_TILE", 0), ("_LOOP_QUERIES", 5), ("_LOOP_KEYS", 4)):
             monkeypatch.setattr(blockwise, name, size)
-    return request.param
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_scores_are_their_formula(kind, rows):
+@pytest.mark.parametrize(
+    "kind, rows",
+    mostly_slow(
+        product(CONFIGS, ("short", "long")), ("relative, both ways", "long"), ("relative", "short")
+    ),
+)
+def test_scores_are_their_formula(kind, rows, monkeypatch):
     """Values as in float64 loops; gradients of queries, keys, values and the table, in tiles as
     by differentiating the formula. Packed documents, whose positions restart."""
+    set_rows(rows, monkeypatch)
     config = CONFIGS[kind]
 
     def run(implementation, query, key, value, cotangent, table, segments, positions):
@@ -91,12 +105,10 @@ def test_buckets_are_those_of_t5(buckets, far, both):
     config = (EncoderConfig if both else DecoderConfig)(
         positions="relative", relative_buckets=buckets, relative_distance=far
     )
-    table = jnp.arange(buckets, dtype=jnp.float32)[:, None]
-    found = RelativeBias(table, far, both)(TokenInfo(1), TokenInfo(1, jnp.arange(-300, 300)))
-    expected = [oracle.relative_bucket(offset, config) for offset in range(-300, 300)]
+    found = relative_buckets(buckets, far, both)
+    expected = np.array([oracle.relative_bucket(x, config) for x in range(-far, far + 1)])
     # A bound may fall on a whole number, which rounding decides.
-    differs = np.flatnonzero(np.asarray(found)[0, 0] != expected)
-    assert len(differs) <= 4 and np.abs(np.asarray(found)[0, 0] - expected).max() <= 1
+    assert (found != expected).sum() <= 4 and np.abs(found - expected).max() <= 1
 
 
 def test_slopes_are_those_of_the_paper():
@@ -106,6 +118,7 @@ def test_slopes_are_those_of_the_paper():
     assert alibi_slopes(12) == alibi_slopes(8) + alibi_slopes(16)[0:8:2]
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_a_mask_and_a_bias_for_each_head(seed):
     """Arrays from elsewhere, both by head: as each head alone."""

@@ -19,6 +19,7 @@ from jaxformer.cli import main
 from tests.hub import foreign
 from tests.properties import tiny
 from tests.properties.models import MODELS
+from tests.slow import mostly_slow
 
 KINDS = {**MODELS, "encoder": {"kind": jf.EncoderConfig, "window": (2, None), "num_labels": 3}}
 EXPORTED = {
@@ -52,7 +53,7 @@ EXPORTED = {
 FULL = {"embed_dim": 16, "num_heads": 4, "head_dim": 4}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn", "encoder"))
 def test_what_is_saved_is_loaded(name, tmp_path):
     """Config, parameters and tokenizer, bit for bit, of every kind of model."""
     model = tiny.build(**KINDS[name])
@@ -66,7 +67,7 @@ def test_what_is_saved_is_loaded(name, tmp_path):
         jf.save(tmp_path / "saved", model, variables)
 
 
-@pytest.mark.parametrize("family", EXPORTED)
+@pytest.mark.parametrize("family", mostly_slow(EXPORTED, "gpt_neox", "marian"))
 def test_what_is_exported_is_loaded(family, tmp_path, monkeypatch):
     """Through their names and layouts and back, in one file and in several."""
     model = tiny.build(**FULL | EXPORTED[family])
@@ -81,6 +82,7 @@ def test_what_is_exported_is_loaded(family, tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, found.variables, variables)
 
 
+@pytest.mark.slow
 def test_options_of_loading(tmp_path):
     """bfloat16 parameters and activations; integer kernels; how it runs; and what is refused."""
     model, variables = foreign.write(tmp_path / "model", "gpt2")
@@ -113,6 +115,7 @@ def test_a_model_that_they_have_not_is_refused_by_its_field(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_verbs_take_such_folders(tmp_path, capsys):
     """generate of an export, of an import of it, and of an export of that: the same text."""
     foreign.write(tmp_path / "theirs", "gpt2")

@@ -151,7 +151,7 @@ BROKEN = {
     ),
     "it has cross-attention": (config(add_cross_attention=True), ["add_cross_attention"]),
     "two more layers than weights": (config(n_layer=4), ["transformer.h.2", "missing"]),
-    "a layer fewer than weights": (config(n_layer=1), ["transformer.h.1", "no place"]),
+    "a layer fewer than weights": (config(n_layer=1), ["transformer.h.1", "without place"]),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), [WEIGHTS]),
     "a pickle alone": (pickle_alone, ["pytorch_model.bin", "save_pretrained"]),
     "weights are empty": (text(WEIGHTS, ""), [WEIGHTS, "cannot be read"]),
@@ -184,7 +184,7 @@ BROKEN = {
     ),
     "a tensor is too many": (
         tensors(lambda arrays: arrays | {"transformer.extra": arrays["transformer.ln_f.bias"]}),
-        ["transformer.extra", "no place"],
+        ["transformer.extra", "without place"],
     ),
     "a tensor has another shape": (
         tensors(lambda x: x | {"transformer.ln_f.bias": x["transformer.ln_f.bias"][:8].copy()}),

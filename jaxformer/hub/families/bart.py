@@ -4,7 +4,7 @@ after the sums, whose logits have a bias."""
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.family import Family, Field, Part, required
 from jaxformer.models.config import EncoderDecoderConfig
 
 STACK = """
@@ -35,16 +35,12 @@ ROWS = (
 
 
 SIZES = {
-    "vocab_size": Field("vocab_size"),
-    "d_model": Field("embed_dim"),
-    "encoder_layers": Field("num_encoder_layers"),
-    "decoder_layers": Field("num_layers"),
+    **required(vocab_size="vocab_size", d_model="embed_dim", encoder_layers="num_encoder_layers"),
+    **required(decoder_layers="num_layers"),
     "max_position_embeddings": Field("max_length", 1024),
     "scale_embedding": Field("scale_embeddings", False),
-    "encoder_attention_heads": Field("num_encoder_heads"),
-    "decoder_attention_heads": Field("num_heads"),
-    "encoder_ffn_dim": Field("encoder_mlp_dim"),
-    "decoder_ffn_dim": Field("mlp_dim"),
+    **required(encoder_attention_heads="num_encoder_heads", decoder_attention_heads="num_heads"),
+    **required(encoder_ffn_dim="encoder_mlp_dim", decoder_ffn_dim="mlp_dim"),
     "activation_function": Field("activation", "gelu", ACTIVATIONS),
 }
 FIXED = {"norm_position": "post", "share_embeddings": True, "head_bias": True}

@@ -3,7 +3,7 @@
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.family import USUAL, Family, Field, Part, required
 from jaxformer.models.config import EncoderConfig
 
 FIXED = {"norm_position": "post", "embedding_norm": True, "tie_embeddings": True}
@@ -31,11 +31,7 @@ LAYERS = """
 """
 LABELLED = {"transform": False, "head_bias": False, "pooler": True}
 SIZES = {
-    "vocab_size": Field("vocab_size"),
-    "hidden_size": Field("embed_dim"),
-    "num_hidden_layers": Field("num_layers"),
-    "num_attention_heads": Field("num_heads"),
-    "intermediate_size": Field("mlp_dim"),
+    **USUAL,
     "type_vocab_size": Field("num_token_types", 2),
     "layer_norm_eps": Field("norm_epsilon", 1e-12),
     "hidden_act": Field("activation", "gelu", ACTIVATIONS),
@@ -68,7 +64,6 @@ def write_labels(config) -> dict:
 LABELS = Part(read_labels, write_labels)
 
 # ---- BERT
-
 
 BERT_HEADS = """
     pooler                      bert.pooler.dense
@@ -104,7 +99,6 @@ BERT = Family(
 )
 
 # ---- RoBERTa and XLM-R: positions from 2 on
-
 
 ROBERTA_HEADS = """
     pooler                      POOLER
@@ -177,10 +171,8 @@ DISTIL = Family(
     {
         "vocab_size": Field("vocab_size"),
         "max_position_embeddings": Field("max_length", 512),
-        "dim": Field("embed_dim"),
-        "n_layers": Field("num_layers"),
-        "n_heads": Field("num_heads"),
-        "hidden_dim": Field("mlp_dim"),
+        **required(dim="embed_dim", n_layers="num_layers", n_heads="num_heads"),
+        **required(hidden_dim="mlp_dim"),
         "activation": Field("activation", "gelu", ACTIVATIONS),
     },
     lambda config: table(EMBEDDINGS + DISTILBERT, BASE="distilbert"),

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019)."""
 
 from jaxformer.artifacts.table import table
-from jaxformer.hub.family import Family, Field
+from jaxformer.hub.family import Family, Field, required
 from jaxformer.models.config import DecoderConfig
 
 ACTIVATIONS = {
@@ -33,9 +33,7 @@ GPT2 = Family(
     {
         "vocab_size": Field("vocab_size"),
         "n_positions": Field("max_length", 1024),
-        "n_embd": Field("embed_dim"),
-        "n_layer": Field("num_layers"),
-        "n_head": Field("num_heads"),
+        **required(n_embd="embed_dim", n_layer="num_layers", n_head="num_heads"),
         "n_inner": Field("mlp_dim", None),
         "layer_norm_epsilon": Field("norm_epsilon", 1e-5),
         "tie_word_embeddings": Field("tie_embeddings", True),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.table import table
-from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part, pattern, rotary_part, spread
 from jaxformer.models.config import DecoderConfig
 
@@ -37,11 +37,7 @@ OLMO2_NORMS = table("""
     blocks/feedforward_norm       model.layers.*.post_feedforward_layernorm
 """)
 SIZES = {
-    "vocab_size": Field("vocab_size"),
-    "hidden_size": Field("embed_dim"),
-    "intermediate_size": Field("mlp_dim"),
-    "num_hidden_layers": Field("num_layers"),
-    "num_attention_heads": Field("num_heads"),
+    **USUAL,
     "num_key_value_heads": Field("num_kv_heads", None),
     "head_dim": Field("head_dim", None),
     "max_position_embeddings": Field("max_length", 2048),
@@ -108,8 +104,7 @@ def read_smollm3(options: Options) -> dict:
     interval = options.whole("no_rope_layer_interval", 4, least=1)
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     turns = options.list_of("no_rope_layers", num_layers, int, default)
-    own = options.flag("use_sliding_window", False)
-    if own and "layer_types" not in options:
+    if options.flag("use_sliding_window", False) and "layer_types" not in options:
         raise options.error("use_sliding_window", "with it layer_types must be there")
     own = SMOLLM3.read(options)
     return {**own, "rotary_base": pattern([own["rotary_base"] if x else None for x in turns])}

@@ -3,7 +3,7 @@
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.table import table
 from jaxformer.hub.families.bert import BARE, MASKED
-from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part
 from jaxformer.models.config import EncoderConfig
 
@@ -45,11 +45,7 @@ MODERNBERT = Family(
     EncoderConfig,
     {"ModernBertForMaskedLM": MASKED, "ModernBertModel": BARE | {"pooler": False}},
     {
-        "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("embed_dim"),
-        "intermediate_size": Field("mlp_dim"),
-        "num_hidden_layers": Field("num_layers"),
-        "num_attention_heads": Field("num_heads"),
+        **USUAL,
         "max_position_embeddings": Field("max_length", 8192),
         "norm_eps": Field("norm_epsilon", 1e-5),
         "norm_bias": Field("norm_bias", False),
@@ -65,12 +61,7 @@ MODERNBERT = Family(
         "tie_embeddings": True,
         "use_bias": False,
     },
-    demanded={
-        "tie_word_embeddings": True,
-        "classifier_bias": False,
-        "decoder_bias": True,
-        "position_embedding_type": "absolute",
-    },
+    demanded={"tie_word_embeddings": True, "classifier_bias": False, "decoder_bias": True},
     parts=(LAYERS, Part(read_head, write_head)),
     ignored=(r"decoder\.weight",),
     base="model.",

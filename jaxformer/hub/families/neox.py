@@ -3,7 +3,7 @@ a norm of its own; rotary positions on a part of each head."""
 
 from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Family, Field
+from jaxformer.hub.family import USUAL, Family, Field
 from jaxformer.hub.layers import rotary_part
 from jaxformer.models.config import DecoderConfig
 
@@ -25,11 +25,7 @@ NEOX = Family(
     DecoderConfig,
     {"GPTNeoXForCausalLM": {}},
     {
-        "vocab_size": Field("vocab_size"),
-        "hidden_size": Field("embed_dim"),
-        "num_hidden_layers": Field("num_layers"),
-        "num_attention_heads": Field("num_heads"),
-        "intermediate_size": Field("mlp_dim"),
+        **USUAL,
         "max_position_embeddings": Field("max_length", 2048),
         "layer_norm_eps": Field("norm_epsilon", 1e-5),
         "tie_word_embeddings": Field("tie_embeddings", False),

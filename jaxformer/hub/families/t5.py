@@ -2,7 +2,7 @@
 
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.table import table
-from jaxformer.hub.family import Family, Field, Part
+from jaxformer.hub.family import Family, Field, Part, required
 from jaxformer.models.config import EncoderDecoderConfig
 
 ACTIVATIONS = {
@@ -91,9 +91,7 @@ def t5(model_type: str, architectures: tuple[str, ...], read, write) -> Family:
             "vocab_size": Field("vocab_size"),
             "d_model": Field("embed_dim"),
             "d_kv": Field("head_dim", 64),
-            "d_ff": Field("mlp_dim"),
-            "num_layers": Field("num_encoder_layers"),
-            "num_heads": Field("num_heads"),
+            **required(d_ff="mlp_dim", num_layers="num_encoder_layers", num_heads="num_heads"),
             "relative_attention_num_buckets": Field("relative_buckets", 32),
             "relative_attention_max_distance": Field("relative_distance", 128),
             "layer_norm_epsilon": Field("norm_epsilon", 1e-6),

@@ -160,7 +160,7 @@ def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
     refused(capsys, ["evaluate", trained, "nowhere.txt"], "nowhere.txt")
     refused(capsys, ["evaluate", trained], "FILE")
     refused(capsys, ["evaluate", trained, __file__, "--stride", "99"], "stride", "99")
-    refused(capsys, ["verify", "nowhere"], "nowhere", "not a folder")
+    refused(capsys, ["verify", "nowhere"], "nowhere", "is no folder")
     refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "12 … 32")
     refused(capsys, ["verify", trained, "--seed", "-1"], "seed is -1")
     refused(capsys, ["verify", trained, "--seed", HUGE], f"seed is {HUGE}")

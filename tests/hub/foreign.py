@@ -1,7 +1,10 @@
 """Small folders in Hugging Face's format, which our own export wrote, and ways to break them."""
 
+import atexit
 import json
+import shutil
 import struct
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -33,12 +36,22 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXT * 3, 280)
 
 
-def write(folder: Path, family: str, **options) -> tuple:
-    """(model, variables) of the folder that is made."""
+@cache
+def made(family: str) -> tuple:
+    """(a folder that is made once, model, variables)."""
+    folder = Path(tempfile.mkdtemp()) / family
     size = {"vocab_size": tokenizer().vocab_size, "max_length": 32}
-    model = tiny.build(**{**size, **MODELS[family], **options})
+    model = tiny.build(**{**size, **MODELS[family]})
     variables = tiny.weights(model, 0)
     jf.export(folder, model, variables, tokenizer(), family=family)
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+    return folder, model, variables
+
+
+def write(folder: Path, family: str) -> tuple:
+    """(model, variables) of the folder that is made."""
+    source, model, variables = made(family)
+    shutil.copytree(source, folder)
     return model, variables
 
 

@@ -140,7 +140,7 @@ def test_a_certificate_uses_it(name):
 def test_a_certificate_sees_that_the_mask_is_not_obeyed(monkeypatch):
     """The model runs another mask than it says."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    monkeypatch.setattr(type(model), "rules", property(lambda self: (other & Packed(),)))
+    monkeypatch.setattr(type(model), "rules", property(lambda self: ((other & Packed(),) * 2,)))
     assert not examine(subject_of(model, tiny.weights(model, 0), length=12), "causal").holds
 
 

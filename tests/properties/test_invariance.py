@@ -1,6 +1,7 @@
 """What must make no difference: company in row or batch, padding, and how a model is run."""
 
 from functools import cache
+from itertools import product
 
 import chex
 import jax
@@ -22,9 +23,8 @@ CONFIGS = {
         "activation": "swiglu",
         "use_bias": False,
         "tie_embeddings": False,
-        "num_layers": 3,
         "window": (3, None),
-        "rotary_base": (50.0, 7.0, None),
+        "rotary_base": (50.0, None),
         "attention_cap": 3.0,
         "query_key_norm": "head",
     },
@@ -60,6 +60,12 @@ CONFIGS = {
         "norm": "rms",
     },
     "alibi": {"positions": "alibi", "num_kv_heads": 1, "attention_cap": 0.5, "logits_cap": 0.4},
+    "pattern": {
+        "num_layers": 5,
+        "positions": "rotary",
+        "window": (2, None),
+        "rotary_base": (50.0, 7.0),
+    },
     "marian": {"positions": "sinusoidal_halves", "norm_position": "post"},
     "bare": {
         "residual": False,
@@ -74,7 +80,10 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = ("gpt2", "llama", "prefix", "post-norm", "bare", "t5")
+
+
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, *QUICK))
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_the_model_is_its_formula(name, seed, segments):
     """Logits equal the float64 loops of the oracle, document by document, padding anywhere."""
@@ -156,15 +165,15 @@ def test_vmap_over_rows_is_the_batch(seed, segments):
 
 
 @pytest.mark.parametrize(
-    "execution",
-    mostly_slow(EXECUTIONS, EXECUTIONS[1]),
-    ids=lambda options: "-".join(options.values()),
+    "name, execution",
+    mostly_slow(product(("llama", "pattern"), EXECUTIONS), ("llama", EXECUTIONS[1])),
+    ids=lambda given: given if isinstance(given, str) else "-".join(given.values()),
 )
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_how_a_model_runs_changes_nothing(execution, seed, segments):
+def test_how_a_model_runs_changes_nothing(name, execution, seed, segments):
     """Scanned or unrolled, rematerialised or not, blockwise or explicit: the same parameters, and
     with them the same loss and gradients as explicit, unrolled and plain."""
-    plain, other = (tiny.build(**CONFIGS["llama"], **options) for options in (PLAIN, execution))
+    plain, other = (tiny.build(**CONFIGS[name], **options) for options in (PLAIN, execution))
     chex.assert_trees_all_equal_shapes_and_dtypes(tiny.shapes(plain), tiny.shapes(other))
     variables, segments = tiny.weights(plain, seed), jnp.asarray(segments)
     x = tiny.embeddings(seed, *segments.shape, plain.config.embed_dim)

@@ -156,14 +156,14 @@ class Subwords:
         yield text
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; special tokens are nothing.
+        """The text of ``ids``; special tokens are nothing, and so are ids that no token has, of
+        which models often have some.
 
-        Errors: ``ValueError`` for an id outside the vocabulary.
+        Errors: ``ValueError`` for a negative id.
         """
         ids = [int(token) for token in ids]
-        for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"ids: {token} is not a token; 0 to {self.vocab_size - 1} are")
+        if min(ids, default=0) < 0:
+            raise ValueError(f"ids: {min(ids)} is not a token")
         return self._backend.decode(ids, skip_special_tokens=True)
 
     def stream(self) -> SubwordStream:

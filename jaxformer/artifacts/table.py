@@ -8,9 +8,12 @@ variations of a family.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxformer.artifacts.tensors import DTYPES, opened
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
@@ -27,10 +30,15 @@ class Layout(NamedTuple):
     split: Callable = lambda tensor, shapes, num_heads: [tensor]
     is_transposed: bool = True
     first_layer: int = 0
+    shape: Callable = lambda shapes: shapes[0]  # of the joined array, of the shapes of ours
 
 
 def _concatenate(arrays, num_heads):
     return np.concatenate(arrays, axis=-1)
+
+
+def _joined_shape(shapes):
+    return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
 def _cut(tensor, shapes, num_heads):
@@ -50,11 +58,16 @@ def _cut_by_head(tensor, shapes, num_heads):
 
 LAYOUTS = {
     "": Layout(),
-    "fused": Layout(_concatenate, _cut),  # outputs of several maps, one after the other
-    "fused-by-head": Layout(_concatenate_by_head, _cut_by_head),  # so, head by head
+    # Outputs of several maps, one after the other, or head by head.
+    "fused": Layout(_concatenate, _cut, shape=_joined_shape),
+    "fused-by-head": Layout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
     "as-ours": Layout(is_transposed=False),  # matrices are [inputs, outputs]
-    "fused-as-ours": Layout(_concatenate, _cut, is_transposed=False),
-    "one-row": Layout(lambda arrays, _: arrays[0][None], lambda tensor, *_: [tensor[0]]),
+    "fused-as-ours": Layout(_concatenate, _cut, False, shape=_joined_shape),
+    "one-row": Layout(
+        lambda arrays, _: arrays[0][None],
+        lambda tensor, *_: [tensor[0]],
+        shape=lambda shapes: (1, *shapes[0]),
+    ),
     "after-first": Layout(first_layer=1),
 }
 
@@ -114,7 +127,8 @@ class Entry(NamedTuple):
 
     @property
     def their_shape(self) -> tuple:
-        return self.to_theirs([np.broadcast_to(np.int8(0), shape) for shape in self.shapes]).shape
+        shape = self.layout.shape(self.shapes)
+        return shape[::-1] if self.is_transposed else shape
 
 
 def entries(rows, config, shapes: dict) -> list[Entry]:
@@ -138,3 +152,31 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     if missing:
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return found
+
+
+def fill(arrays: dict, entry: Entry, tensor):
+    """Put a tensor of theirs where it belongs in ours."""
+    for name, part in zip(entry.ours, entry.to_ours(tensor), strict=True):
+        arrays[name][... if entry.layer is None else entry.layer] = part
+
+
+def check_shapes(wanted: list[Entry], names: dict, files: dict):
+    """Refuse tensors of another shape or of a type that is none of floats, all at once."""
+    by_file: dict[Path, list] = {}
+    for entry in wanted:
+        name = names[entry.theirs]
+        by_file.setdefault(files[name], []).append((name, entry.their_shape))
+    for path, tensors in by_file.items():
+        with opened(path) as file:
+            for name, shape in tensors:
+                found = file.get_slice(name)
+                if tuple(found.get_shape()) != shape:
+                    raise ValueError(
+                        f"{path}: tensor {name} is {tuple(found.get_shape())}; by config.json it "
+                        f"must be {shape}"
+                    )
+                if found.get_dtype() not in DTYPES:
+                    raise ValueError(
+                        f"{path}: tensor {name} is {found.get_dtype()}; it must be one of "
+                        f"{', '.join(DTYPES)}"
+                    )

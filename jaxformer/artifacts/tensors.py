@@ -45,8 +45,8 @@ def _once(pairs):
     """The object of these pairs, in which no key comes twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise ValueError(f"the key {twice!r} comes twice")
     return found
 

@@ -5,36 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
-from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.options import HARMLESS, Options
 from jaxformer.artifacts.table import Row
 
-# Options that concern training, initialisation, generation, files or a platform, in any family.
-HARMLESS = frozenset(
-    """
-    _attn_implementation_autoset _name_or_path _num_labels activation_dropout architectures
-    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
-    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classif_dropout classifier_dropout classifier_pooling cls_token_id decoder_layerdrop
-    decoder_start_token_id deterministic_flash_attn directionality diversity_penalty do_sample
-    dropout dropout_rate dtype early_stopping embd_pdrop embedding_dropout encoder_layerdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-    force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    hidden_dropout hidden_dropout_prob hidden_size_per_head id2label init_std
-    initializer_cutoff_factor initializer_factor initializer_range is_encoder_decoder
-    keys_to_ignore_at_inference label2id layerdrop length_penalty mask_token_id max_length
-    min_length mlp_dropout model_type no_repeat_ngram_size num_beam_groups num_beams num_labels
-    num_return_sequences output_attentions output_hidden_states output_past output_scores
-    pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-    pooler_type position_embedding_type prefix pretraining_tp problem_type pruned_heads qa_dropout
-    reference_compile remove_invalid_values reorder_and_upcast_attn repad_logits_with_grad
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate save_step sep_token_id
-    seq_classif_dropout sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction
-    start_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
-    top_k top_p torch_dtype torchscript transformers_version typical_p unk_token_id use_bfloat16
-    use_cache
-    """.split()
-)
 _REQUIRED = object()
 _READERS = {int: Options.whole, float: Options.number, bool: Options.flag}
 
@@ -89,12 +62,13 @@ class Family:
     """A table and two functions, read in both directions.
 
     model_type: its name in config.json. config: the class of our config. architectures: {a class of
-    theirs: the fields of our config that it decides}. renamed: {their option: our `Field`}. fixed:
-    our fields that are the same in all of the family. demanded: their options, with the only value
-    that is implemented. parts: what is not as simple. rows(config): the table of tensors; ignored:
-    patterns of other tensors, that hold nothing learnt, or what others hold too. base: what the
-    names of tensors begin with that a file of their bare model leaves out; older: parts of those
-    names, as older files have them, → as the table has them.
+    theirs: the fields of our config that it decides}. renamed: {their option: our `Field`}. rows:
+    the table of tensors of a config. fixed: our fields that are the same in all of the family.
+    demanded: their options, with the only value that is implemented. parts: what is not as simple.
+    ignored: patterns of other tensors, that hold nothing learnt, or what others hold too. base:
+    what the names of tensors begin with that a file of their bare model leaves out; older: parts of
+    those names, as older files have them, → as the table has them. repeated: {an option: the one
+    that it repeats, where a file has both}.
     """
 
     model_type: str
@@ -108,6 +82,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     base: str = ""
     older: dict = field(default_factory=dict)
+    repeated: dict = field(default_factory=dict)
 
     def to_config(self, options: Options):
         """Our config; ValueError names the option that it cannot be made of."""
@@ -115,9 +90,13 @@ class Family:
         for theirs, how in self.renamed.items():
             own |= dict.fromkeys(how.ours.split("+"), how.read(options, theirs, self.config))
         own |= self.architecture(options)
-        for part in self.parts:
-            own |= part.read(options)
+        try:
+            for part in self.parts:
+                own |= part.read(options)
+        except (ArithmeticError, TypeError) as error:
+            raise ValueError(f"{options.file}: {error}") from None
         options.require(self.demanded)
+        options.require({x: options.options.get(same) for x, same in self.repeated.items()})
         options.nothing_left(HARMLESS)
         try:
             return self.config(**own).resolved
@@ -126,12 +105,16 @@ class Family:
 
     def architecture(self, options: Options) -> dict:
         """What the class that the file names decides; without a name, the first of ours."""
+        return self.architectures[self.class_name(options)]
+
+    def class_name(self, options: Options) -> str:
+        """The name of that class."""
         named = options.take("architectures", None) or [next(iter(self.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in self.architectures:
             supported = ", ".join(self.architectures)
             raise ValueError(f"{options.file}: architectures is {named!r}; supported: {supported}")
-        return self.architectures[name]
+        return name
 
     def to_options(self, config) -> dict:
         """Their options. ValueError names the fields in which no model of this family can be as

@@ -6,7 +6,7 @@ the versions before it, `rope_theta` and `rope_scaling`.
 
 from collections.abc import Callable
 
-from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.options import Options, pattern, spread
 from jaxformer.hub.family import Part
 from jaxformer.models.config import RotaryScaling
 
@@ -33,22 +33,6 @@ _FIELDS = {
 _ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
-def pattern(entries: list):
-    """One entry for each layer as the shortest tuple that, repeated, gives them; or, if all are
-    the same, that entry."""
-    length = len(entries)
-    for period in range(1, length + 1):
-        if all(entries[i] == entries[i % period] for i in range(length)):
-            break
-    return entries[0] if period == 1 else tuple(entries[:period])
-
-
-def spread(value, num_layers: int) -> list:
-    """The inverse: an entry for each layer."""
-    entries = value if isinstance(value, tuple) else (value,)
-    return [entries[layer % len(entries)] for layer in range(num_layers)]
-
-
 def layers_part(
     default: Callable[[Options, int], str],
     base: float | dict = 10_000.0,
@@ -64,7 +48,7 @@ def layers_part(
     """
 
     def read(options: Options) -> dict:
-        num_layers = options.whole("num_hidden_layers")
+        num_layers = options.whole("num_hidden_layers", least=1)
         types = [default(options, layer) for layer in range(num_layers)]
         types = options.list_of("layer_types", num_layers, str, types)
         if not set(types) <= {LOCAL, GLOBAL}:
@@ -96,9 +80,17 @@ def layers_part(
     return Part(read, write)
 
 
-def rotary_part(base: float, fraction: float = 1.0) -> Part:
-    """Rotary positions that are the same in all layers; the two are their defaults."""
-    return Part(lambda options: read_rotary(options, base, fraction), write_rotary)
+def rotary_part(base: float, fraction: float = 1.0, *, may_be_part: bool = False) -> Part:
+    """Rotary positions that are the same in all layers; the two are their defaults. may_be_part:
+    their class turns a fraction of a head if it is told so; others take no notice of it."""
+
+    def read(options: Options) -> dict:
+        own = read_rotary(options, base, fraction)
+        if own["rotary_fraction"] != 1.0 and not (may_be_part or fraction != 1.0):
+            raise options.error("rope_parameters", "partial_rotary_factor is not implemented here")
+        return own
+
+    return Part(read, write_rotary)
 
 
 def read_rotary(options: Options, base: float, fraction: float = 1.0) -> dict:
@@ -139,7 +131,8 @@ def _one(options: Options, given: dict, base: float, share: float) -> dict:
     base = given.get("rope_theta", base)
     share = given.get("partial_rotary_factor", share)
     numbers = [x for key, x in given.items() if key not in ("rope_type", "type", "truncate")]
-    is_number = all(type(x) in (int, float) for x in (base, share, *numbers) if x is not None)
+    numbers = [base, share, *(x for x in numbers if x is not None)]
+    is_number = all(type(x) in (int, float) and abs(x) < 1e300 for x in numbers)
     if not is_number or kind not in ("default", *_FIELDS):
         kinds = ", ".join(_FIELDS)
         raise ValueError(
@@ -154,7 +147,7 @@ def _one(options: Options, given: dict, base: float, share: float) -> dict:
     scaling = None
     if kind not in ("default", "dynamic"):  # dynamic: unscaled up to the length trained on
         fields = {ours: given[x] for x, ours in known.items() if given.get(x) is not None}
-        if kind == "yarn":
+        if kind in ("yarn", "llama3"):
             fields.setdefault("original_length", options.whole("max_position_embeddings"))
         try:
             scaling = RotaryScaling(kind, **fields)

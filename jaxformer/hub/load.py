@@ -13,8 +13,8 @@ from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.saved import filled, flat_shapes, shape_tree
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.table import Entry, entries
-from jaxformer.artifacts.tensors import DTYPES, opened, read_json, tensor_files
+from jaxformer.artifacts.table import Entry, check_shapes, entries, fill
+from jaxformer.artifacts.tensors import opened, read_json, tensor_files
 from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
@@ -24,6 +24,7 @@ from jaxformer.models.config import Execution
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
+_MOST_LAYERS = 4096  # what looks for a pattern among them takes the square of it
 KERNELS = ("dense", "int8")
 
 
@@ -70,7 +71,7 @@ def family_name(source) -> str | None:
     """The family of transformers that a folder is of, or was imported from; None: of none."""
     content = read_json(fetched(source) / "config.json")
     name = content.get("family", content.get("model_type"))
-    return name if name in FAMILIES else None
+    return name if isinstance(name, str) and name in FAMILIES else None
 
 
 def foreign_folder(folder: Path, dtype: str) -> Foreign:
@@ -80,7 +81,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     files = tensor_files(folder)
     options.tensors = files.keys()
     for key in _LAYERS:  # nothing is made of so many that they cannot be there
-        if options.whole(key, 0) > len(files):
+        if options.whole(key, 0) > min(len(files), _MOST_LAYERS):
             raise options.error(key, f"there are {len(files)} tensors in all")
     config, tokenizer = family.to_config(options), read_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
@@ -92,8 +93,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     def read(model):
         return read_parameters(folder, files, family, model, dtype)
 
-    name = options.take("architectures", list(family.architectures))[0]
-    about = (family.model_type, name, len(files))
+    about = (family.model_type, family.class_name(options), len(files))
     return Foreign(config, read, tokenizer, *about)
 
 
@@ -127,12 +127,6 @@ def read_parameters(folder: Path, files: dict, family: Family, model, dtype: str
     return filled(shape_tree(model), leaves)
 
 
-def fill(arrays: dict, entry: Entry, tensor):
-    """Put a tensor of theirs where it belongs in ours."""
-    for name, part in zip(entry.ours, entry.to_ours(tensor), strict=True):
-        arrays[name][... if entry.layer is None else entry.layer] = part
-
-
 def found_names(folder: Path, family: Family, wanted: list[Entry], files: dict) -> dict:
     """{name in the table: name in the file}; ValueError for what is missing or not asked for."""
     names = {family.newer(name): name for name in files}
@@ -152,25 +146,3 @@ def found_names(folder: Path, family: Family, wanted: list[Entry], files: dict) 
 def _some(names) -> str:
     more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
     return f"tensor {min(names)}{more}"
-
-
-def check_shapes(wanted: list[Entry], names: dict, files: dict):
-    """Refuse tensors of another shape or of a type that is none of floats, all at once."""
-    by_file: dict[Path, list] = {}
-    for entry in wanted:
-        name = names[entry.theirs]
-        by_file.setdefault(files[name], []).append((name, entry.their_shape))
-    for path, tensors in by_file.items():
-        with opened(path) as file:
-            for name, shape in tensors:
-                found = file.get_slice(name)
-                if tuple(found.get_shape()) != shape:
-                    raise ValueError(
-                        f"{path}: tensor {name} is {tuple(found.get_shape())}; by config.json it "
-                        f"must be {shape}"
-                    )
-                if found.get_dtype() not in DTYPES:
-                    raise ValueError(
-                        f"{path}: tensor {name} is {found.get_dtype()}; it must be one of "
-                        f"{', '.join(DTYPES)}"
-                    )

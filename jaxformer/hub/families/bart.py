@@ -55,14 +55,22 @@ IGNORED = (
     r"model\.(encoder|decoder)\.embed_tokens\.weight",
     r"lm_head\.weight",
 )
+BART_DEMANDED = {
+    "normalize_embedding": True,
+    "static_position_embeddings": False,
+    "extra_pos_embeddings": 2,
+}
 BART = Family(
     "bart",
     EncoderDecoderConfig,
-    {"BartForConditionalGeneration": {}},
+    {"BartForConditionalGeneration": {"head_bias": True}, "BartModel": {"head_bias": False}},
     SIZES,
     lambda config: ROWS,
+    base="model.",
+    repeated={"num_hidden_layers": "encoder_layers"},
     fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
-    demanded=DEMANDED | {"normalize_embedding": True, "static_position_embeddings": False},
+    demanded=DEMANDED
+    | {"extra_pos_embeddings": 2, "normalize_embedding": True, "static_position_embeddings": False},
     ignored=IGNORED,
 )
 
@@ -78,6 +86,7 @@ MARIAN = Family(
     {"MarianMTModel": {}},
     SIZES,
     lambda config: ROWS,
+    repeated={"num_hidden_layers": "encoder_layers"},
     fixed=FIXED | {"positions": "sinusoidal_halves"},
     demanded=DEMANDED
     | {

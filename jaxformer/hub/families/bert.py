@@ -49,8 +49,9 @@ def read_labels(options: Options) -> dict:
     options.whole("type_vocab_size", 2, least=1)
     named = options.options.get("id2label")
     labels = len(named) if isinstance(named, dict) else options.whole("num_labels", 2)
-    architecture = options.take("architectures", [""])
-    is_classifier = str(architecture[0]).endswith("ForSequenceClassification")
+    named = options.take("architectures", None) or [""]
+    name = named[0] if isinstance(named, list) else named
+    is_classifier = str(name).endswith("ForSequenceClassification")
     return {"num_labels": labels} if is_classifier else {}
 
 
@@ -93,7 +94,11 @@ BERT = Family(
     fixed=FIXED,
     demanded=DEMANDED,
     parts=(LABELS,),
-    ignored=(r"(bert\.)?embeddings\.position_ids", r"cls\.predictions\.decoder\.(weight|bias)"),
+    ignored=(
+        r"(bert\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
+        r"cls\.predictions\.decoder\.\w+",
+        r"cls\.seq_relationship\.\w+",
+    ),
     base="bert.",
     older=OLDER,
 )
@@ -141,7 +146,10 @@ def roberta(model_type: str, model: str) -> Family:
         fixed=FIXED,
         demanded=DEMANDED,
         parts=(LABELS, Part(read_roberta, write_roberta)),
-        ignored=(r"(roberta\.)?embeddings\.position_ids", r"lm_head\.decoder\.(weight|bias)"),
+        ignored=(
+            r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
+            r"lm_head\.decoder\.\w+",
+        ),
         base="roberta.",
         older=OLDER,
     )

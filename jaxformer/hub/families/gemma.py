@@ -14,16 +14,14 @@ FOUR_NORMS = table("""
     blocks/feedforward_norm        model.layers.*.pre_feedforward_layernorm
     blocks/feedforward_output_norm model.layers.*.post_feedforward_layernorm
 """)
+# Files of Gemma 1 say "gelu" and mean the other one.
+OLDER_GATES = {"gelu": "geglu_tanh", "silu": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 GATE = Field("activation", "gelu_pytorch_tanh", GATES)
 RENAMED = {
     "head_dim": Field("head_dim", 256),
     "tie_word_embeddings": Field("tie_embeddings", True),
     **ATTENTION_BIAS,
     **length(8192),
-}
-CAPS = {
-    "attn_logit_softcapping": Field("attention_cap", None),
-    "final_logit_softcapping": Field("logits_cap", None),
 }
 FIXED = {"norm": "rms_one_plus", "scale_embeddings": True}
 DEMANDED = {"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_tanh"}
@@ -37,6 +35,26 @@ def write_scale(config) -> dict:
     scalar = (config.attention_scale or config.head_dim**-0.5) ** -2
     is_whole = abs(scalar - round(scalar)) < 1e-6  # their class wants a whole one
     return {"query_pre_attn_scalar": round(scalar) if is_whole else scalar}
+
+
+def caps_part(attention: float | None, logits: float | None) -> Part:
+    """Soft caps; the two are their defaults where the file says nothing, and null is none."""
+    names = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logits_cap"}
+    defaults = dict(zip(names, (attention, logits), strict=True))
+
+    def read(options: Options) -> dict:
+        absent = {x for x in names if x not in options.options}
+        return {
+            ours: defaults[x] if x in absent else options.number(x, None)
+            for x, ours in names.items()
+        }
+
+    return Part(read, lambda config: {x: getattr(config, ours) for x, ours in names.items()})
+
+
+def read_nothing(options: Options) -> dict:
+    options.take("hidden_activation", None)  # their class of Gemma 1 takes no notice of it
+    return {}
 
 
 def every(period: int):
@@ -54,20 +72,20 @@ GEMMA2 = layers_part(every(2), default_window=4096)
 TURNS = {LOCAL: 10_000.0, GLOBAL: 1_000_000.0}
 GEMMA3 = layers_part(every(6), TURNS, default_window=4096)
 SCALE = Part(read_scale, write_scale)
-BOTH = {"hidden_activation": GATE} | CAPS | RENAMED
+BOTH = {"hidden_activation": GATE} | RENAMED
 FAMILIES = (
     family(
         "gemma",
         "Gemma",
-        (ROTARY,),
-        renamed=RENAMED | {"hidden_activation": GATE},
+        (ROTARY, Part(read_nothing, lambda config: {})),
+        renamed=RENAMED | {"hidden_act": Field("activation", "gelu_pytorch_tanh", OLDER_GATES)},
         fixed=FIXED,
-        demanded=DEMANDED,
+        demanded={"use_bidirectional_attention": False},
     ),
     family(
         "gemma2",
         "Gemma2",
-        (SCALE, GEMMA2),
+        (SCALE, GEMMA2, caps_part(50.0, 30.0)),
         FOUR_NORMS + MAPS,
         renamed=BOTH,
         fixed=FIXED | {"norm_position": "both"},
@@ -76,7 +94,7 @@ FAMILIES = (
     family(
         "gemma3_text",
         "Gemma3",
-        (SCALE, GEMMA3),
+        (SCALE, GEMMA3, caps_part(None, None)),
         FOUR_NORMS + MAPS,
         renamed=BOTH | length(131_072),
         fixed=FIXED | {"norm_position": "both", "query_key_norm": "head"},

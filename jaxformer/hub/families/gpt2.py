@@ -6,6 +6,7 @@ from jaxformer.models.config import DecoderConfig
 
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
@@ -42,6 +43,7 @@ GPT2 = Family(
     },
     rows=lambda config: ROWS,
     demanded={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    repeated={"n_ctx": "n_positions"},
     ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)", r"lm_head\.weight"),
     base="transformer.",
 )

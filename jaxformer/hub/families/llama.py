@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from jaxformer.artifacts.options import Options
+from jaxformer.artifacts.options import Options, pattern, spread
 from jaxformer.artifacts.table import table
 from jaxformer.hub.family import USUAL, Family, Field, Part
-from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part, pattern, rotary_part, spread
+from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part, rotary_part
 from jaxformer.models.config import DecoderConfig
 
 OTHERS = table("""
@@ -59,9 +59,11 @@ def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> 
         SIZES | changes.get("renamed", {}),
         lambda config: rows + OTHERS,
         FIXED | changes.get("fixed", {}),
-        {"hidden_act": "silu"} | changes.get("demanded", {}),
+        changes.get("demanded", {"hidden_act": "silu"}),
         parts,
-        IGNORED,
+        ignored=IGNORED,
+        base="model.",
+        repeated={"sliding_window_size": "sliding_window"},
     )
 
 
@@ -72,8 +74,15 @@ def length(default: int) -> dict:
 # ---- windows: in all layers (Mistral, Phi-3), or from one of them on where it says so (Qwen)
 
 
-def everywhere(options: Options, layer: int) -> str:
-    return GLOBAL if options.whole("sliding_window", None) is None else LOCAL
+def everywhere(default: int | None) -> Part:
+    """A window in all layers or in none; default: where the file says nothing, and null is none."""
+
+    def read(options: Options) -> dict:
+        options.take("layer_types", None)  # their classes take no notice of it
+        absent = "sliding_window" not in options.options
+        return {"window": default if absent else options.whole("sliding_window", None)}
+
+    return Part(read, lambda config: {"sliding_window": config.window})
 
 
 def from_some_on(options: Options, layer: int) -> str:
@@ -118,12 +127,11 @@ def write_smollm3(config) -> dict:
 
 
 ROTARY = rotary_part(10_000.0)
-EVERYWHERE = layers_part(everywhere)
 QWEN = where_used(layers_part(from_some_on))
 SMOLLM3 = where_used(layers_part(lambda options, layer: GLOBAL, 2_000_000.0))
 FAMILIES = (
     family("llama", "Llama", (ROTARY,), renamed=BIASES),
-    family("mistral", "Mistral", (EVERYWHERE,), renamed=length(131_072)),
+    family("mistral", "Mistral", (ROTARY, everywhere(4096)), renamed=length(131_072)),
     family(
         "qwen2",
         "Qwen2",
@@ -155,7 +163,7 @@ FAMILIES = (
     family(
         "phi3",
         "Phi3",
-        (EVERYWHERE,),
+        (rotary_part(10_000.0, may_be_part=True), everywhere(None)),
         NORMS + FUSED,
         renamed=length(4096) | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
     ),

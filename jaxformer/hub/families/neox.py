@@ -41,5 +41,6 @@ NEOX = Family(
         r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
         r"embed_out\.weight",
     ),
+    base="gpt_neox.",
 )
 FAMILIES = (NEOX,)

@@ -28,7 +28,7 @@ BUGS = (
     ),
     Bug(
         "a tensor's type is not looked at",
-        "hub.load:check_shapes",
+        "artifacts.table:check_shapes",
         Replace("found.get_dtype() not in DTYPES", "False"),
         BROKEN,
     ),
@@ -58,7 +58,7 @@ BUGS = (
     ),
     Bug(
         "every layer is read into the first",
-        "hub.load:fill",
+        "artifacts.table:fill",
         Replace("... if entry.layer is None else entry.layer", "... if entry.layer is None else 0"),
         ROUND_TRIP,
     ),

@@ -4,7 +4,12 @@ import re
 from pathlib import Path
 
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
 _TOKENIZERS = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "special_tokens_map.json")
 
 

@@ -1,6 +1,7 @@
 """The GGUF file format of llama.cpp, by its own package."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ def write_gguf(path, name: str, config, tokenizer: Tokenizer, tensors: dict, dty
     whole or not at all; ValueError if there is something already.
     """
     gguf, path = package(), require_new(Path(path))
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    if path.exists():
+        raise ValueError(f"{path} is a folder; name a file")
+    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
     writer = gguf.GGUFWriter(unfinished, name)
     try:
         write_sizes(writer, config)

@@ -1,20 +1,23 @@
 """Our own folder for a model: config.json (its kind and the format's version), model.safetensors,
 and tokenizer.json if there is one."""
 
+import math
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.run import parse_config
 from jaxformer.artifacts.subwords import SpecialTokens, Subwords
 from jaxformer.artifacts.tensors import (
+    DTYPES,
+    empty,
+    in_threads,
     new_folder,
-    opened,
     read_json,
-    tensor_files,
+    stored_tensors,
     write_json,
     write_tensors,
 )
@@ -77,22 +80,20 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
     config = parse_kind(sections, folder / "config.json")
 
     def read(model):
-        shapes = flat_shapes(model)
-        files = tensor_files(folder)
-        for name in sorted(shapes.keys() ^ files.keys()):
+        tree = shape_tree(model)
+        shapes, tensors = flat_shapes(tree), stored_tensors(folder)
+        for name in sorted(shapes.keys() ^ tensors.keys()):
             what = "is missing" if name in shapes else "has no place in this model"
             raise ValueError(f"{folder}: tensor {name} {what}")
-        leaves = {}
-        for name, path in files.items():
-            with opened(path) as file:
-                found = tuple(file.get_slice(name).get_shape())
-                if found != shapes[name]:
-                    raise ValueError(
-                        f"{path}: tensor {name} is {found}; by config.json it must be "
-                        f"{shapes[name]}"
-                    )
-                leaves[name] = jnp.asarray(file.get_tensor(name), dtype)
-        return filled(shape_tree(model), leaves)
+        for name, tensor in tensors.items():
+            tensor.check(name, shapes[name])
+
+        def leaf(name):
+            array = empty(shapes[name], DTYPES[tensors[name].dtype] if dtype is None else dtype)
+            tensors[name].read_into(array)
+            return name, jax.device_put(array)
+
+        return filled(tree, dict(in_threads(leaf, shapes, lambda x: math.prod(shapes[x]))))
 
     return config, read, _tokenizer(folder, sections)
 
@@ -119,14 +120,15 @@ def read_sections(folder: Path) -> dict | None:
     return sections
 
 
+@lru_cache(maxsize=8)
 def shape_tree(model) -> dict:
     """The model's parameters, as shapes."""
     return jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
 
 
-def flat_shapes(model) -> dict:
-    """The shapes of a model's parameters, by their path."""
-    return {name: leaf.shape for name, leaf in flat(shape_tree(model)).items()}
+def flat_shapes(tree) -> dict:
+    """The shapes of a tree's leaves, by their path."""
+    return {name: leaf.shape for name, leaf in flat(tree).items()}
 
 
 def flat(tree, prefix: str = "") -> dict:

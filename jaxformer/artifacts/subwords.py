@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tokenizers
 
-_MOST_BYTES = 64 * 2**20
+MOST_BYTES = 64 * 2**20
 _MOST_TOKENS = 2**21
 # A pattern may take time exponential in a text if what is repeated in it is repeated again.
 _NESTED_REPEAT = re.compile(r"[+*}]\)+\??[+*{]")
@@ -57,6 +57,7 @@ class Subwords:
             raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
         self.vocab_size: int = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
+        self.own_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
         model = json.loads(backend.to_str())["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
@@ -98,14 +99,16 @@ class Subwords:
         """Reads a ``tokenizer.json``; ``ValueError`` naming ``path`` if that cannot be done."""
         path = Path(path)
         size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise ValueError(f"{path} has {size} bytes; at most {_MOST_BYTES} are read")
+        if size > MOST_BYTES:
+            raise ValueError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
         try:
             text = path.read_text(encoding="utf-8")
             _refuse_slow_patterns(json.loads(text))
             return cls(tokenizers.Tokenizer.from_str(text), special)
-        except Exception as error:  # the library raises bare Exception for a malformed file
-            raise ValueError(f"{path}: not a readable tokenizer: {error}") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics as that
+            raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
@@ -166,9 +169,9 @@ class Subwords:
             raise ValueError(f"ids: {min(ids)} is not a token")
         return self._backend.decode(ids, skip_special_tokens=True)
 
-    def stream(self) -> SubwordStream:
-        """A decoder of ids as they arrive."""
-        return SubwordStream(self)
+    def stream(self, before: Iterable[int] = ()) -> SubwordStream:
+        """A decoder of ids as they arrive, after those of `before`."""
+        return SubwordStream(self, before)
 
 
 class SubwordStream:
@@ -179,8 +182,9 @@ class SubwordStream:
     character).
     """
 
-    def __init__(self, tokenizer: Subwords):
-        self._tokenizer, self._ids, self._given = tokenizer, [], ""
+    def __init__(self, tokenizer: Subwords, before: Iterable[int] = ()):
+        self._tokenizer, self._ids = tokenizer, list(before)
+        self._given = tokenizer.decode(self._ids)
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids and returns the text that they complete, perhaps none."""
@@ -209,6 +213,8 @@ def _refuse_slow_patterns(parts):
             _refuse_slow_patterns(part)
     if not isinstance(parts, dict):
         return
+    if parts.get("type") == "Replace" and len(str(parts.get("content"))) > 16:
+        raise ValueError("it replaces text by much longer text")
     pattern = parts.get("Regex")
     if isinstance(pattern, str) and (len(pattern) > 2000 or _NESTED_REPEAT.search(pattern)):
         raise ValueError(f"its pattern {pattern[:80]!r} could take exponential time")

@@ -8,14 +8,17 @@ variations of a family.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.artifacts.tensors import DTYPES, opened
+from jaxformer.artifacts.tensors import Tensor
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+
+
+def _alone(tensor, shapes, num_heads):
+    return [tensor]
 
 
 class Layout(NamedTuple):
@@ -27,7 +30,7 @@ class Layout(NamedTuple):
     """
 
     join: Callable = lambda arrays, num_heads: arrays[0]
-    split: Callable = lambda tensor, shapes, num_heads: [tensor]
+    split: Callable = _alone
     is_transposed: bool = True
     first_layer: int = 0
     shape: Callable = lambda shapes: shapes[0]  # of the joined array, of the shapes of ours
@@ -115,6 +118,11 @@ class Entry(NamedTuple):
     def is_transposed(self) -> bool:
         return self.layout.is_transposed and self.ours[0].endswith("/kernel")
 
+    @property
+    def is_as_ours(self) -> bool:
+        """Whether theirs holds the same numbers in the same order."""
+        return self.layout.split is _alone and not self.is_transposed
+
     def to_theirs(self, arrays: list):
         """Their tensor, of our arrays of this layer."""
         whole = self.layout.join(arrays, self.num_heads)
@@ -154,29 +162,14 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     return found
 
 
-def fill(arrays: dict, entry: Entry, tensor):
+def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:
     """Put a tensor of theirs where it belongs in ours."""
-    for name, part in zip(entry.ours, entry.to_ours(tensor), strict=True):
-        arrays[name][... if entry.layer is None else entry.layer] = part
-
-
-def check_shapes(wanted: list[Entry], names: dict, files: dict):
-    """Refuse tensors of another shape or of a type that is none of floats, all at once."""
-    by_file: dict[Path, list] = {}
-    for entry in wanted:
-        name = names[entry.theirs]
-        by_file.setdefault(files[name], []).append((name, entry.their_shape))
-    for path, tensors in by_file.items():
-        with opened(path) as file:
-            for name, shape in tensors:
-                found = file.get_slice(name)
-                if tuple(found.get_shape()) != shape:
-                    raise ValueError(
-                        f"{path}: tensor {name} is {tuple(found.get_shape())}; by config.json it "
-                        f"must be {shape}"
-                    )
-                if found.get_dtype() not in DTYPES:
-                    raise ValueError(
-                        f"{path}: tensor {name} is {found.get_dtype()}; it must be one of "
-                        f"{', '.join(DTYPES)}"
-                    )
+    places = [arrays[name][... if entry.layer is None else entry.layer] for name in entry.ours]
+    if entry.is_as_ours:
+        tensor.read_into(places[0])
+    else:
+        for place, part in zip(places, entry.to_ours(tensor.mapped()), strict=True):
+            place[...] = part
+    if entry.layer == entry.layout.first_layer:
+        for name in entry.ours:
+            arrays[name][: entry.layer] = 1

@@ -4,12 +4,17 @@ Nothing is unpickled. Every error is a ValueError that names the file and what i
 """
 
 import json
+import math
+import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,7 +26,7 @@ _PICKLES = (
     "flax_model.msgpack",
 )
 _LARGEST_FILE = 4 * 2**30  # bytes of tensors in a file that is written
-DTYPES = ("F64", "F32", "F16", "BF16")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read_json(path: Path) -> dict:
@@ -51,24 +56,75 @@ def _once(pairs):
     return found
 
 
-def _names(path: Path) -> list[str]:
-    """The tensors of a safetensors file. The format's reader would take the last of two of the same
-    name, so its header is looked at here once."""
-    with opened(path) as file:
-        names = list(file.keys())
-    with path.open("rb") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
+class Tensor(NamedTuple):
+    """A tensor in a safetensors file. dtype: one of the format's words; start: its first byte."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """ValueError if it has another shape than config.json asks for, or holds no floats."""
+        if self.shape != shape:
+            raise ValueError(
+                f"{self.path}: tensor {name} is {self.shape}; by config.json it must be {shape}"
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"{self.path}: tensor {name} is {self.dtype}; it must be one of {', '.join(DTYPES)}"
+            )
+
+    def read_into(self, array: np.ndarray) -> None:
+        """Put its values there, converted to that dtype."""
+        if array.flags.c_contiguous and array.dtype == jnp.dtype(DTYPES[self.dtype]):
+            with self.path.open("rb", buffering=0) as file:  # straight to where they stay
+                file.seek(self.start)
+                _read_all(file, array)
+        else:
+            array[...] = self.mapped()
+
+    def mapped(self) -> np.ndarray:
+        """Its values, in memory only while they are looked at."""
+        dtype = jnp.dtype(DTYPES[self.dtype])
+        if 0 in self.shape:  # nothing of a file cannot be mapped
+            return np.empty(self.shape, dtype)
+        return np.memmap(self.path, dtype, "r", self.start, self.shape)
+
+
+def _read_all(file, array: np.ndarray) -> None:
+    rest = memoryview(array.reshape(-1).view(np.uint8))
+    while rest:
+        size = file.readinto(rest)  # at most 2 GiB at once
+        if not size:
+            raise ValueError(f"{file.name} ended while it was read")
+        rest = rest[size:]
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. The format's own reader decides whether it is sound; of
+    two tensors of one name it would take the last, so the header is read here once more."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        json.loads(header, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        with safe_open(path, framework="np"):
+            pass
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size), object_pairs_hook=_once)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    return names
+    header.pop("__metadata__", None)
+    return {
+        name: Tensor(path, x["dtype"], tuple(x["shape"]), 8 + size + x["data_offsets"][0])
+        for name, x in header.items()
+    }
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """{name of a tensor: the file that holds it}, of one file or by the index of several."""
+def stored_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder by their names, of one file or by the index of several."""
     if (folder / _SINGLE).is_file():
-        return dict.fromkeys(_names(folder / _SINGLE), folder / _SINGLE)
+        return _tensors(folder / _SINGLE)
     index = folder / _INDEX
     if not index.is_file():
         pickles = [name for name in _PICKLES if (folder / name).exists()]
@@ -83,14 +139,16 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{index}: weight_map is missing or no object")
     files = {place: _shard(index, place) for place in set(map(str, places.values()))}
+    found = {}
     for place, path in files.items():
-        inside = set(_names(path))
+        inside = _tensors(path)
+        found |= inside
         named = {name for name, other in places.items() if str(other) == place}
-        if inside != named:
-            name = min(inside ^ named)
+        if inside.keys() != named:
+            name = min(inside.keys() ^ named)
             there = "is in the file" if name in inside else "is not in the file"
             raise ValueError(f"{index}: {name} {there} {place}, against the index")
-    return {name: files[str(place)] for name, place in places.items()}
+    return found
 
 
 def _shard(index: Path, place: str) -> Path:
@@ -114,16 +172,21 @@ def _stays(path: Path, folder: Path) -> bool:
     return home.parent.name == "snapshots" and target.parent == cache / "blobs"
 
 
-@contextmanager
-def opened(path: Path) -> Iterator:
-    """A safetensors file, by the format's own reader."""
-    from safetensors import SafetensorError, safe_open
+def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
+    """An array to fill, on pages of its own: `jax.device_put` need not copy it on a CPU, where XLA
+    asks for 64 bytes, and the system has them back as soon as it is gone."""
+    dtype = jnp.dtype(dtype)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # of Linux: pages of 2 MiB, and so fewer faults
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
 
-    try:
-        with safe_open(path, framework="np") as file:
-            yield file
-    except (SafetensorError, OSError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+
+def in_threads(make: Callable, items: Iterable, size: Callable[..., int]) -> list:
+    """make(item) of each, the largest first: copying waits for memory, and for its pages."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+        return list(threads.map(make, sorted(items, key=size, reverse=True)))
 
 
 def require_new(path: Path) -> Path:

@@ -214,8 +214,8 @@ class Tokenizer:
         """The ids any of which ends a text."""
         return (self.end_of_text,)
 
-    def stream(self) -> StreamDecoder:
-        """A decoder of ids as they arrive."""
+    def stream(self, before: Iterable[int] = ()) -> StreamDecoder:
+        """A decoder of ids as they arrive; what stands before them makes no difference here."""
         return StreamDecoder(self)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, processors
 
-from jaxformer.artifacts.subwords import SpecialTokens, Subwords
+from jaxformer.artifacts.subwords import MOST_BYTES, SpecialTokens, Subwords
 from jaxformer.artifacts.tensors import read_json, write_json
 from jaxformer.models.config import EncoderConfig, EncoderDecoderConfig
 
@@ -26,11 +26,21 @@ def read_tokenizer(folder: Path) -> Subwords | None:
 def _older(folder: Path) -> tokenizers.Tokenizer | None:
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
     try:
+        for path in (vocabulary, merges, folder / "vocab.txt"):
+            if path.is_file() and path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"{path.name} has more than {MOST_BYTES} bytes")
         if vocabulary.is_file() and merges.is_file():
+            if read_json(folder / "config.json").get("model_type") != "gpt2":
+                raise ValueError(
+                    "vocab.json and merges.txt alone are enough for GPT-2 only; with transformers, "
+                    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes "
+                    "tokenizer.json"
+                )
             model = tokenizers.models.BPE.from_file(str(vocabulary), str(merges))
             backend = tokenizers.Tokenizer(model)
             backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             backend.decoder = decoders.ByteLevel()
+            backend.add_special_tokens(["<|endoftext|>"])
             return backend
         if (folder / "vocab.txt").is_file():
             how = folder / "tokenizer_config.json"

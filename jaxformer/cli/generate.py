@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if tokenizer is None:
         raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.generate takes ids")
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
-    stream = tokenizer.stream()
+    stream = tokenizer.stream(prompt)
 
     def show(rows):
         print(stream.push(rows[0]), end="", flush=True)

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         "seed": subject.seed,
         "properties": [found._asdict() for found in properties],
     }
-    folder = Path(arguments.run)
+    folder = Path(arguments.run) if Path(arguments.run).is_dir() else Path()
     write_whole(folder / "certificate.json", json.dumps(certificate, indent=2) + "\n")
     draw_dependency(
         subject.dependency, subject.rule, folder / "certificate.png", f"{arguments.run}"

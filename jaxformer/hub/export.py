@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.saved import checked_params, flat, flat_shapes
+from jaxformer.artifacts.saved import checked_params, flat, flat_shapes, shape_tree
 from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import new_folder, write_json, write_tensors
 from jaxformer.artifacts.tokenizer_files import write_tokenizer
@@ -79,5 +79,5 @@ def counterpart(config, families) -> tuple[Family, object, dict]:
 def with_zeros(params: dict, config) -> dict:
     """The parameters by their path, with zeros for those that the config has besides."""
     leaves = flat(params)
-    shapes = flat_shapes(build(config)).items()
+    shapes = flat_shapes(shape_tree(build(config))).items()
     return {name: leaves.get(name, np.zeros(shape, np.float32)) for name, shape in shapes}

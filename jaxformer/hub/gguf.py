@@ -63,6 +63,13 @@ def refuse(config, tokenizer):
         raise ValueError("tokenizer is None; a GGUF file holds one")
     if config.window is not None:
         raise ValueError(f"window is {config.window}; in GGUF it must be None")
+    plain = {"rotary_fraction": 1.0, "attention_scale": None}
+    plain |= {"activation": "gelu_tanh"} if config.norm == "layer" else {}
+    for name, only in plain.items():
+        if getattr(config, name) != only:
+            raise ValueError(f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r}")
+    if "Digits" in tokenizer.to_json():
+        raise ValueError("tokenizer splits digits; in GGUF it must divide text as GPT-2's does")
     scaling = config.rotary_scaling
     if isinstance(scaling, tuple) or (scaling is not None and scaling.kind == "yarn"):
         raise ValueError(f"rotary_scaling is {scaling}; in GGUF it must be linear or llama3")

@@ -1,20 +1,21 @@
 """From any folder, or a hub id, to a model that runs."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.saved import filled, flat_shapes, shape_tree
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.table import Entry, check_shapes, entries, fill
-from jaxformer.artifacts.tensors import opened, read_json, tensor_files
+from jaxformer.artifacts.table import Entry, entries, fill
+from jaxformer.artifacts.tensors import empty, in_threads, read_json, stored_tensors
 from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
@@ -78,22 +79,22 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     """What a folder in Hugging Face's format holds."""
     options = Options(read_json(folder / "config.json"), folder / "config.json")
     family = family_of(options)  # before any tensor is looked at
-    files = tensor_files(folder)
-    options.tensors = files.keys()
+    tensors = stored_tensors(folder)
+    options.tensors = tensors.keys()
     for key in _LAYERS:  # nothing is made of so many that they cannot be there
-        if options.whole(key, 0) > min(len(files), _MOST_LAYERS):
-            raise options.error(key, f"there are {len(files)} tensors in all")
+        if options.whole(key, 0) > min(len(tensors), _MOST_LAYERS):
+            raise options.error(key, f"there are {len(tensors)} tensors in all")
     config, tokenizer = family.to_config(options), read_tokenizer(folder)
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+    if tokenizer is not None and tokenizer.own_size > config.vocab_size:
         raise ValueError(
-            f"{folder / 'tokenizer.json'} has ids up to {tokenizer.vocab_size - 1}; by config.json "
+            f"{folder / 'tokenizer.json'} has ids up to {tokenizer.own_size - 1}; by config.json "
             f"vocab_size is {config.vocab_size}"
         )
 
     def read(model):
-        return read_parameters(folder, files, family, model, dtype)
+        return read_parameters(folder, tensors, family, model, dtype)
 
-    about = (family.model_type, family.class_name(options), len(files))
+    about = (family.model_type, family.class_name(options), len(tensors))
     return Foreign(config, read, tokenizer, *about)
 
 
@@ -106,30 +107,32 @@ def family_of(options: Options) -> Family:
     return FAMILIES[name]
 
 
-def read_parameters(folder: Path, files: dict, family: Family, model, dtype: str) -> dict:
-    """The parameters, one of ours at a time: no more than that one is in memory twice."""
-    shapes = flat_shapes(model)
+def read_parameters(folder: Path, tensors: dict, family: Family, model, dtype: str) -> dict:
+    """The parameters: tensors are mapped one by one, each into its place in one of ours."""
+    tree = shape_tree(model)
+    shapes = flat_shapes(tree)
     wanted = entries(family.rows(model.config), model.config, shapes)
-    names = found_names(folder, family, wanted, files)
-    check_shapes(wanted, names, files)
+    names = found_names(folder, family, wanted, tensors)
     by_leaf: dict[tuple, list[Entry]] = {}
     for entry in wanted:
+        tensors[names[entry.theirs]].check(names[entry.theirs], entry.their_shape)
         by_leaf.setdefault(entry.ours, []).append(entry)
-    leaves = {}
-    for ours, some in by_leaf.items():
-        arrays = {name: np.ones(shapes[name], jnp.dtype(dtype)) for name in ours}
-        for path in dict.fromkeys(files[names[entry.theirs]] for entry in some):
-            with opened(path) as file:
-                for entry in some:
-                    if files[names[entry.theirs]] == path:
-                        fill(arrays, entry, file.get_tensor(names[entry.theirs]))
-        leaves |= {name: jnp.asarray(arrays.pop(name)) for name in ours}
-    return filled(shape_tree(model), leaves)
+
+    def leaves(ours):
+        arrays = {name: empty(shapes[name], dtype) for name in ours}
+        for entry in by_leaf[ours]:
+            fill(arrays, entry, tensors[names[entry.theirs]])
+        return {name: jax.device_put(arrays.pop(name)) for name in ours}
+
+    parts = in_threads(leaves, by_leaf, lambda ours: sum(math.prod(shapes[x]) for x in ours))
+    found = {name: leaf for part in parts for name, leaf in part.items()}
+    ones = {name: jnp.ones(shapes[name], dtype) for name in shapes.keys() - found.keys()}
+    return filled(tree, found | ones)  # ones: of a first layer that is alone and has none
 
 
-def found_names(folder: Path, family: Family, wanted: list[Entry], files: dict) -> dict:
+def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
     """{name in the table: name in the file}; ValueError for what is missing or not asked for."""
-    names = {family.newer(name): name for name in files}
+    names = {family.newer(name): name for name in tensors}
     if family.base and not any(name.startswith(family.base) for name in names):
         names = {family.base + new: name for new, name in names.items()} | names
     expected = {entry.theirs for entry in wanted}
@@ -137,7 +140,7 @@ def found_names(folder: Path, family: Family, wanted: list[Entry], files: dict) 
     if missing:
         raise ValueError(f"{folder}: {_some(missing)} missing")
     used = {names[name] for name in expected}
-    unused = [name for name in files if name not in used and not family.is_ignored(name)]
+    unused = [name for name in tensors if name not in used and not family.is_ignored(name)]
     if unused:
         raise ValueError(f"{folder}: {_some(unused)} without place in this model")
     return {name: names[name] for name in expected}

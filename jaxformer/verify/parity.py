@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.losses import token_losses
+from jaxformer.models.config import EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
 
 TEXT = (
@@ -54,14 +55,21 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
         inputs["decoder_input_ids"], read = inputs["input_ids"], {"source": ids[None]}
     with torch.no_grad():
         outputs = theirs(**inputs)
-    if not hasattr(outputs, "logits"):  # a bare encoder
+    is_encoder = isinstance(model.config, EncoderConfig)
+    if is_encoder and model.config.num_labels and not model.config.transform:
+        logits = outputs.logits.numpy()
+        ours = jax.jit(lambda v, x: model.apply(v, x, method="classify"))(variables, ids[None])
+    elif hasattr(outputs, "prediction_logits"):
+        logits = outputs.prediction_logits.numpy()
+        ours = jax.jit(model.apply)(variables, ids[None])
+    elif not hasattr(outputs, "logits"):  # a bare encoder
         logits = outputs.last_hidden_state.numpy()
         ours = jax.jit(lambda v, x: model.apply(v, x, method="encode"))(variables, ids[None])
     else:
-        logits = getattr(outputs, "prediction_logits", outputs.logits).numpy()
+        logits = outputs.logits.numpy()
         ours = jax.jit(model.apply)(variables, ids[None], **read)
     apart = np.abs(np.asarray(ours) - logits)
-    if not hasattr(model, "minimum_prefill") or type(model).__name__ == "Encoder":
+    if is_encoder:
         return Parity(float(apart.max()), float(apart.mean()), None, 0, 0)
     both = tuple(_perplexity(jnp.asarray(x), ids) for x in (logits, ours))
     start = ids[:1] if read else ids

@@ -28,14 +28,14 @@ BUGS = (
     ),
     Bug(
         "a tensor's type is not looked at",
-        "artifacts.table:check_shapes",
-        Replace("found.get_dtype() not in DTYPES", "False"),
+        "artifacts.tensors:Tensor.check",
+        Replace("self.dtype not in DTYPES", "False"),
         BROKEN,
     ),
     Bug(
         "a tokenizer may have more ids than the model",
         "hub.load:foreign_folder",
-        Replace("tokenizer.vocab_size > config.vocab_size", "False"),
+        Replace("tokenizer.own_size > config.vocab_size", "False"),
         BROKEN,
     ),
     Bug(

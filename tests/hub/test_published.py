@@ -1,0 +1,165 @@
+"""What config.json of published checkpoints holds: every option of it is known, and means this."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.options import Options
+from jaxformer.hub.load import family_of
+from tests.hub import foreign
+
+BERT = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "position_embedding_type": "absolute",
+    "gradient_checkpointing": False,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "vocab_size": 30522,
+}
+BART = {
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "num_hidden_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "activation_function": "gelu",
+    "max_position_embeddings": 1024,
+    "vocab_size": 50264,
+    "normalize_embedding": True,
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+    "static_position_embeddings": False,
+    "scale_embedding": False,
+    "_num_labels": 3,
+    "force_bos_token_to_be_generated": True,
+    "classif_dropout": 0.0,
+    "no_repeat_ngram_size": 3,
+}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+}
+GEMMA2 = LLAMA | {"hidden_act": "gelu_pytorch_tanh", "sliding_window": 16, "head_dim": 16}
+
+# model_type, class: (options, fields that they mean)
+PUBLISHED = {
+    ("gpt2", "GPT2LMHeadModel"): (
+        {
+            "n_ctx": 1024,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+            "predict_special_tokens": True,
+            "summary_type": "cls_index",
+            "task_specific_params": {"text-generation": {"do_sample": True}},
+        },
+        {"max_length": 1024, "activation": "gelu_tanh"},
+    ),
+    ("bert", "BertForMaskedLM"): (BERT, {"norm_epsilon": 1e-12, "num_token_types": 2}),
+    ("bart", "BartForConditionalGeneration"): (BART, {"position_offset": 2, "head_bias": True}),
+    ("bart", "BartModel"): (BART, {"head_bias": False}),
+    ("mistral", "MistralForCausalLM"): (LLAMA, {"window": 4096}),
+    ("mistral", "MistralForCausalLM", "v0.3"): (LLAMA | {"sliding_window": None}, {"window": None}),
+    ("llama", "LlamaForCausalLM"): (
+        LLAMA
+        | {
+            "is_llama_config": True,
+            "rope_interleaved_": None,
+            "transformers.js_config": {"dtype": "q4"},
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+        },
+        {"rotary_base": 500000.0, "rotary_scaling": jf.RotaryScaling("llama3", 8.0, 8192)},
+    ),
+    ("gemma", "GemmaForCausalLM"): (
+        LLAMA | {"hidden_act": "gelu", "hidden_activation": None},
+        {"activation": "geglu_tanh"},
+    ),
+    ("gemma2", "Gemma2ForCausalLM"): (GEMMA2, {"attention_cap": 50.0, "logits_cap": 30.0}),
+    ("gemma2", "Gemma2ForCausalLM", "none"): (
+        GEMMA2 | {"attn_logit_softcapping": None, "sliding_window_size": 16},
+        {"attention_cap": None, "logits_cap": 30.0},
+    ),
+    ("modernbert", "ModernBertForMaskedLM"): (
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "vocab_size": 300,
+            "norm_eps": 1e-05,
+            "layer_norm_eps": 1e-05,
+            "position_embedding_type": "absolute",
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "local_rope_theta": 10000.0,
+            "local_attention": 128,
+            "classifier_bias": False,
+            "decoder_bias": True,
+        },
+        {"window": (None, 64, 64), "rotary_base": (160000.0, 10000.0, 10000.0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED, ids="-".join)
+def test_every_option_is_known(name):
+    model_type, architecture, *_ = name
+    content, meant = PUBLISHED[name]
+    content = {**content, "model_type": model_type, "architectures": [architecture]}
+    options = Options(json.loads(json.dumps(content)), "config.json")
+    config = family_of(options).to_config(options)
+    assert {field: getattr(config, field) for field in meant} == meant
+
+
+def test_an_option_that_contradicts_what_it_repeats_is_refused():
+    content = PUBLISHED["gpt2", "GPT2LMHeadModel"][0] | {"n_ctx": 512, "model_type": "gpt2"}
+    options = Options(content, "config.json")
+    with pytest.raises(ValueError, match="n_ctx is 512"):
+        family_of(options).to_config(options)
+
+
+def test_a_file_of_the_bare_model_has_shorter_names(tmp_path):
+    """As GPT-2's own: its tensors are called without the model's name."""
+    _, variables = foreign.write(tmp_path / "model", "gpt2")
+    foreign.tensors(
+        tmp_path / "model",
+        lambda arrays: {name.removeprefix("transformer."): x for name, x in arrays.items()},
+    )
+    found = jf.load(tmp_path / "model").variables["params"]["final_norm"]["scale"]
+    np.testing.assert_array_equal(found, variables["params"]["final_norm"]["scale"])
+
+
+def test_windows_of_some_layers_are_no_mistral(tmp_path):
+    """Their class gives every layer the window: such a model is another family's."""
+    options = {**foreign.LLAMA, "num_layers": 2, "use_bias": False}
+    model = foreign.tiny.build(**options)
+    variables = foreign.tiny.weights(model, 0)
+    assert jf.export(tmp_path / "out", model, variables) != "MistralForCausalLM"
+    with pytest.raises(ValueError, match="window is"):
+        jf.export(tmp_path / "no", model, variables, family="mistral")

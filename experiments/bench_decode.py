@@ -74,22 +74,24 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     import jax.numpy as jnp
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, decode_block, prefill
+    from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     prepared = jf.prepare(model, variables)
     weights = prepared["prepared"]
     arrays, key = jf.Sampler(temperature=0.0).arrays(), jax.random.key(0)
+    stops = jnp.zeros(0, int)
     tokens = jnp.ones((1, live - STEPS), jnp.int32)
     seconds = {capacity: [] for capacity in capacities}
     for _ in range(rounds + 1):
         for capacity, times in seconds.items():
             cache = jf.start(model, prepared, 1, capacity)
-            state = prefill(model, weights, tokens, tokens, cache)
+            passed = prefill(model, weights, tokens, tokens, cache)
+            state, _ = first_token(passed, arrays, key, stops)
             jax.block_until_ready(state)
             begin = time.perf_counter()
-            state, _ = decode_block(model, weights, state, arrays, key, jnp.zeros(0, int), live)
+            state, _ = decode_block(model, weights, state, arrays, key, stops, live)
             jax.block_until_ready(state)
             times.append((time.perf_counter() - begin) / STEPS)
     return {capacity: times[1:] for capacity, times in seconds.items()}

@@ -105,7 +105,7 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, decode_block, prefill
+    from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 
     model, variables = jaxformer_model(size)
     weights, arrays = variables["prepared"], jf.Sampler(temperature=0.0).arrays()
@@ -118,7 +118,8 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
             cache = jf.start(model, variables, batch_size, 2 * STEPS, source)
             jax.block_until_ready(cache)
             reading.append(time.perf_counter() - begin)
-            state = prefill(model, weights, begin_text, begin_text + 1, cache)
+            passed = prefill(model, weights, begin_text, begin_text + 1, cache)
+            state, _ = first_token(passed, arrays, None, stops)
             jax.block_until_ready(state)
             begin = time.perf_counter()
             out = decode_block(model, weights, state, arrays, jax.random.key(0), stops, 2 * STEPS)

@@ -17,7 +17,7 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, decode_block, prefill
+from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 from jaxformer.models.build import init
 from jaxformer.runtime import keep_freed_memory
 
@@ -33,7 +33,8 @@ def with_cache(model, variables, position: int):
     weights = prepared["prepared"]
     arrays, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
     tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
-    first = prefill(model, weights, tokens, tokens, jf.start(model, prepared, 1, live))
+    passed = prefill(model, weights, tokens, tokens, jf.start(model, prepared, 1, live))
+    first, _ = first_token(passed, arrays, None, stops)
 
     def decode():
         state = jax.tree.map(jnp.copy, first)  # it is given away

@@ -19,7 +19,7 @@ from record import at_least, conclude, run
 from windows import at_random, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, decode_block, prefill
+from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
@@ -88,7 +88,8 @@ def decode_speed(model, params, rounds: int = 25) -> dict:
             tokens, live = jnp.ones((1, position), jnp.int32), position + 2 * STEPS
             cache = jf.start(model, prepared, 1, live)
             slots = None if cache.capacity is None else live
-            state = prefill(model, weights, tokens, tokens, cache)
+            passed = prefill(model, weights, tokens, tokens, cache)
+            state, _ = first_token(passed, arrays, None, stops)
             block = partial(decode_block, model, weights, arrays=arrays, stops=stops, live=slots)
             # The first block fetches again what reading pushed out of the processor's caches.
             state, _ = jax.block_until_ready(block(state, key=jax.random.key(0)))

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import parse_kind, read_saved, read_sections
 from jaxformer.artifacts.tokenizer import Tokenizer
@@ -52,6 +51,8 @@ def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
 
 def load_variables(folder: RunFolder, model) -> dict:
     """The parameters of the newest whole checkpoint, checked against the model's."""
+    from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
+
     shapes = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
     _, params, _, _ = Checkpoints(folder.checkpoints).restore(shapes["params"])
     return {"params": params}

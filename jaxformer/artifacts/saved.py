@@ -88,10 +88,14 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
         for name, tensor in tensors.items():
             tensor.check(name, shapes[name])
 
+        arrays = {
+            name: empty(x.shape, DTYPES[x.dtype] if dtype is None else dtype)
+            for name, x in tensors.items()
+        }
+
         def leaf(name):
-            array = empty(shapes[name], DTYPES[tensors[name].dtype] if dtype is None else dtype)
-            tensors[name].read_into(array)
-            return name, jax.device_put(array)
+            tensors[name].read_into(arrays[name])
+            return name, jax.device_put(arrays.pop(name))
 
         return filled(tree, dict(in_threads(leaf, shapes, lambda x: math.prod(shapes[x]))))
 

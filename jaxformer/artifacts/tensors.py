@@ -5,7 +5,6 @@ Nothing is unpickled. Every error is a ValueError that names the file and what i
 
 import json
 import math
-import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -173,14 +172,13 @@ def _stays(path: Path, folder: Path) -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """An array to fill, on pages of its own: `jax.device_put` need not copy it on a CPU, where XLA
-    asks for 64 bytes, and the system has them back as soon as it is gone."""
+    """An array to fill, which `jax.device_put` need not copy on a CPU: XLA asks for 64 bytes. To be
+    made on the main thread: malloc may keep what another thread frees to itself."""
     dtype = jnp.dtype(dtype)
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), **private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # of Linux: pages of 2 MiB, and so fewer faults
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype, math.prod(shape)).reshape(shape)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def in_threads(make: Callable, items: Iterable, size: Callable[..., int]) -> list:

@@ -26,7 +26,7 @@ from jaxformer.decoding.autoregressive import (
     slots,
     start,
 )
-from jaxformer.decoding.generate import STEPS, check_prompts, prefill
+from jaxformer.decoding.generate import STEPS, Prefill, check_prompts, prefill
 from jaxformer.decoding.prepared import prepared_variables, weights_of
 from jaxformer.decoding.protocol import require_autoregressive
 from jaxformer.models.config.check import whole_number
@@ -116,8 +116,8 @@ def beam_search(
     weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
     room = -(-max_new_tokens // STEPS) * STEPS  # a program for a few values, not for each
     cache = start(model, variables, len(prompts), slots(width + room), source)
-    state = prefill(model, weights, *padded(prompts, width, left=True), cache)
-    search, until, over = _begin(state, beam_width, room), 0, False
+    passed = prefill(model, weights, *padded(prompts, width, left=True), cache)
+    search, until, over = _begin(passed, beam_width, room), 0, False
     penalty = np.float32(length_penalty)
     while until < max_new_tokens and not over:  # until the live slots are full, then with more
         live = live_slots(search.cache, width + until + 1)
@@ -134,14 +134,14 @@ def beam_search(
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _begin(state, beam_width: int, room: int) -> Search:
+def _begin(passed: Prefill, beam_width: int, room: int) -> Search:
     """One empty hypothesis for each row, not beam_width of them; room for so many tokens."""
-    batch = len(state.logits)
+    batch = len(passed.logits)
     rows = jnp.repeat(jnp.arange(batch), beam_width)
     empty = jnp.full((batch, beam_width, room), -1)
     nothing = jnp.full((batch, beam_width), -jnp.inf)
     live, finished = Beam(empty, nothing.at[:, 0].set(0.0)), Beam(empty, nothing)
-    cache, logits = state.cache.gather_rows(rows), state.logits[rows]
+    cache, logits = passed.cache.gather_rows(rows), passed.logits[rows]
     return Search(cache, logits, live, finished, jnp.int32(0), jnp.zeros(batch, bool))
 
 

@@ -1,4 +1,5 @@
-"""The incremental loop: prefill, then compiled blocks of steps with a test for the end between.
+"""The incremental loop: prefill and the first token, then compiled blocks of steps with a test for
+the end between.
 
 Inside a block the trip count is fixed (a `lax.scan`), so an accelerator never waits for the host;
 the host looks once a block whether every row has stopped. Shapes come in buckets (prompts of 2ⁿ or
@@ -47,12 +48,19 @@ class Generation(NamedTuple):
     captured: dict
 
 
+class Prefill(NamedTuple):
+    """The prompts, read."""
+
+    cache: object
+    logits: jax.Array  # [batch, vocab], of the last token
+    captured: dict  # what passed while that was read
+
+
 class State(NamedTuple):
     """What a step leaves for the next."""
 
     cache: object
-    logits: jax.Array  # [batch, vocab], of the last token read
-    captured: dict  # what passed while it was read
+    token: jax.Array  # int [batch], chosen and not read yet
     stopped: jax.Array  # bool [batch]
     step: jax.Array  # int [], tokens generated
 
@@ -95,24 +103,25 @@ def generate(
     key = None if sampler.greedy else key
     batch_size, longest = len(prompts), max(map(len, prompts))
     width = prompt_bucket(longest)
-    blocks = -(-max_new_tokens // STEPS)
     variables = prepared_variables(model, variables)
     weights = weights_of(variables)
     hooks = checked_hooks(capture, patch, model.points, in_steps=True)
-    capacity = slots(width + blocks * STEPS)
+    capacity = slots(width + -(-(max_new_tokens - 1) // STEPS) * STEPS)
     cache, read = start_captured(model, variables, batch_size, capacity, source, hooks.at_step(0))
-    state = prefill(model, weights, *padded(prompts, width, left=True), cache, hooks)
-    arrays, found = sampler.arrays(), []
-    for block in range(blocks):
-        live = live_slots(state.cache, width + STEPS * (block + 1))
-        state, new = decode_block(model, weights, state, arrays, key, stops, live, hooks)
+    passed = prefill(model, weights, *padded(prompts, width, left=True), cache, hooks)
+    arrays, found, room = sampler.arrays(), [], max_new_tokens
+    state, new = first_token(passed, arrays, key, stops)
+    while True:
         found.append(jax.tree.map(np.asarray, new))
-        wanted = found[-1].log_probs[:, : max_new_tokens - STEPS * block]
+        wanted = found[-1].log_probs[:, :room]
         refuse_broken(np.isnan(wanted).any(axis=1), variables)
         if on_tokens:
-            on_tokens(_new_tokens(found[-1].tokens, max_new_tokens - STEPS * block))
-        if np.asarray(state.stopped).all():
+            on_tokens(_new_tokens(found[-1].tokens, room))
+        room -= found[-1].tokens.shape[1]
+        if room <= 0 or np.asarray(state.stopped).all():
             break
+        live = live_slots(state.cache, width + max_new_tokens - room - 1 + STEPS)
+        state, new = decode_block(model, weights, state, arrays, key, stops, live, hooks)
     generation = collected(found, max_new_tokens, model.layer_points)
     weights_by_position = by_position(generation.captured, list(map(len, prompts)), width)
     captured = {**read, **generation.captured, **weights_by_position}
@@ -120,27 +129,52 @@ def generate(
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
-def prefill(model, weights, tokens, segments, cache, hooks: Hooks = NO_HOOKS) -> State:
+def prefill(model, weights, tokens, segments, cache, hooks: Hooks = NO_HOOKS) -> Prefill:
     """Read the prompts, padded on the left, and keep the logits of the last position alone."""
     prefix = cache.live_prefix(live_slots(cache, tokens.shape[1]))
     hooks = hooks.at_step(0)
     passed = model.forward(weights, tokens, cache=prefix, segments=segments, hooks=hooks)
-    return State(
+    return Prefill(
         cache.merge_prefix(passed.cache),
         model.logits(weights, passed.hidden[:, -1:])[:, -1],
         last_token(passed.captured, cache.capacity),
-        jnp.zeros(len(tokens), bool),
-        jnp.int32(0),
     )
 
 
 class Block(NamedTuple):
-    """What a block of steps gives. tokens, −1 after the end, and log_probs: [batch, STEPS];
-    captured: {name: [STEPS, …]}."""
+    """What some steps give. tokens, −1 after the end, and log_probs: [batch, steps]; captured:
+    {name: [steps, …]}."""
 
     tokens: jax.Array
     log_probs: jax.Array
     captured: dict
+
+
+def first_token(passed: Prefill, arrays: SamplerArrays | None, key, stops) -> tuple[State, Block]:
+    """The first token of each row."""
+    token, stopped, first = _first(passed.logits, passed.captured, arrays, key, stops)
+    return State(passed.cache, token, stopped, jnp.int32(1)), first
+
+
+@jax.jit
+def _first(logits, captured, arrays, key, stops):
+    nobody = jnp.zeros(len(logits), bool)
+    token, stopped, first = _choose(logits, captured, nobody, jnp.int32(0), arrays, key, stops)
+    return token, stopped, _in_rows(jax.tree.map(lambda x: x[None], first))
+
+
+def _in_rows(steps: Block) -> Block:
+    """The outputs of steps one after the other, as a block."""
+    return steps._replace(tokens=steps.tokens.T, log_probs=steps.log_probs.T)
+
+
+def _choose(logits, captured, stopped, step, arrays, key, stops):
+    """(each row's next token, who has stopped then, what the step gives)."""
+    token = sample_tokens(arrays, key, step, logits)
+    log_prob = -token_losses(logits, token)
+    tokens, log_probs = jnp.where(stopped, -1, token), jnp.where(stopped, 0.0, log_prob)
+    stopped |= (token[:, None] == stops).any(axis=-1)
+    return token, stopped, Block(tokens, log_probs, captured)
 
 
 @partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
@@ -159,24 +193,18 @@ def decode_block(
     cache = state.cache
 
     def step(state, _):
-        token = sample_tokens(arrays, key, state.step, state.logits)
-        log_prob = -token_losses(state.logits, token)
-        following = hooks.at_step(state.step + 1)
-        passed = model.forward(weights, token[:, None], cache=state.cache, hooks=following)
+        now = hooks.at_step(state.step)
+        passed = model.forward(weights, state.token[:, None], cache=state.cache, hooks=now)
         logits = model.logits(weights, passed.hidden)[:, -1]
         captured = last_token(passed.captured, cache.capacity)
-        stopped = state.stopped | (token[:, None] == stops).any(axis=-1)
-        output = Block(
-            jnp.where(state.stopped, -1, token),
-            jnp.where(state.stopped, 0.0, log_prob),
-            state.captured,
+        token, stopped, output = _choose(
+            logits, captured, state.stopped, state.step, arrays, key, stops
         )
-        return State(passed.cache, logits, captured, stopped, state.step + 1), output
+        return State(passed.cache, token, stopped, state.step + 1), output
 
     state = state._replace(cache=cache.live_prefix(live))
-    state, block = jax.lax.scan(step, state, length=STEPS)
-    block = block._replace(tokens=block.tokens.T, log_probs=block.log_probs.T)
-    return state._replace(cache=cache.merge_prefix(state.cache)), block
+    state, steps = jax.lax.scan(step, state, length=STEPS)
+    return state._replace(cache=cache.merge_prefix(state.cache)), _in_rows(steps)
 
 
 def last_token(captured, slots: int | None) -> dict:

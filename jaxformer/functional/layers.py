@@ -53,7 +53,7 @@ def over_layers(step, x, layers, settings, execution, *, few_tokens: bool = Fals
     scanned = execution.scans(num_layers, few_tokens)
     # In a scan the two passes are loops of their own: nothing need keep them from being merged.
     steps = {
-        setting: REMAT[execution.remat](partial(step, setting), prevent_cse=not scanned)
+        setting: jax.jit(REMAT[execution.remat](partial(step, setting), prevent_cse=not scanned))
         for setting in dict.fromkeys(settings)
     }
 

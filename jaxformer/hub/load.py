@@ -117,9 +117,9 @@ def read_parameters(folder: Path, tensors: dict, family: Family, model, dtype: s
     for entry in wanted:
         tensors[names[entry.theirs]].check(names[entry.theirs], entry.their_shape)
         by_leaf.setdefault(entry.ours, []).append(entry)
+    arrays = {name: empty(shapes[name], dtype) for ours in by_leaf for name in ours}
 
     def leaves(ours):
-        arrays = {name: empty(shapes[name], dtype) for name in ours}
         for entry in by_leaf[ours]:
             fill(arrays, entry, tensors[names[entry.theirs]])
         return {name: jax.device_put(arrays.pop(name)) for name in ours}

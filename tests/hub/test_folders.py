@@ -230,7 +230,8 @@ def test_a_stream_is_the_whole_text(subwords, data):
 
 
 def test_older_vocabularies_are_converted(tmp_path):
-    """vocab.txt, and vocab.json with merges.txt; a sentencepiece model is refused, with how."""
+    """vocab.txt, and GPT-2's vocab.json with merges.txt, which another model's may not mean the
+    same; a sentencepiece model is refused, with how."""
     backend, *_ = wordpiece()
     words = sorted(backend.get_vocab(), key=backend.get_vocab().get)
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -243,7 +244,11 @@ def test_older_vocabularies_are_converted(tmp_path):
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     text = "the tide came in twice"
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert read_tokenizer(tmp_path).encode(text) == ours.encode(text)
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    with pytest.raises(ValueError, match="GPT-2 only"):
+        read_tokenizer(tmp_path)
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).unlink()
     (tmp_path / "spiece.model").write_bytes(b"\x0a")

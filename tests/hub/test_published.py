@@ -82,6 +82,7 @@ PUBLISHED = {
     ("llama", "LlamaForCausalLM"): (
         LLAMA
         | {
+            "max_position_embeddings": 131072,
             "is_llama_config": True,
             "rope_interleaved_": None,
             "transformers.js_config": {"dtype": "q4"},

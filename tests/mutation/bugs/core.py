@@ -113,7 +113,7 @@ BUGS = (
     Bug(
         "a patch's steps are off by one",
         "decoding.generate:decode_block.step",
-        Replace("hooks.at_step(state.step + 1)", "hooks.at_step(state.step)"),
+        Replace("hooks.at_step(state.step)", "hooks.at_step(state.step - 1)"),
         f"{INSPECT}::test_a_patch_at_steps_is_that_of_their_positions",
     ),
     Bug(
@@ -160,7 +160,7 @@ BUGS = (
     Bug(
         "steps see a block too few of live slots",
         "decoding.generate:generate",
-        Replace("width + STEPS * (block + 1)", "width + STEPS * block"),
+        Replace("width + max_new_tokens - room - 1 + STEPS", "width + max_new_tokens - room - 1"),
         f"{GENERATION}::test_long_generation_goes_on_past_every_bucket",
     ),
     Bug(

@@ -30,10 +30,10 @@ BUGS = (
     ),
     Bug(
         "log-probabilities after temperature",
-        "decoding.generate:decode_block.step",
+        "decoding.generate:_choose",
         Replace(
-            "token_losses(state.logits, token)",
-            "token_losses(state.logits / (2.0 if arrays is None else arrays.temperature), token)",
+            "token_losses(logits, token)",
+            "token_losses(logits / (2.0 if arrays is None else arrays.temperature), token)",
         ),
         f"{SCORE}::test_log_probs_add_up_to_scores",
     ),
@@ -137,8 +137,11 @@ BUGS = (
     ),
     Bug(
         "the stop token is not counted",
-        "decoding.generate:decode_block.step",
-        Replace("jnp.where(state.stopped, -1, token)", "jnp.where(stopped, -1, token)"),
+        "decoding.generate:_choose",
+        Replace(
+            "jnp.where(stopped, -1, token)",
+            "jnp.where(stopped | (token[:, None] == stops).any(axis=-1), -1, token)",
+        ),
         f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
     ),
     Bug(

@@ -86,7 +86,7 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
             what = "is missing" if name in shapes else "has no place in this model"
             raise ValueError(f"{folder}: tensor {name} {what}")
         for name, tensor in tensors.items():
-            tensor.check(name, shapes[name])
+            tensor.check(shapes[name])
 
         arrays = {
             name: empty(x.shape, DTYPES[x.dtype] if dtype is None else dtype)

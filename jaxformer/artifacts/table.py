@@ -6,13 +6,16 @@ place of *. A row of which a model has nothing counts for nothing, so one table 
 variations of a family.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.tensors import Tensor
+from jaxformer.artifacts.tensors import Tensor, empty, in_threads
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
@@ -160,6 +163,25 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     if missing:
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return found
+
+
+def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], shapes: dict, dtype) -> dict:
+    """Our leaves, of their tensors by the names of the table. ValueError for another shape."""
+    by_leaf: dict[tuple, list[Entry]] = {}
+    for entry in wanted:
+        tensors[entry.theirs].check(entry.their_shape)
+        by_leaf.setdefault(entry.ours, []).append(entry)
+    arrays = {name: empty(shapes[name], dtype) for ours in by_leaf for name in ours}
+
+    def leaves(ours):
+        for entry in by_leaf[ours]:
+            fill(arrays, entry, tensors[entry.theirs])
+        return {name: jax.device_put(arrays.pop(name)) for name in ours}
+
+    parts = in_threads(leaves, by_leaf, lambda ours: sum(math.prod(shapes[x]) for x in ours))
+    found = {name: leaf for part in parts for name, leaf in part.items()}
+    # A first layer that is alone and has none.
+    return found | {name: jnp.ones(shapes[name], dtype) for name in shapes.keys() - found.keys()}
 
 
 def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:

@@ -58,21 +58,23 @@ def _once(pairs):
 class Tensor(NamedTuple):
     """A tensor in a safetensors file. dtype: one of the format's words; start: its first byte."""
 
+    name: str
     path: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...]) -> None:
         """ValueError if it has another shape than config.json asks for, or holds no floats."""
+        about = f"{self.path}: tensor {self.name} is"
         if self.shape != shape:
-            raise ValueError(
-                f"{self.path}: tensor {name} is {self.shape}; by config.json it must be {shape}"
-            )
+            raise ValueError(f"{about} {self.shape}; by config.json it must be {shape}")
         if self.dtype not in DTYPES:
-            raise ValueError(
-                f"{self.path}: tensor {name} is {self.dtype}; it must be one of {', '.join(DTYPES)}"
-            )
+            raise ValueError(f"{about} {self.dtype}; it must be one of {', '.join(DTYPES)}")
+
+    def equals(self, other: "Tensor") -> bool:
+        """Whether it holds the same numbers."""
+        return self.shape == other.shape and np.array_equal(self.mapped(), other.mapped())
 
     def read_into(self, array: np.ndarray) -> None:
         """Put its values there, converted to that dtype."""
@@ -115,7 +117,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     header.pop("__metadata__", None)
     return {
-        name: Tensor(path, x["dtype"], tuple(x["shape"]), 8 + size + x["data_offsets"][0])
+        name: Tensor(name, path, x["dtype"], tuple(x["shape"]), 8 + size + x["data_offsets"][0])
         for name, x in header.items()
     }
 

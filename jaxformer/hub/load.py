@@ -1,21 +1,18 @@
 """From any folder, or a hub id, to a model that runs."""
 
-import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
 
 from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.saved import filled, flat_shapes, shape_tree
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.table import Entry, entries, fill
-from jaxformer.artifacts.tensors import empty, in_threads, read_json, stored_tensors
+from jaxformer.artifacts.table import Entry, entries, read_leaves
+from jaxformer.artifacts.tensors import read_json, stored_tensors
 from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
@@ -26,6 +23,8 @@ from jaxformer.models.config import Execution
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
 _MOST_LAYERS = 4096  # what looks for a pattern among them takes the square of it
+# Tensors that hold the table of embeddings once more, where they have no part of their own.
+_EMBEDDING = re.compile(r"(lm_head|embed_out|vocab_projector|decoder|embed_tokens)\.weight$")
 KERNELS = ("dense", "int8")
 
 
@@ -113,36 +112,34 @@ def read_parameters(folder: Path, tensors: dict, family: Family, model, dtype: s
     shapes = flat_shapes(tree)
     wanted = entries(family.rows(model.config), model.config, shapes)
     names = found_names(folder, family, wanted, tensors)
-    by_leaf: dict[tuple, list[Entry]] = {}
-    for entry in wanted:
-        tensors[names[entry.theirs]].check(names[entry.theirs], entry.their_shape)
-        by_leaf.setdefault(entry.ours, []).append(entry)
-    arrays = {name: empty(shapes[name], dtype) for ours in by_leaf for name in ours}
-
-    def leaves(ours):
-        for entry in by_leaf[ours]:
-            fill(arrays, entry, tensors[names[entry.theirs]])
-        return {name: jax.device_put(arrays.pop(name)) for name in ours}
-
-    parts = in_threads(leaves, by_leaf, lambda ours: sum(math.prod(shapes[x]) for x in ours))
-    found = {name: leaf for part in parts for name, leaf in part.items()}
-    ones = {name: jnp.ones(shapes[name], dtype) for name in shapes.keys() - found.keys()}
-    return filled(tree, found | ones)  # ones: of a first layer that is alone and has none
+    found = read_leaves(wanted, {x: tensors[name] for x, name in names.items()}, shapes, dtype)
+    return filled(tree, found)
 
 
 def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
-    """{name in the table: name in the file}; ValueError for what is missing or not asked for."""
+    """{name in the table: name in the file}; ValueError for what is missing or not asked for, and
+    for a head of its own beside tied embeddings."""
     names = {family.newer(name): name for name in tensors}
     if family.base and not any(name.startswith(family.base) for name in names):
         names = {family.base + new: name for new, name in names.items()} | names
     expected = {entry.theirs for entry in wanted}
-    missing = expected - names.keys()
+    embedding = next(entry.theirs for entry in wanted if entry.ours == ("embedding/tokens",))
+    copies = [x for new, x in names.items() if new not in expected and _EMBEDDING.search(x)]
+    names = dict.fromkeys([embedding], next(iter(copies), None)) | names
+    missing = {name for name in expected if names.get(name) is None}
     if missing:
         raise ValueError(f"{folder}: {_some(missing)} missing")
     used = {names[name] for name in expected}
+    used.update(copies)
     unused = [name for name in tensors if name not in used and not family.is_ignored(name)]
     if unused:
         raise ValueError(f"{folder}: {_some(unused)} without place in this model")
+    for name in copies:
+        if not tensors[name].equals(tensors[names[embedding]]):
+            raise ValueError(
+                f"{folder}: tensor {name} differs from {names[embedding]}, as which "
+                "config.json has it"
+            )
     return {name: names[name] for name in expected}
 
 

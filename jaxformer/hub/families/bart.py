@@ -51,10 +51,6 @@ DEMANDED = {
     "add_bias_logits": False,
     "is_decoder": False,
 }
-IGNORED = (
-    r"model\.(encoder|decoder)\.embed_tokens\.weight",
-    r"lm_head\.weight",
-)
 BART_DEMANDED = {
     "normalize_embedding": True,
     "static_position_embeddings": False,
@@ -71,7 +67,6 @@ BART = Family(
     fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
     demanded=DEMANDED
     | {"extra_pos_embeddings": 2, "normalize_embedding": True, "static_position_embeddings": False},
-    ignored=IGNORED,
 )
 
 
@@ -95,6 +90,6 @@ MARIAN = Family(
         "static_position_embeddings": True,
     },
     parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
-    ignored=(*IGNORED, r"model\.(encoder|decoder)\.embed_positions\.weight"),
+    ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
 )
 FAMILIES = (BART, MARIAN)

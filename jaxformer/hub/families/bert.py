@@ -96,7 +96,7 @@ BERT = Family(
     parts=(LABELS,),
     ignored=(
         r"(bert\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
-        r"cls\.predictions\.decoder\.\w+",
+        r"cls\.predictions\.decoder\.bias",
         r"cls\.seq_relationship\.\w+",
     ),
     base="bert.",
@@ -148,7 +148,7 @@ def roberta(model_type: str, model: str) -> Family:
         parts=(LABELS, Part(read_roberta, write_roberta)),
         ignored=(
             r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
-            r"lm_head\.decoder\.\w+",
+            r"lm_head\.decoder\.bias",
         ),
         base="roberta.",
         older=OLDER,
@@ -186,7 +186,7 @@ DISTIL = Family(
     lambda config: table(EMBEDDINGS + DISTILBERT, BASE="distilbert"),
     fixed=FIXED | {"norm_epsilon": 1e-12},
     demanded={"tie_word_embeddings": True, "tie_weights_": True},
-    ignored=(r"(distilbert\.)?embeddings\.position_ids", r"vocab_projector\.weight"),
+    ignored=(r"(distilbert\.)?embeddings\.position_ids",),
     base="distilbert.",
     older=OLDER,
 )

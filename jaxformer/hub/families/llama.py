@@ -47,7 +47,7 @@ SIZES = {
 ATTENTION_BIAS = {"attention_bias": Field("query_key_value_bias+attention_output_bias", False)}
 BIASES = ATTENTION_BIAS | {"mlp_bias": Field("feedforward_bias", False)}
 FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias": False}
-IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
+IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> Family:

@@ -37,10 +37,7 @@ NEOX = Family(
     fixed={"positions": "rotary"},
     demanded={"is_decoder": False},
     parts=(rotary_part(10_000.0, 0.25),),
-    ignored=(
-        r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
-        r"embed_out\.weight",
-    ),
+    ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     base="gpt_neox.",
 )
 FAMILIES = (NEOX,)

@@ -107,10 +107,7 @@ def t5(model_type: str, architectures: tuple[str, ...], read, write) -> Family:
         },
         demanded={"is_decoder": False},
         parts=(Part(read, write),),
-        ignored=(
-            r"(encoder|decoder)\.embed_tokens\.weight",
-            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-        ),
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 
 

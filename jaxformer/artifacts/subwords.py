@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ import tokenizers
 
 MOST_BYTES = 64 * 2**20
 _MOST_TOKENS = 2**21
+_MOST_GROWTH = 8.0  # doublings
 # A pattern may take time exponential in a text if what is repeated in it is repeated again.
 _NESTED_REPEAT = re.compile(r"[+*}]\)+\??[+*{]")
 
@@ -103,7 +105,9 @@ class Subwords:
             raise ValueError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
         try:
             text = path.read_text(encoding="utf-8")
-            _refuse_slow_patterns(json.loads(text))
+            _refuse_slow_patterns(content := json.loads(text))
+            if _growth(content) > _MOST_GROWTH:
+                raise ValueError("what it replaces makes a text much longer")
             return cls(tokenizers.Tokenizer.from_str(text), special)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -206,6 +210,17 @@ class SubwordStream:
         return more
 
 
+def _growth(parts) -> float:
+    """log₂ of how many times as long a text may become by all that is replaced in it."""
+    if isinstance(parts, list):
+        return sum(map(_growth, parts))
+    if not isinstance(parts, dict):
+        return 0.0
+    own = len(str(parts.get("content"))) if parts.get("type") == "Replace" else 1
+    others = (part for name, part in parts.items() if name not in ("vocab", "merges"))
+    return math.log2(max(1, own)) + sum(map(_growth, others))
+
+
 def _refuse_slow_patterns(parts):
     """ValueError for a pattern that could take a time that no text is worth."""
     if isinstance(parts, list):
@@ -213,8 +228,6 @@ def _refuse_slow_patterns(parts):
             _refuse_slow_patterns(part)
     if not isinstance(parts, dict):
         return
-    if parts.get("type") == "Replace" and len(str(parts.get("content"))) > 16:
-        raise ValueError("it replaces text by much longer text")
     pattern = parts.get("Regex")
     if isinstance(pattern, str) and (len(pattern) > 2000 or _NESTED_REPEAT.search(pattern)):
         raise ValueError(f"its pattern {pattern[:80]!r} could take exponential time")

@@ -95,6 +95,21 @@ def slow_pattern(folder):
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
+def of_tokenizer(**changes):
+    """Change sections of tokenizer.json."""
+
+    def change(folder):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(content | changes))
+
+    return change
+
+
+def growing(times):
+    """A normalizer that makes a text so many times as long."""
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
 def larger_tokenizer(folder):
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"]["zebra"] = 5000
@@ -122,6 +137,31 @@ BROKEN = {
     "family is a number": (config(model_type=3), ["config.json", "model_type", "3"]),
     "class is unknown": (config(architectures=["GPT9"]), ["config.json", "GPT9", "GPT2LMHead"]),
     "class is a number": (config(architectures=7), ["config.json", "architectures", "7"]),
+    "class is none of an empty list and the family lacks its tensors": (
+        lambda folder: (
+            config(architectures=[])(folder),
+            foreign.tensors(folder, without("transformer.wte.weight")),
+        ),
+        ["transformer.wte.weight", "missing"],
+    ),
+    "width is absurd": (config(n_embd=65536), [WEIGHTS, "by config.json", "65536"]),
+    "epsilon has 400 digits": (
+        lambda folder: text(
+            "config.json",
+            (folder / "config.json")
+            .read_text()
+            .replace("{", '{"layer_norm_epsilon": 1' + "0" * 400 + ",", 1),
+        )(folder),
+        ["config.json"],
+    ),
+    "config has a hundred thousand keys": (
+        lambda folder: config(**{f"key{n}": n for n in range(100_000 // 2)})(folder),
+        ["config.json"],
+    ),
+    "a head of its own beside tied embeddings": (
+        tensors(lambda x: x | {"lm_head.weight": x["transformer.wte.weight"] + 1}),
+        ["lm_head.weight", "differs", "transformer.wte.weight"],
+    ),
     "class is a list of numbers": (config(architectures=[7]), ["config.json", "architectures"]),
     "head is not implemented": (
         config(architectures=["GPT2ForSequenceClassification"]),
@@ -217,6 +257,26 @@ BROKEN = {
     "tokenizer is huge": (sparse("tokenizer.json", 2**30), ["tokenizer.json", "bytes"]),
     "tokenizer has a slow pattern": (slow_pattern, ["tokenizer.json", "(a+)+"]),
     "tokenizer is of another model": (larger_tokenizer, ["tokenizer.json", "5000", "vocab_size"]),
+    "tokenizer makes a text longer": (
+        of_tokenizer(normalizer=growing(1000)),
+        ["tokenizer.json", "longer"],
+    ),
+    "tokenizer makes a text longer by steps": (
+        of_tokenizer(normalizer={"type": "Sequence", "normalizers": [growing(16)] * 3}),
+        ["tokenizer.json", "longer"],
+    ),
+    "tokenizer's model is a number": (of_tokenizer(model=7), ["tokenizer.json"]),
+    "tokenizer's template names a token that is not there": (
+        of_tokenizer(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[GONE]", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        ),
+        ["tokenizer.json"],
+    ),
     "generation settings are no JSON": (
         text("generation_config.json", "{"),
         ["generation_config.json"],
@@ -250,6 +310,9 @@ BROKEN_LLAMA = {
     "kinds of layers are too few": (config(layer_types=["full_attention"]), ["layer_types"]),
     "window is text": (config(sliding_window="5"), ["config.json", "sliding_window", "'5'"]),
     "epsilon is nothing": (config(rms_norm_eps=0.0), ["config.json", "norm_epsilon", "0.0"]),
+    "no layers": (config(num_hidden_layers=0), ["config.json", "0"]),
+    "base is nothing": (config(rope_parameters={"rope_theta": None}), ["config.json"]),
+    "base is zero": (config(rope_parameters={"rope_theta": 0}), ["config.json", "0"]),
     "experts": (config(num_experts=8), ["config.json", "num_experts", "8"]),
 }
 MOST_MEMORY = 100 * 2**20

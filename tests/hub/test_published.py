@@ -156,6 +156,21 @@ def test_a_file_of_the_bare_model_has_shorter_names(tmp_path):
     np.testing.assert_array_equal(found, variables["params"]["final_norm"]["scale"])
 
 
+@pytest.mark.parametrize("is_beside", [True, False], ids=["beside", "alone"])
+def test_the_embeddings_may_go_by_the_name_of_the_head(is_beside, tmp_path):
+    """Files hold a tied table twice, or under its second name alone."""
+    _, variables = foreign.write(tmp_path / "model", "gpt2")
+    table = "transformer.wte.weight"
+
+    def change(arrays):
+        rest = {name: x for name, x in arrays.items() if is_beside or name != table}
+        return rest | {"lm_head.weight": arrays[table]}
+
+    foreign.tensors(tmp_path / "model", change)
+    found = jf.load(tmp_path / "model").variables["params"]["embedding"]["tokens"]
+    np.testing.assert_array_equal(found, variables["params"]["embedding"]["tokens"])
+
+
 def test_windows_of_some_layers_are_no_mistral(tmp_path):
     """Their class gives every layer the window: such a model is another family's."""
     options = {**foreign.LLAMA, "num_layers": 2, "use_bias": False}

@@ -1,6 +1,7 @@
 """A model beside the one of transformers that it was read from: how far apart the two are."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +44,15 @@ def missing_peers() -> str | None:
 
 
 def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new_tokens=16):
-    """Both models in float32 on one text (without a tokenizer: on random ids)."""
+    """Both models in float32 on one text (without a tokenizer: on random ids).
+
+    ValueError if transformers has no such class, as is so of names that it has dropped.
+    """
     import torch
     import transformers
 
+    if not hasattr(transformers, architecture):
+        raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
     theirs = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32).eval()
     ids = _ids(model, tokenizer)
     inputs = {"input_ids": torch.tensor(ids[None])}
@@ -55,21 +61,11 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
         inputs["decoder_input_ids"], read = inputs["input_ids"], {"source": ids[None]}
     with torch.no_grad():
         outputs = theirs(**inputs)
-    is_encoder = isinstance(model.config, EncoderConfig)
-    if is_encoder and model.config.num_labels and not model.config.transform:
-        logits = outputs.logits.numpy()
-        ours = jax.jit(lambda v, x: model.apply(v, x, method="classify"))(variables, ids[None])
-    elif hasattr(outputs, "prediction_logits"):
-        logits = outputs.prediction_logits.numpy()
-        ours = jax.jit(model.apply)(variables, ids[None])
-    elif not hasattr(outputs, "logits"):  # a bare encoder
-        logits = outputs.last_hidden_state.numpy()
-        ours = jax.jit(lambda v, x: model.apply(v, x, method="encode"))(variables, ids[None])
-    else:
-        logits = outputs.logits.numpy()
-        ours = jax.jit(model.apply)(variables, ids[None], **read)
+    name, method = _output(model.config, outputs)
+    logits = outputs[name].numpy()
+    ours = jax.jit(partial(model.apply, method=method))(variables, ids[None], **read)
     apart = np.abs(np.asarray(ours) - logits)
-    if is_encoder:
+    if isinstance(model.config, EncoderConfig):
         return Parity(float(apart.max()), float(apart.mean()), None, 0, 0)
     both = tuple(_perplexity(jnp.asarray(x), ids) for x in (logits, ours))
     start = ids[:1] if read else ids
@@ -84,6 +80,16 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     ).tokens[0]
     same = int((np.cumprod(np.asarray(found) == expected)).sum())
     return Parity(float(apart.max()), float(apart.mean()), both, same, max_new_tokens)
+
+
+def _output(config, outputs) -> tuple[str, str | None]:
+    """(what theirs gives, our method that gives the same)."""
+    if isinstance(config, EncoderConfig) and config.num_labels and not config.transform:
+        return "logits", "classify"
+    for name in ("prediction_logits", "logits"):
+        if name in outputs:
+            return name, None
+    return "last_hidden_state", "encode"  # of a bare encoder
 
 
 def _ids(model, tokenizer) -> np.ndarray:

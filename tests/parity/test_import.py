@@ -1,0 +1,60 @@
+"""`jaxformer import` of every kind of head: the report says that the two agree, and it is saved."""
+
+import json
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="parity needs transformers")
+
+import jaxformer as jf  # noqa: E402
+from jaxformer.cli import main  # noqa: E402
+from tests.parity import checkpoints  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+SIZES = {**checkpoints.SIZES, "num_labels": 3}
+CLASSES = {
+    "BertModel": "BertConfig",
+    "BertForMaskedLM": "BertConfig",
+    "BertForPreTraining": "BertConfig",
+    "BertForSequenceClassification": "BertConfig",
+    "RobertaForSequenceClassification": "RobertaConfig",
+    "T5ForConditionalGeneration": "T5Config",
+    "LlamaForCausalLM": "LlamaConfig",
+}
+
+
+def folder_of(name, tmp_path):
+    """A folder with random weights, and its path."""
+    torch.manual_seed(0)
+    sizes = SIZES
+    if name.startswith("T5"):
+        sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2}
+    config = getattr(transformers, CLASSES[name])(**sizes)
+    getattr(transformers, name)(config).save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_report_says_that_they_agree(name, tmp_path, capsys):
+    folder = folder_of(name, tmp_path)
+    assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
+    said = capsys.readouterr().out
+    largest = float(re.search(r"logits differ by (\S+) at most", said).group(1))
+    assert largest < 1e-4, said
+    if "greedy" in said:
+        assert "the first 16 of 16 greedy tokens agree" in said
+    assert jf.load(tmp_path / "ours").model.config == jf.load(folder).model.config
+
+
+def test_a_class_that_transformers_has_no_more_is_imported_all_the_same(tmp_path, capsys):
+    folder = folder_of("T5ForConditionalGeneration", tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    content["architectures"] = ["T5WithLMHeadModel"]
+    (folder / "config.json").write_text(json.dumps(content))
+    assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
+    assert re.search(
+        r"not compared: transformers \S+ has no T5WithLMHeadModel", capsys.readouterr().out
+    )
+    assert jf.load(tmp_path / "ours").model.config.vocab_size == 50

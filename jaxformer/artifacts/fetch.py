@@ -10,7 +10,14 @@ _FILES = (
     "model*.safetensors",
     "model.safetensors.index.json",
 )
-_TOKENIZERS = ("tokenizer*.json", "vocab.*", "merges.txt", "*.model", "special_tokens_map.json")
+_TOKENIZERS = (
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "special_tokens_map.json",
+)
 
 
 def fetched(source: str | Path) -> Path:

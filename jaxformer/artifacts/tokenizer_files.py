@@ -7,6 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, processors
 
+from jaxformer.artifacts.sentencepiece import of_marian, of_t5
 from jaxformer.artifacts.subwords import MOST_BYTES, SpecialTokens, Subwords
 from jaxformer.artifacts.tensors import read_json, write_json
 from jaxformer.models.config import EncoderConfig, EncoderDecoderConfig
@@ -30,7 +31,7 @@ def _older(folder: Path) -> tokenizers.Tokenizer | None:
             if path.is_file() and path.stat().st_size > MOST_BYTES:
                 raise ValueError(f"{path.name} has more than {MOST_BYTES} bytes")
         if vocabulary.is_file() and merges.is_file():
-            if read_json(folder / "config.json").get("model_type") != "gpt2":
+            if model_type(folder) != "gpt2":
                 raise ValueError(
                     "vocab.json and merges.txt alone are enough for GPT-2 only; with transformers, "
                     "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes "
@@ -42,6 +43,10 @@ def _older(folder: Path) -> tokenizers.Tokenizer | None:
             backend.decoder = decoders.ByteLevel()
             backend.add_special_tokens(["<|endoftext|>"])
             return backend
+        if (folder / "source.spm").is_file():
+            return of_marian(folder / "source.spm", read_json(vocabulary))
+        if (folder / "spiece.model").is_file() and model_type(folder) in ("t5", "mt5"):
+            return of_t5(folder / "spiece.model")
         if (folder / "vocab.txt").is_file():
             how = folder / "tokenizer_config.json"
             lower = read_json(how).get("do_lower_case", True) if how.is_file() else True
@@ -56,6 +61,11 @@ def _older(folder: Path) -> tokenizers.Tokenizer | None:
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json"
         )
     return None
+
+
+def model_type(folder: Path):
+    """What config.json calls the model."""
+    return read_json(folder / "config.json").get("model_type")
 
 
 def special_tokens(folder: Path) -> SpecialTokens:

@@ -54,10 +54,13 @@ class Bug:
 
 def environment(bug) -> dict[str, str]:
     """The environment of a process of which every import finds the bug, and so do those of the
-    processes that it starts: Python runs site/sitecustomize.py first."""
+    processes that it starts: Python runs site/sitecustomize.py first. Bytecode of all other files
+    is kept: without it each of hundreds of processes would compile them anew."""
     folders = (Path(__file__).parent / "site", PROJECT)
     return {
         **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(PROJECT / ".pytest_cache" / "bytecode"),
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "JAXFORMER_BROKEN_FILE": str(bug.path),
         "JAXFORMER_BROKEN_SOURCE": bug.source(),

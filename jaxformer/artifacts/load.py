@@ -9,7 +9,7 @@ import jax
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import parse_kind, read_saved, read_sections
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.models.build import init
+from jaxformer.models.build import shape_tree
 
 
 class Checkpoint(NamedTuple):
@@ -53,6 +53,5 @@ def load_variables(folder: RunFolder, model) -> dict:
     """The parameters of the newest whole checkpoint, checked against the model's."""
     from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
 
-    shapes = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
-    _, params, _, _ = Checkpoints(folder.checkpoints).restore(shapes["params"])
+    _, params, _, _ = Checkpoints(folder.checkpoints).restore(shape_tree(model))
     return {"params": params}

@@ -3,7 +3,6 @@ and tokenizer.json if there is one."""
 
 import math
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -24,7 +23,7 @@ from jaxformer.artifacts.tensors import (
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models import config as configs
-from jaxformer.models.build import init
+from jaxformer.models.build import shape_tree
 
 FORMAT = 1
 KINDS = {
@@ -122,12 +121,6 @@ def read_sections(folder: Path) -> dict | None:
     if "model" not in sections:
         raise ValueError(f"{path} has no section 'model'")
     return sections
-
-
-@lru_cache(maxsize=8)
-def shape_tree(model) -> dict:
-    """The model's parameters, as shapes."""
-    return jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
 
 
 def flat_shapes(tree) -> dict:

@@ -42,18 +42,21 @@ def stack(tree):
     return jax.tree.map(lambda *x: jnp.stack(x), *tree) if isinstance(tree, list) else tree
 
 
-def over_layers(step, x, layers, settings, execution, *, few_tokens: bool = False):
+def over_layers(step, x, layers, settings, execution, *, decodes=False, few_tokens=False):
     """x through all layers, by scan or unrolled: (y, the output of each layer).
 
     step(setting, x, layer) → (x, output) runs one of them; layers: a tuple of trees that are
     stacked, or lists of a tree a layer; settings: what is static in each, a hashable value a layer.
-    A scan goes by their period. few_tokens: a step of decoding, which is always fastest unrolled.
+    A scan goes by their period. decodes: a pass over a cache, always inside a compiled program: a
+    layer is traced once for each setting, which outside of one would compile it at every call.
+    few_tokens: a step of decoding, which is always fastest unrolled.
     """
     num_layers = len(settings)
     scanned = execution.scans(num_layers, few_tokens)
+    traced = jax.jit if decodes else lambda run: run
     # In a scan the two passes are loops of their own: nothing need keep them from being merged.
     steps = {
-        setting: jax.jit(REMAT[execution.remat](partial(step, setting), prevent_cse=not scanned))
+        setting: traced(REMAT[execution.remat](partial(step, setting), prevent_cse=not scanned))
         for setting in dict.fromkeys(settings)
     }
 

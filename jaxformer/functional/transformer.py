@@ -132,8 +132,9 @@ def forward(
     kept = None if cache is None else cache.layers
     layer_hooks = hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers)
     layers = (weights["blocks"], block_keys, kept, cross_keys_values, layer_hooks)
-    is_step = cache is not None and tokens.shape[1] <= FEW_TOKENS
-    x, outputs = over_layers(step, x, layers, settings, execution, few_tokens=is_step)
+    decodes = cache is not None
+    kind = {"decodes": decodes, "few_tokens": decodes and tokens.shape[1] <= FEW_TOKENS}
+    x, outputs = over_layers(step, x, layers, settings, execution, **kind)
     kept, captured = map(list, zip(*outputs, strict=True))
     x = norm_if_there(weights, "final_norm", x, config)
     if config.output_scale is not None:

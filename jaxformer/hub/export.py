@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.saved import checked_params, flat, flat_shapes, shape_tree
+from jaxformer.artifacts.saved import checked_params, flat, flat_shapes
 from jaxformer.artifacts.table import Entry, entries
 from jaxformer.artifacts.tensors import new_folder, write_json, write_tensors
 from jaxformer.artifacts.tokenizer_files import write_tokenizer
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.models.build import build
+from jaxformer.models.build import build, shape_tree
 
 # Parts that a class of theirs may ask for, and that change nothing while they are zeros.
 _ZEROS = (("head_bias", True), ("num_token_types", 1), ("num_labels", 2))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import Checkpoint, own_folder
 from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.saved import filled, flat_shapes, shape_tree
+from jaxformer.artifacts.saved import filled, flat_shapes
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.table import Entry, entries, read_leaves
 from jaxformer.artifacts.tensors import read_json, stored_tensors
@@ -17,7 +17,7 @@ from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.models.build import build
+from jaxformer.models.build import build, shape_tree
 from jaxformer.models.config import Execution
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers

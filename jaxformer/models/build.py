@@ -1,5 +1,7 @@
 """From a config to the module that it describes."""
 
+from functools import lru_cache
+
 import jax
 
 from jaxformer.models import config as configs
@@ -34,7 +36,12 @@ def init(model, key):
     return model.init(key, method=LanguageModel.head)
 
 
+@lru_cache(maxsize=8)
+def shape_tree(model) -> dict:
+    """The model's parameters, as shapes (no arrays are made)."""
+    return jax.eval_shape(lambda key: init(model, key), jax.random.key(0))["params"]
+
+
 def parameter_count(config) -> int:
-    """Parameters of the model, counted off their shapes (no arrays are made)."""
-    tree = jax.eval_shape(lambda key: init(build(config), key), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(tree["params"]))
+    """Parameters of the model, counted off their shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(shape_tree(build(config))))

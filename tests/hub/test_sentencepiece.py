@@ -50,17 +50,17 @@ def test_the_most_probable_pieces_are_chosen(tmp_path):
     assert tokenizer.vocab_size == len(PIECES) + 100
 
 
-@pytest.mark.parametrize("size", range(1, len(model())))
-def test_a_file_that_is_cut_off_is_refused_or_shorter(size, tmp_path):
+def test_a_file_that_is_cut_off_is_refused_or_shorter(tmp_path):
     """Between two pieces it is a file of fewer pieces, and nowhere else."""
     path = tmp_path / "spiece.model"
-    path.write_bytes(model()[:size])
-    try:
-        found = read_unigram(path).pieces
-    except ValueError as error:
-        assert str(path) in str(error) and len(str(error).splitlines()) == 1
-    else:
-        assert found == PIECES[: len(found)]
+    for size in range(1, len(model())):
+        path.write_bytes(model()[:size])
+        try:
+            found = read_unigram(path).pieces
+        except ValueError as error:
+            assert str(path) in str(error) and len(str(error).splitlines()) == 1
+        else:
+            assert found == PIECES[: len(found)]
 
 
 REFUSED = {

@@ -11,6 +11,9 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 
 from jaxformer.artifacts.tokenizer_files import read_tokenizer  # noqa: E402
 
+# Marian's class asks for a package that it then does not use.
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+
 TEXT = [
     "the tide came in twice that morning, and the clocks had stopped;",
     "the harbour master wrote it down, closed his book and went home.",

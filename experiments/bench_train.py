@@ -40,9 +40,10 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
     import numpy as np
 
     from jaxformer import Decoder, DecoderConfig, Execution
+    from jaxformer.training.batch import Batch
     from jaxformer.training.config import OptimizerConfig
     from jaxformer.training.optimizer import make_optimizer
-    from jaxformer.training.step import Batch, init_state, make_step
+    from jaxformer.training.step import init_state, make_step
 
     config = DecoderConfig(
         vocab_size=size.vocab_size,

@@ -20,10 +20,11 @@ from windows import at_random, check_length, evenly, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 LENGTH, BATCH, HELD_OUT = 64, 8, 128
 FINISHED = jf.DecoderConfig(

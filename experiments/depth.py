@@ -22,9 +22,10 @@ from windows import at_random, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 LENGTH, BATCH = 64, 4
 LEAST = 1e-12  # gradients below are drawn there

@@ -20,9 +20,10 @@ import jaxformer as jf
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.masking import mask_tokens
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 256
 MASK = VOCAB  # one id more than the tokenizer's

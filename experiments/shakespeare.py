@@ -19,9 +19,10 @@ from windows import at_random, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 
 @dataclass(frozen=True)

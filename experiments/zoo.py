@@ -21,9 +21,10 @@ from windows import at_random, loss, read_windows, text_parser
 import jaxformer as jf
 from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 64
 COMMON = {"vocab_size": VOCAB, "max_length": 4096}

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxformer.functional.losses import chunked_cross_entropy
-from jaxformer.training.data import EvaluationBatch, evaluation_batches
+from jaxformer.training.batch import Batch
+from jaxformer.training.loss import summed_loss
+from jaxformer.training.windows import evaluation_batches
 
 
 class Evaluation(NamedTuple):
@@ -26,14 +27,14 @@ class Evaluation(NamedTuple):
 def evaluate(
     model,
     variables,
-    batches: Iterable[EvaluationBatch],
+    batches: Iterable[Batch],
     on_scored: Callable[[int], None] = lambda count: None,
 ) -> tuple[float, int]:
     """(Σ loss in nats, tokens scored) over the batches; no dropout. on_scored: is told how many
     tokens are scored so far."""
     losses, count = [], 0
     for batch in batches:
-        losses.append(_summed_loss(model)(variables, batch))
+        losses.append(_compiled(model)(variables, batch))
         jax.block_until_ready(losses[-2:-1])  # one behind: the count is true, the device is busy
         on_scored(count)
         count += int(batch.weights.sum())
@@ -41,18 +42,12 @@ def evaluate(
 
 
 @lru_cache(maxsize=4)
-def _summed_loss(model):
+def _compiled(model):
     @jax.jit
-    def summed_loss(variables, batch):
-        params = variables["params"]
-        hidden = model.forward(params, batch.inputs, segments=batch.segments).hidden
-        head = model.output_map(params)
-        weights = batch.weights
-        output = {"bias": head.get("bias"), "cap": head.get("cap")}
-        mean = chunked_cross_entropy(hidden, head["kernel"], batch.targets, weights, **output)
-        return weights.sum() * mean
+    def of_batch(variables, batch):
+        return summed_loss(model, variables["params"], batch)[0]
 
-    return summed_loss
+    return of_batch
 
 
 def half(window: int) -> int:
@@ -108,13 +103,13 @@ def evaluate_windows(
 
 def spread_windows(
     documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
-) -> list[EvaluationBatch]:
+) -> list[Batch]:
     """So many of the documents' evaluation windows (all, if there are fewer), evenly spread."""
     rows = list(evaluation_batches(documents, length, half(length), 1))
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
     chosen = [rows[place] for place in places]
-    chosen += [EvaluationBatch(*map(np.zeros_like, rows[0]))] * (-len(chosen) % batch_size)
+    chosen += [jax.tree.map(np.zeros_like, rows[0])] * (-len(chosen) % batch_size)
     return [
-        EvaluationBatch(*map(np.concatenate, zip(*chosen[i : i + batch_size], strict=True)))
+        jax.tree.map(lambda *x: np.concatenate(x), *chosen[i : i + batch_size])
         for i in range(0, len(chosen), batch_size)
     ]

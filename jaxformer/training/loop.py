@@ -15,14 +15,15 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.build import build, parameter_count
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.data import Batches
 from jaxformer.training.evaluate import Evaluation, evaluate_documents, evaluate_windows
 from jaxformer.training.optimizer import make_optimizer, make_schedule
 from jaxformer.training.picture import draw_run
 from jaxformer.training.prepare import Prepared
 from jaxformer.training.screen import Screen
-from jaxformer.training.step import Batch, TrainState, init_state, make_step
+from jaxformer.training.step import TrainState, init_state, make_step
+from jaxformer.training.windows import WindowBatches
 
 FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
 
@@ -47,7 +48,7 @@ class Training:
         self.model = build(config.model, config.execution)
         self.optimizer = make_optimizer(config.optimizer, config.steps)
         self.schedule = make_schedule(config.optimizer, config.steps)
-        self.batches = Batches(
+        self.batches = WindowBatches(
             data.train.ids, config.window, config.batch_size * config.accumulate, config.seed
         )
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxformer.training.step import Batch
+from jaxformer.training.batch import Batch
 
 
 def read_pairs(source: Path | str, target: Path | str) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from jaxformer.training.corpus import (
     split,
     standard_library,
 )
-from jaxformer.training.data import TokenStream, open_tokens, write_tokens
+from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 
 
 class Prepared(NamedTuple):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxformer.functional.contexts import Source
-from jaxformer.functional.losses import chunked_cross_entropy
 from jaxformer.models.build import init
+from jaxformer.training.batch import Batch
+from jaxformer.training.loss import summed_loss
 
 
 class TrainState(NamedTuple):
@@ -32,20 +32,6 @@ class TrainState(NamedTuple):
         return cls(jnp.int32(step), params, rest["optimizer"], key)
 
 
-class Batch(NamedTuple):
-    """int [accumulate, batch, length] inputs and targets; weights: 1 for a target that counts, 0
-    for padding and for what the model has seen, a prefix (None: all count); segments: documents
-    packed into a row (None: one); source and source_segments: for a model that reads one,
-    [accumulate, batch, source length]."""
-
-    inputs: Array
-    targets: Array
-    weights: Array | None = None
-    segments: Array | None = None
-    source: Array | None = None
-    source_segments: Array | None = None
-
-
 def init_state(model, optimizer, seed: int) -> TrainState:
     """Parameters, optimiser state and dropout key, all from one seed."""
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
@@ -59,32 +45,14 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
     loss: nats per counted token over the whole batch. Micro-batches add up sums, not means, so
     they give the full batch's gradient however unequal their token counts are.
     """
+    dropout = model.config.dropout > 0
 
-    def summed_loss(params, batch: Batch, key):
-        source = None if batch.source is None else Source(batch.source, batch.source_segments)
-        passed = model.forward(
-            params,
-            batch.inputs,
-            segments=batch.segments,
-            source=source,
-            dropout_key=None if model.config.dropout == 0 else key,
-        )
-        head = model.output_map(params)
-        count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
-        mean = chunked_cross_entropy(
-            passed.hidden,
-            head["kernel"],
-            batch.targets,
-            batch.weights,
-            bias=head.get("bias"),
-            cap=head.get("cap"),
-            label_smoothing=label_smoothing,
-        )
-        return mean * count, count
+    def loss_of(params, batch, key):
+        return summed_loss(model, params, batch, key if dropout else None, label_smoothing)
 
     def accumulate(params, batch, key):
         """Σ loss, Σ count and Σ gradient over the micro-batches."""
-        gradient = jax.value_and_grad(summed_loss, has_aux=True)
+        gradient = jax.value_and_grad(loss_of, has_aux=True)
         keys = jax.random.split(key, len(batch.inputs))
 
         def add(sums, micro):

@@ -114,7 +114,7 @@ def test_evaluation_shows_how_far_it_is_on_a_terminal(trained, corpus, capsys, m
 
 
 def _tokens(path):
-    from jaxformer.training.data import open_tokens
+    from jaxformer.training.tokens import open_tokens
 
     return open_tokens(path).ids
 

@@ -13,10 +13,11 @@ from jaxformer.models.build import build
 from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig
 from jaxformer.models.decoder import Decoder
 from jaxformer.models.rows import padded
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import is_matrix, make_optimizer, make_schedule
 from jaxformer.training.pairs import PairBatches
-from jaxformer.training.step import Batch, init_state, make_step
+from jaxformer.training.step import init_state, make_step
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -7,9 +7,9 @@ import pytest
 
 from jaxformer.artifacts import tokenizer as tokenizer_module
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training import data
+from jaxformer.training import tokens
 from jaxformer.training.corpus import Document
-from jaxformer.training.data import open_tokens, write_tokens
+from jaxformer.training.tokens import open_tokens, write_tokens
 from tests.errors import error_of
 
 DOCUMENTS = [Document("a", "the café " * 9), Document("empty", ""), Document("b", "the end\n")]
@@ -36,7 +36,7 @@ def test_the_file_holds_the_stream(tmp_path):
 
 
 def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "_GROUP_CHARACTERS", 20)
+    monkeypatch.setattr(tokens, "_GROUP_CHARACTERS", 20)
     monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
     assert write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens").ids.tolist() == STREAM
 
@@ -61,8 +61,8 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
 def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeypatch):
     path = tmp_path / "tokens"
     encoded = []
-    original = data._encode
-    monkeypatch.setattr(data, "_encode", lambda *a: encoded.append(1) or original(*a))
+    original = tokens._encode
+    monkeypatch.setattr(tokens, "_encode", lambda *a: encoded.append(1) or original(*a))
 
     def times_encoded(documents, tokenizer):
         encoded.clear()
@@ -92,7 +92,7 @@ def test_what_goes_wrong_while_writing_leaves_the_old_file(tmp_path, monkeypatch
         yield [1, 2, 3]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "_encode", broken)
+    monkeypatch.setattr(tokens, "_encode", broken)
     with pytest.raises(KeyboardInterrupt):
         write_tokens(DOCUMENTS[:1], TOKENIZER, path)
     assert open_tokens(path).ids.tolist() == STREAM

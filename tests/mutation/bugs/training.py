@@ -26,7 +26,7 @@ BUGS = (
     # ---- losses and updates: transformers#34191, prime-rl#1961, optax#1185, flax#677
     Bug(
         "micro-batches average their averages",
-        "training.step:make_step.summed_loss",
+        "training.loss:summed_loss",
         Replace("(mean * count, count)", "(mean, jnp.float32(1))"),
         f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
     ),
@@ -50,9 +50,9 @@ BUGS = (
     ),
     Bug(
         "targets not shifted",
-        "training.data:Batches._read",
+        "training.windows:WindowBatches._read",
         then(lambda batch: batch._replace(targets=batch.inputs)),
-        "training/test_data.py::test_targets_are_the_inputs_moved_by_one",
+        "training/test_windows.py::test_targets_are_the_inputs_moved_by_one",
     ),
     Bug(
         "weight decay by rank: stacked biases decay",
@@ -149,7 +149,7 @@ BUGS = (
     ),
     Bug(
         "the data position is not restored",
-        "training.data:Batches.restore",
+        "training.windows:WindowBatches.restore",
         gives(None),
         "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
     ),

@@ -35,15 +35,14 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
     """An update of `make_step`."""
     import jax
     import numpy as np
+    import optax
 
     from jaxformer import Decoder, DecoderConfig, Execution
-    from jaxformer.training.config import OptimizerConfig
-    from jaxformer.training.optimizer import make_optimizer
     from jaxformer.training.step import Batch, init_state, make_step
 
     config = DecoderConfig(vocab_size, length, num_layers, dim, heads)
-    model, optimizer = Decoder(config, Execution(layers="unrolled")), None
-    optimizer = make_optimizer(OptimizerConfig(), 1000)
+    model = Decoder(config, Execution(layers="unrolled"))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, weight_decay=0.1))
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     step = make_step(model, optimizer)
     rows = np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)

@@ -54,7 +54,7 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
         dtype=dtype,
     )
     model = Decoder(config, Execution(layers=layers, remat=remat))
-    optimizer = make_optimizer(OptimizerConfig(), 1000)
+    optimizer = make_optimizer(OptimizerConfig())
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     step = make_step(model, optimizer)
     rows = np.random.default_rng(0).integers(

@@ -16,14 +16,14 @@ from pathlib import Path
 import jax
 import numpy as np
 from record import at_least, conclude, run
-from windows import at_random, check_length, evenly, loss, text_parser
+from windows import batches, check_length, evenly, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
-from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.loop import updates
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step
 
 LENGTH, BATCH, HELD_OUT = 64, 8, 128
@@ -70,14 +70,14 @@ def read(paths):
 def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
     """Held-out loss of each seed, all trained at once."""
     model = jf.build(config, jf.Execution(layers="unrolled"))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=2e-3, warmup_steps=50), steps)
+    recipe = OptimizerConfig(learning_rate=2e-3, warmup_steps=50)
+    optimizer, rates = make_optimizer(recipe), Schedule(recipe, steps).rates()
     init = jax.vmap(lambda seed: init_state(model, optimizer, seed))
-    state = jax.jit(init)(np.arange(seeds))
-    update = jax.jit(jax.vmap(make_step(model, optimizer)), donate_argnums=0)
-    random = np.random.default_rng(0)
-    for _ in range(steps):
-        rows = at_random(random, text, LENGTH, (seeds, 1, BATCH))
-        state, _ = update(state, Batch(rows[..., :-1], rows[..., 1:]))
+    begin = jax.jit(init)(np.arange(seeds))
+    update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
+    data = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH))
+    for state, _ in updates(update, begin, data, rates):  # noqa: B007 (the last is wanted)
+        pass
     losses = jax.vmap(partial(loss, model), in_axes=(0, None))
     return np.asarray(jax.jit(losses)(state.params, held_out))
 

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from build_up import read
 from record import at_least, conclude, run
-from windows import at_random, loss, text_parser
+from windows import batches, loss, text_parser
 
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
-from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.loop import updates
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step
 
 LENGTH, BATCH = 64, 4
@@ -74,20 +74,19 @@ def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
     """Losses by step [steps, seeds], gradients by layer before and after [seeds, depth]."""
     place, is_plain, warmup = KINDS[kind]
     model = jf.build(config_of(depth, place))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=2e-3, warmup_steps=warmup), steps)
+    recipe = OptimizerConfig(learning_rate=2e-3, warmup_steps=warmup)
+    optimizer, rates = make_optimizer(recipe), Schedule(recipe, steps).rates()
 
     def begin(seed):
         state = init_state(model, optimizer, seed)
         return state._replace(params=plain(state.params, seed)) if is_plain else state
 
-    state = jax.jit(jax.vmap(begin))(np.arange(seeds))
+    start = jax.jit(jax.vmap(begin))(np.arange(seeds))
     look = jax.jit(jax.vmap(partial(by_layer, model), in_axes=(0, None)))
-    before = np.asarray(look(state.params, rows))
-    update = jax.jit(jax.vmap(make_step(model, optimizer)), donate_argnums=0)
-    random, losses = np.random.default_rng(0), []
-    for _ in range(steps):
-        windows = at_random(random, text, LENGTH, (seeds, 1, BATCH))
-        state, now = update(state, Batch(windows[..., :-1], windows[..., 1:]))
+    before = np.asarray(look(start.params, rows))
+    update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
+    data, losses = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH)), []
+    for state, now in updates(update, start, data, rates):  # noqa: B007 (the last is looked at)
         losses.append(now)
     after = np.asarray(look(state.params, rows))
     return {"losses": np.array(losses), "before": before, "after": after}

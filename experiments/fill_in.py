@@ -8,6 +8,7 @@ one target in seven; the decoder from every token. Both are asked for the same h
 """
 
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import jax
@@ -17,12 +18,13 @@ from record import at_least, conclude, run
 from windows import at_random, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.functional import cross_entropy
 from jaxformer.functional.masking import mask_tokens
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.loop import updates
+from jaxformer.training.loss import summed_loss
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 256
@@ -39,45 +41,51 @@ CONFIGS = {"encoder": jf.EncoderConfig(**SIZE), "decoder": jf.DecoderConfig(**SI
 LABELS = {"encoder": "encoder, from both sides", "decoder": "decoder, from the left"}
 
 
-def hide(key, tokens):
-    """(inputs, weights): what the encoder learns from, by BERT's rule."""
-    return mask_tokens(key, tokens, MASK, VOCAB + 1)
+def examples(name, ids, seed: int):
+    """What is learnt from: an encoder predicts what is hidden by BERT's rule, a decoder what comes
+    next."""
+    random, hide = np.random.default_rng(seed), jax.jit(mask_tokens, static_argnums=(2, 3))
+    for step in count():
+        rows = at_random(random, ids, LENGTH, (1, BATCH))
+        if name == "encoder":
+            inputs, weights = hide(jax.random.key(step), rows[..., 1:], MASK, VOCAB + 1)
+            yield Batch(inputs, rows[..., 1:], weights)
+        else:
+            yield Batch(rows[..., :-1], rows[..., 1:])
 
 
 def train(name, ids, windows, hidden, steps: int, seed: int) -> dict:
     """(step, loss, share right) on the hidden tokens of held-out text, and the last guesses."""
     model = jf.build(CONFIGS[name], jf.Execution(layers="unrolled"))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=4e-3, warmup_steps=50), steps)
-    state = jax.jit(lambda: init_state(model, optimizer, seed))()
-    update, random = make_step(model, optimizer), np.random.default_rng(seed)
-    ask, mask = jax.jit(partial(answers, name, model)), jax.jit(hide)
-    curve = []
-    for step in range(steps + 1):
+    recipe = OptimizerConfig(learning_rate=4e-3, warmup_steps=50)
+    optimizer = make_optimizer(recipe)
+    start = jax.jit(lambda: init_state(model, optimizer, seed))()
+    ask, curve = jax.jit(partial(answers, name, model)), []
+
+    def look(step, params):
+        loss, right, guesses = ask(params, windows, hidden)
+        curve.append((step, float(loss), float(right)))
+        print(f"{name} step {step:5}: {loss:.3f} nats, {100 * right:.1f}% right", flush=True)
+        return np.asarray(guesses)
+
+    look(0, start.params)
+    data, rates = examples(name, ids, seed), Schedule(recipe, steps).rates()
+    trained = updates(make_step(model, optimizer), start, data, rates)
+    for step, (state, _) in enumerate(trained, 1):
         if step % max(1, steps // 10) == 0 or step == steps:
-            loss, right, guesses = ask(state.params, windows, hidden)
-            curve.append((step, float(loss), float(right)))
-            print(f"{name} step {step:5}: {loss:.3f} nats, {100 * right:.1f}% right", flush=True)
-        if step == steps:
-            break
-        rows = at_random(random, ids, LENGTH, (1, BATCH))
-        targets = rows[..., 1:]
-        if name == "encoder":
-            inputs, weights = mask(jax.random.key(step), targets)
-            batch = Batch(inputs, targets, weights)
-        else:
-            batch = Batch(rows[..., :-1], targets)
-        state, _ = update(state, batch)
-    return {"curve": curve, "guesses": np.asarray(guesses)}
+            guesses = look(step, state.params)
+    return {"curve": curve, "guesses": guesses}
 
 
 def answers(name, model, params, windows, hidden):
     """(loss, share right, the guess at each place) of tokens 1, 2, … of the windows."""
     targets = windows[:, 1:]
     inputs = jnp.where(hidden, MASK, targets) if name == "encoder" else windows[:, :-1]
-    logits = model.apply({"params": params}, inputs)
-    guesses = logits.argmax(axis=-1)
-    right = jnp.where(hidden, guesses == targets, False).sum() / hidden.sum()
-    return cross_entropy(logits, targets, hidden.astype(jnp.float32)), right, guesses
+    batch = Batch(inputs, targets, hidden.astype(jnp.float32))
+    loss, count = summed_loss(model, params, batch)
+    guesses = model.apply({"params": params}, inputs).argmax(axis=-1)
+    right = jnp.where(hidden, guesses == targets, False).sum() / count
+    return loss / count, right, guesses
 
 
 def draw(results: dict, path: Path) -> None:

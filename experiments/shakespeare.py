@@ -15,13 +15,13 @@ from pathlib import Path
 import jax
 import numpy as np
 from record import Parser, at_least, conclude, run
-from windows import at_random, check_length, loss
+from windows import batches, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
 from jaxformer.runtime import keep_freed_memory
-from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.loop import updates
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step
 
 
@@ -71,14 +71,6 @@ def read(path: Path):
     return ids[:cut], ids[cut:], characters
 
 
-def batches(ids, length: int, batch_size: int, seed: int):
-    """Windows at random places, as nanoGPT takes them."""
-    random = np.random.default_rng(seed)
-    while True:
-        rows = at_random(random, ids, length, (1, batch_size))
-        yield Batch(rows[..., :-1], rows[..., 1:])
-
-
 def held_out_loss(model, params, ids, batch_size: int = 64) -> float:
     """Nats per character over all held-out windows, each character a target once."""
     length = model.config.max_length
@@ -109,14 +101,14 @@ def main():
 
     begin = time.perf_counter()
     model = Decoder(config, Execution(layers=arguments.layers))
-    optimizer = make_optimizer(setting.optimizer, steps)
-    state = jax.jit(lambda: init_state(model, optimizer, arguments.seed))()
+    optimizer = make_optimizer(setting.optimizer)
+    start = jax.jit(lambda: init_state(model, optimizer, arguments.seed))()
     step = make_step(model, optimizer)
     print(f"{arguments.setting}: {parameter_count(config):,} parameters, {steps} steps")
-    data = batches(train, config.max_length, setting.batch_size, arguments.seed)
-    best = float("inf")
-    for number in range(1, steps + 1):
-        state, last = step(state, next(data))
+    random, best = np.random.default_rng(arguments.seed), float("inf")
+    data = batches(random, train, config.max_length, (1, setting.batch_size))
+    rates = Schedule(setting.optimizer, steps).rates()
+    for number, (state, last) in enumerate(updates(step, start, data, rates), 1):
         if number % 500 == 0 or number == steps:
             score = held_out_loss(model, state.params, held_out)
             best = min(best, score)

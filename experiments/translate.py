@@ -5,11 +5,13 @@
         --test-source test.en.gz --test-target test.de.gz --lowercase --minutes 60
 
 Without files it learns phrases that Babel writes from the Unicode CLDR (`phrases.py`): real
-language, exactly right or not, and as long as one likes. A run that was ended goes on when the same
-command is given again. Needs `pip install -e ".[experiments]"`.
+language, exactly right or not, and as long as one likes. Each model is a run of `jaxformer train`
+below --out, and goes on when the same command is given again. Needs
+`pip install -e ".[experiments]"`.
 """
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -17,134 +19,98 @@ import numpy as np
 from record import Parser, at_least, conclude, require, run
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.run import RunFolder, write_whole
+from jaxformer.artifacts.tokenizer import NUM_BYTES
 from jaxformer.cli.runtime import start_jax
-from jaxformer.training.pairs import read_pairs
+from jaxformer.cli.train import main as train
+from jaxformer.decoding.translate import translate
+from jaxformer.training.bleu import bleu
+from jaxformer.training.parallel import read_pairs
 
-MODELS = ("transformer", "attention-lstm", "lstm")
+_TRANSFORMER = "--model encoder-decoder --preset translation"
+_LSTM = "--model recurrent-encoder-decoder --preset translation"
+MODELS = {"transformer": _TRANSFORMER, "attention-lstm": _LSTM, "lstm": f"{_LSTM} --no-attends"}
 LABELS = {"transformer": "Transformer", "attention-lstm": "LSTM, attention", "lstm": "LSTM"}
+
+# Of a model this small Muon's step costs more than Adam's, and makes up for it where what is learnt
+# is a rule; an LSTM gained nothing by it.
+_PHRASES = (
+    "--vocab-size 512 --dropout 0 --label-smoothing 0 --batch-tokens 1024 --lengths 4 "
+    "--learning-rate 5e-3"
+)
+_SMALL, _SMALL_LSTM = "--num-layers 2 --embed-dim 96", "--num-layers 1 --embed-dim 128"
+PHRASES = {
+    "transformer": f"{_PHRASES} {_SMALL} --optimizer muon --learning-rate 4e-3",
+    "attention-lstm": f"{_PHRASES} {_SMALL_LSTM}",
+    "lstm": f"{_PHRASES} {_SMALL_LSTM}",
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt and what is asked: texts side by side; groups: for the picture by length."""
+    """What is learnt and what is asked: where the training text is, as flags; pairs to be asked;
+    groups: for the picture by length."""
 
     name: str
-    train: list
+    inputs: list[str]
     test: list
-    vocab_size: int
-    tokens: int  # places a batch, on each side
     groups: list[int] | None = None
 
 
-def phrase_task(seed: int) -> Task:
+def phrase_task(arguments) -> Task:
     """Phrases for training and others, never seen singly either, to be asked."""
     require("babel")
     from phrases import phrases, strung
 
-    train, held_out = phrases(40_000, seed)
+    seed = arguments.seed
+    learnt, held_out = phrases(40_000, seed)
     test = strung(held_out, 1200, seed + 2, mostly_short=False)
+    pairs = [pair[:2] for pair in strung(learnt, 40_000, seed + 1, mostly_short=True)]
+    path = arguments.out / f"phrases-{seed}.jsonl"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(json.dumps(pair) + "\n" for pair in pairs))
     groups = [count for *_, count in test]
-    train = [pair[:2] for pair in strung(train, 40_000, seed + 1, mostly_short=True)]
-    return Task("phrases", train, [pair[:2] for pair in test], 512, 1024, groups)
+    return Task("phrases", ["--source", str(path)], [pair[:2] for pair in test], groups)
 
 
 def text_task(arguments) -> Task:
-    """The files given; without a test pair, every fiftieth line is held out for it."""
-    pairs = read_pairs(arguments.source, arguments.target)
-    if not arguments.test_source and len(pairs) < 2:
-        raise ValueError(f"{arguments.source} has one line; without --test-source it needs two")
-    if arguments.test_source:
-        test = read_pairs(arguments.test_source, arguments.test_target)
-    else:
-        test, pairs = pairs[::50], [pair for i, pair in enumerate(pairs) if i % 50]
+    """The files given."""
+    inputs = ["--source", str(arguments.source), "--target", str(arguments.target)]
+    test = read_pairs(arguments.test_source, arguments.test_target)
     if arguments.lowercase:
-        pairs, test = ([tuple(map(str.lower, pair)) for pair in side] for side in (pairs, test))
-    require("sacrebleu")
-    name = f"{arguments.source.name} to {arguments.target.name}"
-    return Task(name, pairs, test, arguments.vocab_size or 5000, 2048)
+        inputs.append("--lowercase")
+        test = [tuple(map(str.lower, pair)) for pair in test]
+    if arguments.vocab_size:
+        inputs += ["--vocab-size", str(arguments.vocab_size)]
+    return Task(f"{arguments.source.name} to {arguments.target.name}", inputs, test)
 
 
-def config_of(name: str, vocab_size: int, max_length: int, text: bool):
-    """Two to three million parameters for text, half a million for phrases."""
-    common = {"vocab_size": vocab_size, "max_length": max_length, "dropout": 0.2 if text else 0.0}
-    if name == "transformer":
-        return jf.EncoderDecoderConfig(
-            **common,
-            num_layers=4 if text else 2,
-            embed_dim=128 if text else 96,
-            num_heads=4,
-            mlp_dim=256,
-            activation="relu",
-            positions="rotary",
-        )
-    return jf.RecurrentEncoderDecoderConfig(
-        **common,
-        attends=name == "attention-lstm",
-        num_layers=2 if text else 1,
-        embed_dim=192 if text else 128,
-    )
-
-
-# (optimizer, its highest learning rate): of a model this small Muon's step costs more than Adam's,
-# and makes up for it where what is learnt is a rule; an LSTM gained nothing by it.
-RECIPES = {
-    "text": dict.fromkeys(MODELS, ("adamw", 3e-3)),
-    "phrases": dict.fromkeys(MODELS, ("adamw", 5e-3)) | {"transformer": ("muon", 4e-3)},
-}
-
-
-def prepare(task: Task, folder: Path):
-    """(tokenizer, pairs of ids, longest side): the tokenizer learnt from both languages."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        sides = (side for pair in task.train[:30_000] for side in pair)
-        Tokenizer.train(sides, task.vocab_size, split_digits=True).save(path)
-    tokenizer = Tokenizer.load(path)
-    sides = [tokenizer.encode_many(side) for side in zip(*task.train, strict=True)]
-    pairs = list(zip(*sides, strict=True))
-    asked = tokenizer.encode_many(source for source, _ in task.test)
-    longest = max(max(len(row) for row in side) for side in (*sides, asked))
-    return tokenizer, pairs, longest
-
-
-def learn(name, task, tokenizer, pairs, longest, arguments) -> dict:
-    """Train one model and score it; returns its figures, and its answers under "found"."""
-    from translation import Trainer, same_run, translate
-
-    text = task.groups is None
-    config = config_of(name, tokenizer.vocab_size, -(-longest * 2 // 64) * 64, text)
-    model = jf.build(config, jf.Execution(layers="unrolled"))
-    folder, smoothing = arguments.out / name, 0.1 if text else 0.0
-    optimizer, peak = RECIPES["text" if text else "phrases"][name]
-    recipe = {"optimizer": optimizer, "peak": peak, "smoothing": smoothing}
-    same_run(folder, {"config": asdict(config), **recipe})
-    trainer = Trainer(
-        model,
-        pairs,
-        folder,
-        **recipe,
-        seconds=60 * arguments.minutes,
-        tokens=task.tokens,
-        end_of_text=tokenizer.end_of_text,
-        seed=arguments.seed,
-        num_buckets=6 if text else 4,
-    )
-    trainer.run(LABELS[name])
+def learn(name: str, task: Task, arguments) -> dict:
+    """Train one model, or go on with it, and score it; returns its figures, its answers under
+    "found" and its losses under "history"."""
+    folder = RunFolder(arguments.out / name)
+    words = ["--out", str(folder.path)]
+    if folder.holds_run:
+        train([*words, "--resume", "--minutes", str(arguments.minutes)])
+    else:
+        words += MODELS[name].split() + task.inputs
+        words += [] if task.groups is None else PHRASES[name].split()
+        train([*words, "--minutes", str(arguments.minutes), "--seed", str(arguments.seed)])
+    model, variables, tokenizer = jf.load(folder.path)
     sources, targets = zip(*task.test, strict=True)
-    width = (arguments.beam_width or 5) if text else 1
-    found = translate(model, trainer.state.params, tokenizer, sources, beam_width=width)
+    width = (arguments.beam_width or 5) if task.groups is None else 1
+    found = translate(model, variables, tokenizer, sources, beam_width=width)
     lines = "\n".join(map("\t".join, zip(sources, targets, found, strict=True)))
-    (folder / "translations.tsv").write_text(lines + "\n")
+    write_whole(folder.path / "translations.tsv", lines + "\n")
+    metrics = [line for line in folder.read_metrics() if "seconds" in line]
     return {
-        "parameters": jf.parameter_count(config),
-        "steps": int(trainer.state.step),
-        "epochs": trainer.batches.epoch,
-        "seconds": round(trainer.elapsed, 1),
-        "tokens_per_second": round(trainer.tokens_read / trainer.elapsed),
+        "parameters": jf.parameter_count(model.config),
+        "steps": metrics[-1]["step"],
+        "seconds": metrics[-1]["seconds"],
+        "tokens_per_second": round(float(np.median([x["tokens_per_second"] for x in metrics]))),
         **score(targets, found, task.groups),
         "found": found,
-        "history": trainer.history,
+        "history": [(line["step"], line["seconds"], line["loss"]) for line in metrics],
     }
 
 
@@ -155,11 +121,7 @@ def score(targets, found, groups: list[int] | None) -> dict:
         right = np.array([a == b for a, b in zip(targets, found, strict=True)])
         shares = {n: float(right[np.array(groups) == n].mean()) for n in sorted(set(groups))}
         return {"exact": float(right.mean()), "exact_by_phrases": shares}
-    from sacrebleu.metrics import BLEU
-
-    metric = BLEU(lowercase=True)
-    bleu = metric.corpus_score(found, [targets])
-    return {"bleu": round(bleu.score, 2), "signature": str(metric.get_signature())}
+    return bleu(found, targets, lowercase=True)._asdict()
 
 
 def draw(task: Task, results: dict, path: Path) -> None:
@@ -184,7 +146,7 @@ def draw(task: Task, results: dict, path: Path) -> None:
         right.set_xticks(counts)
     else:
         names = list(results)
-        right.bar([LABELS[name] for name in names], [results[name]["bleu"] for name in names])
+        right.bar([LABELS[name] for name in names], [results[name]["score"] for name in names])
         right.set(ylabel="BLEU", title="held-out text")
     for axes in (left, right):
         axes.grid(alpha=0.2)
@@ -193,12 +155,12 @@ def draw(task: Task, results: dict, path: Path) -> None:
 
 def check(arguments) -> None:
     """Refuse what makes no sense before anything is made."""
-    for one, other in (("source", "target"), ("test_source", "test_target")):
-        if bool(getattr(arguments, one)) != bool(getattr(arguments, other)):
-            raise ValueError(f"--{one} and --{other} belong together".replace("_", "-"))
+    files = ("source", "target", "test_source", "test_target")
+    if any(getattr(arguments, x) for x in files) and not all(getattr(arguments, x) for x in files):
+        raise ValueError("--source, --target, --test-source and --test-target belong together")
     if not 0 < arguments.minutes < float("inf"):
         raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0, and finite")
-    for name in ("test_source", "vocab_size", "lowercase", "beam_width"):
+    for name in ("vocab_size", "lowercase", "beam_width"):
         if getattr(arguments, name) and not arguments.source:
             raise ValueError(f"--{name} needs --source".replace("_", "-"))
 
@@ -207,7 +169,7 @@ def main():
     parser = Parser(__doc__)
     for name in ("--source", "--target", "--test-source", "--test-target"):
         parser.add_argument(name, type=Path, help="a text, plain or .gz, a sentence a line")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--minutes", type=float, default=4.2, help="of training, for each model")
     parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), help="for text; else 5000")
     parser.add_argument("--lowercase", action="store_true", help="all text, on both sides")
@@ -216,16 +178,10 @@ def main():
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
     check(arguments)
-    task = text_task(arguments) if arguments.source else phrase_task(arguments.seed)
+    task = text_task(arguments) if arguments.source else phrase_task(arguments)
     start_jax()  # what is compiled is kept: going on does not compile again
-    from translation import fingerprint, same_run
-
-    settings = {name: getattr(arguments, name) for name in ("minutes", "seed")}
-    settings |= {"text": fingerprint(task.train, task.test), "vocab_size": task.vocab_size}
-    same_run(arguments.out, {"task": task.name, **settings, "tokens": task.tokens})
-    data = prepare(task, arguments.out)
-    results = {name: learn(name, task, *data, arguments) for name in arguments.models}
-    figures = {"task": task.name, "pairs": len(task.train), "asked": len(task.test)}
+    results = {name: learn(name, task, arguments) for name in arguments.models}
+    figures = {"task": task.name, "asked": len(task.test)}
     for name, result in results.items():
         shown = {key: result[key] for key in result if key not in ("found", "history")}
         print(f"{LABELS[name]:16} " + ", ".join(f"{key} {value}" for key, value in shown.items()))

@@ -6,8 +6,9 @@ import numpy as np
 from record import Parser, at_least, picture
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.functional import cross_entropy
+from jaxformer.training.batch import Batch
 from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
+from jaxformer.training.loss import summed_loss
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
@@ -56,6 +57,14 @@ def check_length(ids, length: int) -> None:
         raise ValueError(f"the text has {len(ids)} tokens in a part; a window has {length + 1}")
 
 
+def batches(random, ids, length: int, shape: tuple[int, ...]):
+    """Batches of such windows, without end: [*shape, length]."""
+    while True:
+        rows = at_random(random, ids, length, shape)
+        yield Batch(rows[..., :-1], rows[..., 1:])
+
+
 def loss(model, params, windows):
     """Nats per token."""
-    return cross_entropy(model.apply({"params": params}, windows[:, :-1]), windows[:, 1:])
+    total, count = summed_loss(model, params, Batch(windows[:, :-1], windows[:, 1:]))
+    return total / count

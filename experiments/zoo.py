@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from record import at_least, conclude, run
-from windows import at_random, loss, read_windows, text_parser
+from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
 from jaxformer.runtime import keep_freed_memory
-from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.loop import updates
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 64
@@ -46,28 +46,29 @@ PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
     """Losses on held-out text by step and by second of training, and the trained weights."""
     model = jf.build(MODELS[name], jf.Execution(layers="unrolled"))
-    optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0), steps
-    )
-    state = jax.jit(lambda: init_state(model, optimizer, seed))()
-    update, random = make_step(model, optimizer), np.random.default_rng(seed)
+    recipe = OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0)
+    optimizer = make_optimizer(recipe)
+    start = jax.jit(lambda: init_state(model, optimizer, seed))()
+    data = batches(np.random.default_rng(seed), ids, LENGTH, (1, BATCH))
+    # Compiled apart: what it costs is not training.
+    update = make_step(model, optimizer).lower(start, next(data), np.float32(0)).compile()
     loss_of = jax.jit(partial(loss, model))
     curve, seconds = [], 0.0
-    for step in range(steps + 1):
-        if step % max(1, steps // 20) == 0 or step == steps:
-            score = float(loss_of(state.params, held_out))
-            curve.append((step, seconds, score))
-            print(f"{name:12} step {step:5}: {score:.3f} nats, {seconds:.0f} s", flush=True)
-        if step == steps:
-            break
-        rows = at_random(random, ids, LENGTH, (1, BATCH))
-        batch = Batch(rows[..., :-1], rows[..., 1:])
-        if step == 0:  # compiled apart: what it costs is not training
-            update = update.lower(state, batch).compile()
-        begin = time.perf_counter()
-        state, last = update(state, batch)
+
+    def look(step, params):
+        score = float(loss_of(params, held_out))
+        curve.append((step, seconds, score))
+        print(f"{name:12} step {step:5}: {score:.3f} nats, {seconds:.0f} s", flush=True)
+
+    look(0, start.params)
+    begin = time.perf_counter()
+    rates = Schedule(recipe, steps).rates()
+    for step, (state, last) in enumerate(updates(update, start, data, rates), 1):
         last.block_until_ready()
         seconds += time.perf_counter() - begin
+        if step % max(1, steps // 20) == 0 or step == steps:
+            look(step, state.params)
+        begin = time.perf_counter()
     return {
         "curve": curve,
         "training_tokens_per_second": steps * BATCH * LENGTH / seconds,

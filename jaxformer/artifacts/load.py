@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.saved import parse_kind, read_saved, read_sections
+from jaxformer.artifacts.run import RunFolder, parse_kind
+from jaxformer.artifacts.saved import read_saved, read_sections
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.build import shape_tree
 

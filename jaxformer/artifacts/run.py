@@ -7,6 +7,8 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from jaxformer.models.config import KINDS
+
 FORMAT = 1
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 
@@ -28,6 +30,10 @@ class RunFolder:
         self.train_tokens = self.tokens / "train.bin"
         self.baselines = self.tokens / "baselines.json"
         self.held_out_tokens = self.tokens / "held_out.bin"
+        sides = [("train", "held_out"), ("source", "target")]
+        self.pairs = {
+            part: [self.tokens / f"{part}.{side}.bin" for side in sides[1]] for part in sides[0]
+        }
 
     @property
     def holds_run(self) -> bool:
@@ -139,6 +145,14 @@ def parse_config(kind, fields: dict, where) -> object:
         return kind(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def parse_kind(sections: dict, where):
+    """The model's config by its kind; a file without one is of a decoder."""
+    kind = sections.get("kind", "decoder")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"{where}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
+    return parse_config(KINDS[kind], sections["model"], where)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxformer.artifacts.run import parse_config
+from jaxformer.artifacts.run import parse_config, parse_kind
 from jaxformer.artifacts.subwords import SpecialTokens, Subwords
 from jaxformer.artifacts.tensors import (
     DTYPES,
@@ -22,18 +22,10 @@ from jaxformer.artifacts.tensors import (
 )
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.kernels import is_kernel
-from jaxformer.models import config as configs
 from jaxformer.models.build import shape_tree
+from jaxformer.models.config import kind_of
 
 FORMAT = 1
-KINDS = {
-    "decoder": configs.DecoderConfig,
-    "encoder": configs.EncoderConfig,
-    "encoder-decoder": configs.EncoderDecoderConfig,
-    "recurrent": configs.RecurrentConfig,
-    "convolutional": configs.ConvolutionalConfig,
-    "recurrent-encoder-decoder": configs.RecurrentEncoderDecoderConfig,
-}
 
 
 def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
@@ -44,7 +36,7 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
     """
     params = checked_params(model, variables)
     with new_folder(folder) as unfinished:
-        kind = next(name for name, config in KINDS.items() if type(model.config) is config)
+        kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
         if family is not None:
             content["family"] = family
@@ -64,14 +56,6 @@ def checked_params(model, variables) -> dict:
         raise ValueError("variables hold integers or packed kernels; give the params they are of")
     model.check(variables)
     return variables["params"]
-
-
-def parse_kind(sections: dict, where):
-    """The model's config by its kind; a file without one is of a decoder."""
-    kind = sections.get("kind", "decoder")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"{where}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
-    return parse_config(KINDS[kind], sections["model"], where)
 
 
 def read_saved(folder: Path, sections: dict, dtype) -> tuple:

@@ -46,6 +46,7 @@ class Subwords:
       special: the `SpecialTokens`.
       end_of_text: the id that ends a text, None if it is not known.
       before, after: the ids that stand before and after a text that a model reads.
+      mask_token: the id that stands for a hidden token; None: there is none.
       why_lossy: why a text may not come back as it was.
     """
 
@@ -64,6 +65,8 @@ class Subwords:
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
         self._special = is_special - {unknown}
+        masks = (vocabulary.get(name) for name in ("[MASK]", "<mask>"))
+        self.mask_token: int | None = next((x for x in masks if x in is_special), None)
         self.stop_tokens = special.stop_tokens
         self.end_of_text = special.stop_tokens[0] if special.stop_tokens else special.begin
         self.why_lossy = f"it is {type(backend.model).__name__}, which may change a text"

@@ -30,6 +30,7 @@ from jaxformer.artifacts.lossless import (
 )
 
 END_OF_TEXT = "<|endoftext|>"
+MASK = "<|mask|>"
 
 # What other people's byte-level vocabularies call it, in the order in which they are looked for.
 _NAMES_OF_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")
@@ -51,6 +52,7 @@ class Tokenizer:
       vocab_size: one more than the largest id.
       end_of_text: the id that stands before each document and ends the one before. No text
         encodes to it, not even a text that spells it out, whoever made the tokenizer.
+      mask_token: the id that stands for a hidden token; None: there is none.
       why_lossy: None if ``decode(encode(text)) == text`` for every text, as with each that
         ``train`` gives; else which part (of another's, which was loaded) may change a text.
     """
@@ -76,6 +78,7 @@ class Tokenizer:
         self._token_bytes = _token_bytes(backend)
         self.end_of_text: int = backend.token_to_id(names[0])
         self.vocab_size: int = len(self._token_bytes)
+        self.mask_token: int | None = backend.token_to_id(MASK)
         self._spelled = _spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until it is known what the words are
         self.why_lossy: str | None = lossy_part(parts, self._token_bytes) or self._changed_text()
@@ -97,7 +100,12 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, *, split_digits: bool = False
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        split_digits: bool = False,
+        mask: bool = False,
     ) -> Tokenizer:
         """Learns merges from ``texts``; the same texts in the same order give the same tokenizer.
 
@@ -105,13 +113,15 @@ class Tokenizer:
         which they were learnt, so ``vocab_size=257`` gives one token per byte. A pair seen only
         once is not merged: a small corpus may give fewer than ``vocab_size`` tokens. With
         ``split_digits`` each digit is a token: numbers are read, and written, figure by figure.
+        With ``mask`` the last id is a token that stands for a hidden one.
 
-        Errors: ``ValueError`` when ``vocab_size`` is below 257.
+        Errors: ``ValueError`` when ``vocab_size`` is below 257, or 258 with ``mask``.
         """
-        if vocab_size < NUM_BYTES + 1:
+        least = NUM_BYTES + 1 + mask
+        if vocab_size < least:
             raise ValueError(
                 f"vocab_size: {vocab_size} is too small; a byte-level tokenizer needs at least "
-                f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
+                f"{least} ({NUM_BYTES} bytes, the end of text{' and the mask' * mask})"
             )
         steps = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
@@ -121,7 +131,7 @@ class Tokenizer:
             [*steps, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)]
         )
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
+            vocab_size=vocab_size - mask,
             min_frequency=2,
             special_tokens=[END_OF_TEXT],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -129,6 +139,8 @@ class Tokenizer:
         )
         backend.train_from_iterator(texts, trainer)
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        if mask:
+            backend.add_special_tokens([MASK])
         return cls(backend)
 
     @classmethod
@@ -199,6 +211,10 @@ class Tokenizer:
         """What a text begins with that is generated or scored: something must stand before its
         first token."""
         return [self.end_of_text]
+
+    before: tuple[int, ...] = ()
+    """the ids that stand before and after a text that a model reads: none"""
+    after: tuple[int, ...] = ()
 
     @property
     def decoder_opening(self) -> list[int]:

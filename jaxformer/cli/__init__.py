@@ -8,9 +8,11 @@ from importlib import import_module
 from jaxformer.cli.arguments import UsageError
 
 VERBS = {
-    "train": "train a Transformer on text (by default on the Python standard library)",
+    "train": "train a model on text (by default on the Python standard library) or on pairs",
     "generate": "continue a prompt with a trained run",
-    "evaluate": "loss, perplexity and bits per byte of a run on files",
+    "translate": "translate the lines of standard input",
+    "fill": "fill in what is hidden in a text",
+    "evaluate": "how well a run does on files: loss, bits per byte, BLEU",
     "import": "read a checkpoint in Hugging Face's format and keep it in ours",
     "export": "write a model as transformers, or llama.cpp, opens it",
     "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",

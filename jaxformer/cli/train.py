@@ -1,126 +1,152 @@
-"""`jaxformer train [TEXT…] [--preset P] [--out RUN] [--resume] [any field of the configs]`."""
+"""`jaxformer train [TEXT…] [--model KIND] [--preset P] [--out RUN] [--resume] [any field]`."""
 
 import errno
 import shlex
 import shutil
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
-from itertools import takewhile
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 import tyro
 
 from jaxformer.artifacts.lock import locked
-from jaxformer.artifacts.run import RunFolder, newest, next_free, parse_config
+from jaxformer.artifacts.run import RunFolder, newest, next_free
 from jaxformer.cli.arguments import UsageError, parse
-from jaxformer.models.config import DecoderConfig, Execution
-from jaxformer.training.config import (
-    RESUMABLE,
-    OptimizerConfig,
-    Preset,
-    TrainingConfig,
-    differences,
-    training_preset,
-)
+from jaxformer.models.config import KINDS, kind_of
+from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
+from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
+from jaxformer.training.run_config import read_run, write_run
 
 RUNS = Path("runs")
 
 
-@dataclass(frozen=True)
-class TrainArguments:
-    """Train a Transformer on text and leave a run folder.
+Training = TypeVar("Training")
 
-    Without TEXT it trains on the Python standard library's own source.
+
+@dataclass(frozen=True)
+class TrainArguments(Generic[Training]):
+    """Train a model on text, or on pairs of sentences, and leave a run folder.
+
+    Without TEXT it trains on the Python standard library's own source. Encoder–decoders learn from
+    --source and --target, line by line.
     """
 
+    training: Training
     text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
     """files or folders of UTF-8 text"""
-    preset: Preset = "stdlib"
+    source: Path | None = None
+    """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
+    target: Path | None = None
+    """what they are to become, line by line"""
+    kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
+    """the kind of model"""
+    preset: str = "stdlib"
     """the settings to start from; the other flags override them"""
     out: Path | None = None
     """the run folder; by default the next free name below runs/"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """continue the run in --out (by default the newest of this preset)"""
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """continue the run in --out (by default the newest of this preset and kind)"""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What is read, wherever a later start of the run may be."""
+        text = tuple(path.absolute() for path in self.text)
+        return Inputs(text, *(x and x.absolute() for x in (self.source, self.target)))
 
 
 def main(argv: list[str]) -> int:
     """Parse, prepare, train."""
-    first, _ = _peek(argv)
+    first = _peek(argv)
+    name = first.preset if first.kind == kinds_of(first.preset)[0] else None
+    name = name or f"{first.preset}-{first.kind}"
     if first.resume:
-        folder = RunFolder(first.out or newest(RUNS, first.preset))
-        paths, training = read_run(folder)
-        arguments = parse(
-            TrainArguments, "train", argv, replace(first, resume=False, training=training)
-        )
+        folder = RunFolder(first.out or newest(RUNS, name))
+        inputs, training = read_run(folder)
+        kind = kind_of(training.model)
+        if first.asked not in (None, kind):
+            raise ValueError(f"--model is {first.asked!r}, but {folder.path} is of kind {kind}")
+        default = TrainArguments(training, kind=kind, preset=first.preset, out=first.out)
+        arguments = parse(_arguments_for(kind), "train", argv, default)
         refuse_changes(folder, training, arguments)
-    else:
-        default = TrainArguments(preset=first.preset, training=training_preset(first.preset))
-        arguments = parse(TrainArguments, "train", argv, default)
-        folder = RunFolder(arguments.out or next_free(RUNS, arguments.preset))
-        paths = [path.absolute() for path in arguments.text]
-        if folder.holds_run:
-            raise ValueError(
-                f"{folder.path} already holds a run; go on with it by --resume, or choose another "
-                "--out"
-            )
-        if folder.path.exists() and not folder.path.is_dir():
-            raise ValueError(f"{folder.path} is a file; --out must be a folder or not exist yet")
-        if folder.path.exists() and any(folder.path.iterdir()):
-            raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
-    return _train(folder, paths, arguments.training, first.resume)
+        return _train(folder, inputs, arguments.training, resume=True)
+    training = training_preset(first.preset, first.kind)
+    if first.by_time:
+        training = replace(training, steps=None, minutes=1.0)
+    default = TrainArguments(training, kind=first.kind, preset=first.preset)
+    arguments = parse(_arguments_for(first.kind), "train", argv, default)
+    folder = RunFolder(arguments.out or next_free(RUNS, name))
+    _refuse_taken(folder)
+    return _train(folder, arguments.inputs, arguments.training, resume=False)
 
 
-def _peek(argv):
-    """The arguments that decide on the defaults of the others, read leniently beforehand."""
+def _arguments_for(kind: str):
+    """The arguments whose flags are those of that kind of model, and of its training."""
+    return TrainArguments[TRAININGS[kind][KINDS[kind]]]
+
+
+def _refuse_taken(folder: RunFolder) -> None:
+    if folder.holds_run:
+        raise ValueError(
+            f"{folder.path} already holds a run; go on with it by --resume, or choose another --out"
+        )
+    if folder.path.exists() and not folder.path.is_dir():
+        raise ValueError(f"{folder.path} is a file; --out must be a folder or not exist yet")
+    if folder.path.exists() and any(folder.path.iterdir()):
+        raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
+
+
+class _First(NamedTuple):
+    """The arguments that decide on the defaults of the others. asked: the kind that was named;
+    by_time: minutes end the run."""
+
+    asked: str | None
+    kind: str
+    preset: str
+    out: Path | None
+    resume: bool
+    by_time: bool
+
+
+def _peek(argv) -> _First:
+    """Read leniently beforehand."""
     import argparse
 
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--preset", default="stdlib")
+    parser.add_argument("--model")
+    parser.add_argument("--preset")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--minutes")
+    parser.add_argument("--steps")
     try:
-        parsed, rest = parser.parse_known_args(argv)
+        parsed, _ = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from None
-    training_preset(parsed.preset)
-    return TrainArguments(preset=parsed.preset, out=parsed.out, resume=parsed.resume), rest
-
-
-def read_run(folder: RunFolder) -> tuple[list[Path], TrainingConfig]:
-    """What a run was started with: its texts and its config."""
-    sections = folder.read_config("model", "training", "text")
-    plain = {**sections["training"], "model": sections["model"]}
-    for name, kind in _NESTED.items():
-        plain[name] = parse_config(kind, plain.get(name), folder.config)
-    return [Path(p) for p in sections["text"]], parse_config(TrainingConfig, plain, folder.config)
-
-
-_NESTED = {"model": DecoderConfig, "execution": Execution, "optimizer": OptimizerConfig}
-
-
-def write_run(folder: RunFolder, paths: list[Path], config: TrainingConfig) -> None:
-    """config.json: the model apart, since whoever loads the run needs that alone."""
-    training = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "model"}
-    plain = {name: vars(value) if name in _NESTED else value for name, value in training.items()}
-    texts = [str(path) for path in paths]
-    folder.write_config({"model": config.model, "training": plain, "text": texts})
+    if parsed.model not in (None, *KINDS):
+        raise ValueError(f"--model is {parsed.model!r}; it must be one of {', '.join(KINDS)}")
+    kind = parsed.model or next(iter(kinds_of(parsed.preset or "stdlib")), "decoder")
+    preset = parsed.preset or usual_preset(kind)
+    training_preset(preset, kind)
+    by_time = parsed.minutes is not None and parsed.steps is None
+    return _First(parsed.model, kind, preset, parsed.out, parsed.resume, by_time)
 
 
 def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
     """A resumed run computes what it would have: only its length and its watching may change."""
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
-    if arguments.text:
-        raise ValueError(f"text was given, but {folder.path} resumes on the text it began with")
+    for name in Inputs._fields:
+        if getattr(arguments, name):
+            raise ValueError(f"{name} was given, but {folder.path} resumes on what it began with")
     for name, (before, after) in refused.items():
         accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
         raise ValueError(
             f"--{name.replace('_', '-')} is {after}, but the run in {folder.path} began with "
             f"{before}; when resuming only {accepted} may change"
         )
-    if "steps" in changed:
+    if "steps" in changed and arguments.training.steps is not None:
         from jaxformer.artifacts.checkpoint import Checkpoints
 
         *_, last = (0, *Checkpoints(folder.checkpoints).steps())
@@ -130,21 +156,20 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
             )
 
 
-def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> int:
-    from jaxformer.training import prepare
+def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume: bool) -> int:
     from jaxformer.training.screen import Screen
+    from jaxformer.training.tasks import task_of
 
-    screen = Screen()
-    texts = None
+    screen, kind, gathered = Screen(), task_of(config), None
     if not resume:
-        texts = prepare.gather(paths, config)  # nothing is created before it is accepted
+        gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
         claim(folder.path)
     try:
         with _alone(folder, screen.say):
-            data = _prepare(folder, paths, config, screen.say, texts)
-            config = replace(config, model=fitted(config.model, data.tokenizer, screen.say))
-            write_run(folder, paths, config)
-            _run(config, folder, data, screen, resume)
+            task = _prepare(folder, inputs, config, screen.say, gathered)
+            config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
+            write_run(folder, inputs, config)
+            _run(config, folder, task, screen, resume)
     except Exception as error:
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -152,17 +177,17 @@ def _train(folder: RunFolder, paths, config: TrainingConfig, resume: bool) -> in
             last = Checkpoints(folder.checkpoints).last()
             raise OSError(f"the disk is full, so the run ends here; {last}") from error
         raise
-    _report(folder, data, config.model.max_length, screen.say)
+    _report(folder, task, screen.say)
     return 0
 
 
-def _run(config: TrainingConfig, folder: RunFolder, data, screen, resume: bool) -> None:
+def _run(config: TrainingConfig, folder: RunFolder, task, screen, resume: bool) -> None:
     from jaxformer.cli.runtime import start_jax
 
     start_jax()
     from jaxformer.training.loop import Training
 
-    training = Training(config, folder, data, screen)
+    training = Training(config, folder, task, screen)
     if resume:
         training.resume()
     training.run()
@@ -193,29 +218,29 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _prepare(folder: RunFolder, paths, config: TrainingConfig, say, texts):
-    """Read the text unless an earlier start has; texts: what `gather` gave a new run, else None."""
-    from jaxformer.training import prepare
+def _prepare(folder: RunFolder, inputs: Inputs, config: TrainingConfig, say, gathered):
+    """The task; what it learns from is read unless an earlier start has. gathered: what `gather`
+    gave a new run, else None."""
+    from jaxformer.training.prepare import is_prepared
+    from jaxformer.training.tasks import task_of
 
-    if not prepare.is_prepared(folder):
-        documents, skipped = texts or prepare.gather(paths, config)
-        write_run(folder, paths, config)
-        say(f"reading {len(documents)} documents ({len(skipped)} skipped) …")
+    kind = task_of(config)
+    if not is_prepared(folder):
+        new = gathered is not None
+        gathered = gathered if new else kind.gather(inputs, config)
+        write_run(folder, inputs, config)
+        say("reading …")
         try:
-            prepare.write_data(folder, config, documents, skipped)
+            kind.write(folder, config, gathered)
         except ValueError:
-            if texts:  # refused after all: there is no run
+            if new:  # refused after all: there is no run
                 shutil.rmtree(folder.path)
             raise
-    data = prepare.read_data(folder)
+    task = kind.read(folder, config)
     say(f"run folder: {folder.path}   documents: {folder.documents}")
-    total = data.train.num_bytes + data.held_out.num_bytes
-    for name, stream in (("training", data.train), ("held out", data.held_out)):
-        say(
-            f"{name}: {stream.num_bytes:,} bytes ({stream.num_bytes / total:.1%}), "
-            f"{len(stream.ids):,} tokens, in {stream.num_documents:,} documents"
-        )
-    return data
+    for line in task.description():
+        say(line)
+    return task
 
 
 def claim(path: Path) -> None:
@@ -228,7 +253,7 @@ def claim(path: Path) -> None:
             raise ValueError(f"{path} was taken by another start meanwhile; start again") from None
 
 
-def fitted(model: DecoderConfig, tokenizer, say) -> DecoderConfig:
+def fitted(model, tokenizer, say):
     """The config with the vocabulary that was learnt, which a small text leaves below what was
     asked for: an id that stands for no text must not be there to be generated."""
     if tokenizer.vocab_size < model.vocab_size:
@@ -236,36 +261,23 @@ def fitted(model: DecoderConfig, tokenizer, say) -> DecoderConfig:
             f"vocabulary: {tokenizer.vocab_size:,} tokens (the text has no more; vocab_size was "
             f"{model.vocab_size:,})"
         )
-    return replace(model, vocab_size=tokenizer.vocab_size)
+    sizes = {"vocab_size": tokenizer.vocab_size}
+    if isinstance(model, ReadsSource):
+        sizes["source_vocab_size"] = None
+    return replace(model, **sizes)
 
 
-def _report(folder, data, max_length: int, say):
-    """The last evaluation beside what general compressors make of the same text."""
-    final = [line for line in folder.read_metrics() if "bits_per_byte" in line][-1]
-    scores = {"this model": final["bits_per_byte"], **data.baselines}
+def _report(folder: RunFolder, task, say) -> None:
+    """The last evaluation beside what others make of the same text."""
+    name, label = task.measure
+    final = [line for line in folder.read_metrics() if name in line][-1]
+    scores = {"this model": final[name], **task.baselines}
     say(
-        f"held-out text ({data.held_out.num_bytes:,} bytes), bits per byte: "
-        + " · ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        f"held-out text ({task.num_targets:,} targets), {label}: "
+        + " · ".join(f"{who} {value:.3f}" for who, value in scores.items())
     )
     if samples := folder.read_samples():
         say(f"a sample:\n{samples[-1][1]}")
     say(f"picture: {folder.picture}   samples: {folder.samples}")
-    say(f"next: jaxformer generate {shlex.quote(str(folder.path))}{_prompt(data, max_length)}")
-
-
-def _prompt(data, max_length: int) -> str:
-    """The option that makes a model go on from the beginning of its held-out text."""
-    tokenizer = data.tokenizer
-    text = tokenizer.decode(data.held_out.ids[:200].tolist())
-    words = first_words(text, lambda words: len(tokenizer.encode(words)) + 1 < max_length)
-    return f" --prompt={shlex.quote(words)}" if words else ""
-
-
-def first_words(text: str, fits) -> str:
-    """The first line's, up to 20 characters, of a text; fewer until they fit."""
-    words = "".join(takewhile(str.isprintable, text.lstrip()))
-    if len(words) > 20:
-        words = words[:20].rpartition(" ")[0].rstrip() or words[:20]
-    while words and not fits(words):
-        words = words[:-1]
-    return words
+    verb, *words = task.example()
+    say(f"next: jaxformer {shlex.join([verb, str(folder.path), *words])}")

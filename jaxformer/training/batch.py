@@ -20,3 +20,8 @@ class Batch(NamedTuple):
     segments: Array | None = None
     source: Array | None = None
     source_segments: Array | None = None
+
+
+def num_tokens(batch: Batch) -> int:
+    """Tokens that are learnt from, padding not counted."""
+    return batch.targets.size if batch.segments is None else int((batch.segments != 0).sum())

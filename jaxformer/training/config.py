@@ -1,12 +1,16 @@
-"""What a training run is: a frozen dataclass without JAX, so that the command line is quick.
+"""What a training run is: frozen dataclasses without JAX, so that the command line is quick.
 
 Every field here and in the model's config is a flag of `jaxformer train`.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar
 
-from jaxformer.models.config import PRESETS, DecoderConfig, Execution
+from jaxformer.models.config import ConvolutionalConfig, DecoderConfig, Execution
+from jaxformer.models.config.transformer import TransformerConfig
+
+Model = TypeVar("Model")
 
 
 def check_seed(seed: int) -> None:
@@ -15,109 +19,12 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {seed}; it must be in 0 … {2**32 - 1}")
 
 
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW (Loshchilov & Hutter 2019) with warm-up, then a decay to a fraction of the peak."""
-
-    learning_rate: float = 6e-4
-    """peak learning rate"""
-    warmup_steps: int = 100
-    """steps over which the learning rate rises linearly from 0"""
-    final_fraction: float = 0.1
-    """learning rate of the last step as a fraction of the peak (cosine decay)"""
-    weight_decay: float = 0.1
-    """weight decay, applied to matrices only, not to biases and scales"""
-    beta1: float = 0.9
-    """decay rate of the gradient's moving average"""
-    beta2: float = 0.95
-    """decay rate of the squared gradient's moving average"""
-    clip_norm: float = 1.0
-    """the gradient is scaled down to this global norm if it is larger"""
-
-    def __post_init__(self):
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be at least 0")
-        if not 0 <= self.final_fraction <= 1:
-            raise ValueError(f"final_fraction is {self.final_fraction}; it must be in [0, 1]")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """One run: the model, how it is run, and everything that its losses depend on."""
-
-    model: DecoderConfig = field(default_factory=DecoderConfig)
-    execution: Execution = field(default_factory=Execution)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    steps: int = 1000
-    """total number of updates"""
-    batch_size: int = 16
-    """windows per micro-batch"""
-    accumulate: int = 1
-    """micro-batches per update"""
-    window_length: int | None = None
-    """tokens per window; None: max_length"""
-    held_out: float | None = None
-    """fraction of the text that is held out; None: 0.05, or 500 kB if more, but at most 0.1"""
-    label_smoothing: float = 0.0
-    """share of the target probability that is spread over all tokens"""
-    seed: int = 0
-    """seed for initialisation, data order, dropout and samples"""
-    evaluate_every: int = 250
-    """steps between evaluations on held-out text"""
-    evaluation_windows: int = 128
-    """held-out windows per evaluation, the same each time; the last one scores all the text too"""
-    checkpoint_every: int = 250
-    """steps between checkpoints"""
-    keep: int = 2
-    """how many of the newest checkpoints are kept"""
-    sample_tokens: int = 200
-    """tokens of the sample that each evaluation writes; 0: no sample"""
-
-    def __post_init__(self):
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.sample_tokens < 0:
-            raise ValueError(f"sample_tokens is {self.sample_tokens}; it must be at least 0")
-        if self.model.max_length < 2:
-            raise ValueError(f"max_length is {self.model.max_length}; training needs at least 2")
-        if self.model.prefix:
-            raise ValueError(
-                f"prefix is {self.model.prefix}; it must be 0, since here every token of the text "
-                "is predicted, and those of a prefix are given"
-            )
-        if self.keep < 2:
-            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
-        check_seed(self.seed)
-        for config in (self, self.model, self.optimizer):
-            _refuse_huge(config)
-        if self.window_length is not None and not 1 <= self.window_length <= self.model.max_length:
-            raise ValueError(
-                f"window_length is {self.window_length}; it must be in 1 … max_length "
-                f"({self.model.max_length})"
-            )
-        if self.window < self.model.max_length and self.model.positions == "learned":
-            raise ValueError(
-                f"window_length is {self.window_length}; with learned positions it must be "
-                f"max_length ({self.model.max_length}), or those after it are never learnt"
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
-        if self.held_out is not None and not 0 < self.held_out <= 0.5:
-            raise ValueError(f"held_out is {self.held_out}; it must be in (0, 0.5]")
-
-    @property
-    def window(self) -> int:
-        return self.window_length or self.model.max_length
+def _refuse_small(config, least, *names: str) -> None:
+    """ValueError for a field below `least`; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
 def _refuse_huge(config) -> None:
@@ -128,88 +35,182 @@ def _refuse_huge(config) -> None:
             raise ValueError(f"{name} is {value}; it must be at most {2**31 - 1}")
 
 
-_COUNTS = ("steps", "batch_size", "accumulate", "evaluate_every", "evaluation_windows")
-_COUNTS += ("checkpoint_every",)
+class Inputs(NamedTuple):
+    """What a run reads, as config.json has it: text (files and folders; none: the standard
+    library), or a source and, unless that holds both sides, a target."""
+
+    text: tuple[Path, ...] = ()
+    source: Path | None = None
+    target: Path | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which updates are made, and how large: warm-up, then a decay to a fraction of the peak."""
+
+    optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
+    """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),
+    or Muon (Jordan 2024) for kernels with AdamW for the rest"""
+    schedule: Literal["cosine", "linear", "warmup-stable-decay"] = "cosine"
+    """how the learning rate falls after the warm-up; the third stays at the peak at first"""
+    learning_rate: float = 6e-4
+    """peak learning rate"""
+    warmup_steps: int = 100
+    """steps over which the learning rate rises linearly from 0"""
+    decay_fraction: float = 0.2
+    """last part of the run over which warmup-stable-decay falls"""
+    final_fraction: float = 0.1
+    """learning rate of the last step as a fraction of the peak"""
+    weight_decay: float = 0.1
+    """weight decay, applied to matrices only, not to biases and scales"""
+    beta1: float = 0.9
+    """decay rate of the gradient's moving average (not of Adafactor)"""
+    beta2: float = 0.95
+    """decay rate of the squared gradient's moving average (not of Adafactor)"""
+    clip_norm: float = 1.0
+    """the gradient is scaled down to this global norm if it is larger"""
+
+    def __post_init__(self):
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        _refuse_small(self, 0, "warmup_steps")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction is {self.final_fraction}; it must be in [0, 1]")
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(f"decay_fraction is {self.decay_fraction}; it must be in (0, 1]")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Generic[Model]):
+    """One run: the model, how it is run, and everything that its losses depend on. What is read,
+    and how much at once, is said by the kinds of run below."""
+
+    model: Model
+    execution: Execution = field(default_factory=Execution)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    steps: int | None = 1000
+    """total number of updates; None: as many as the minutes allow"""
+    minutes: float | None = None
+    """training ends after so long, what is compiled before not counted; None: only by steps"""
+    accumulate: int = 1
+    """micro-batches per update"""
+    held_out: float | None = None
+    """fraction that is held out; None: 0.05 or, if more, 500 kB of text, but at most 0.1; of pairs
+    0.05, but at most 1,000"""
+    label_smoothing: float = 0.0
+    """share of the target probability that is spread over all tokens"""
+    seed: int = 0
+    """seed for initialisation, data order, dropout and samples"""
+    evaluate_every: int = 250
+    """steps between evaluations on what is held out"""
+    checkpoint_every: int = 250
+    """steps between checkpoints"""
+    keep: int = 2
+    """how many of the newest checkpoints are kept"""
+
+    def __post_init__(self):
+        _refuse_small(self, 1, "steps", "accumulate", "evaluate_every", "checkpoint_every")
+        if self.minutes is not None and not 0 < self.minutes < 1e6:
+            raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
+        if self.steps is None and self.minutes is None:
+            raise ValueError("steps and minutes are None; one of them must end the run")
+        if self.keep < 2:
+            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
+        check_seed(self.seed)
+        for config in (self, self.model, self.optimizer):
+            _refuse_huge(config)
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
+        if self.held_out is not None and not 0 < self.held_out <= 0.5:
+            raise ValueError(f"held_out is {self.held_out}; it must be in (0, 0.5]")
+
+
+@dataclass(frozen=True)
+class TextTraining(TrainingConfig[Model]):
+    """A run that reads text in windows, and predicts each next token."""
+
+    batch_size: int = 16
+    """windows per micro-batch"""
+    window_length: int | None = None
+    """tokens per window; None: max_length"""
+    evaluation_windows: int = 128
+    """held-out windows per evaluation, the same each time; the last one scores all the text too"""
+    sample_tokens: int = 200
+    """tokens of the sample that each evaluation writes; 0: no sample"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        _refuse_small(self, 1, "batch_size", "evaluation_windows")
+        _refuse_small(self, 0, "sample_tokens")
+        longest = self.model.max_length
+        if longest < 2:
+            raise ValueError(f"max_length is {longest}; training needs at least 2")
+        if isinstance(self.model, DecoderConfig) and self.model.prefix:
+            raise ValueError(
+                f"prefix is {self.model.prefix}; it must be 0, since here every token of the text "
+                "is predicted, and those of a prefix are given"
+            )
+        if isinstance(self.model, ConvolutionalConfig) and not self.model.causal:
+            raise ValueError("causal is False; training on next tokens needs a causal model")
+        if self.window_length is not None and not 1 <= self.window_length <= longest:
+            raise ValueError(
+                f"window_length is {self.window_length}; it must be in 1 … max_length ({longest})"
+            )
+        learned = isinstance(self.model, TransformerConfig) and self.model.positions == "learned"
+        if self.window < longest and learned:
+            raise ValueError(
+                f"window_length is {self.window_length}; with learned positions it must be "
+                f"max_length ({longest}), or those after it are never learnt"
+            )
+
+    @property
+    def window(self) -> int:
+        return self.window_length or self.model.max_length
+
+
+@dataclass(frozen=True)
+class HiddenTraining(TextTraining[Model]):
+    """A run that reads text in windows, and predicts tokens that were hidden in them."""
+
+    mask_rate: float = 0.15
+    """share of the tokens that are hidden"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.mask_rate < 1:
+            raise ValueError(f"mask_rate is {self.mask_rate}; it must be in (0, 1)")
+
+
+@dataclass(frozen=True)
+class PairTraining(TrainingConfig[Model]):
+    """A run that reads sources, and predicts the target of each."""
+
+    batch_tokens: int = 2048
+    """tokens per micro-batch on each side, padding included"""
+    lengths: int = 6
+    """different lengths of batches: more of them have less padding, and take longer to compile"""
+    lowercase: bool = False
+    """all text in lower case, on both sides"""
+    evaluation_pairs: int = 128
+    """held-out pairs per evaluation, the same each time; the last one scores all of them too"""
+
+    def __post_init__(self):
+        super().__post_init__()
+        _refuse_small(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
+        if self.lengths > 8:
+            raise ValueError(f"lengths is {self.lengths}; it must be in 1 … 8")
+
 
 # What may differ when a run is resumed: how long and how it is watched, not what is computed.
-RESUMABLE = ("steps", "evaluate_every", "evaluation_windows", "checkpoint_every", "keep")
-RESUMABLE += ("sample_tokens", *Execution.__dataclass_fields__)
-
-# The verb trains decoders.
-_DECODERS = {name: model for name, model in PRESETS.items() if isinstance(model, DecoderConfig)}
-Preset = Literal["stdlib", "tiny", "shakespeare", "shakespeare-gpu", *_DECODERS]
-
-_RUNS = {
-    # Two cores, about five minutes, on the Python standard library.
-    "stdlib": TrainingConfig(
-        model=DecoderConfig(
-            vocab_size=2048,
-            max_length=128,
-            num_layers=4,
-            embed_dim=128,
-            num_heads=2,
-            norm="rms",
-            positions="rotary",
-            use_bias=False,
-        ),
-        execution=Execution(layers="unrolled"),
-        optimizer=OptimizerConfig(learning_rate=4e-3, warmup_steps=50, final_fraction=0.0),
-        steps=2500,
-        batch_size=8,
-        evaluate_every=500,
-        checkpoint_every=500,
-    ),
-    # Seconds: to see everything work.
-    "tiny": TrainingConfig(
-        model=DecoderConfig(vocab_size=512, max_length=64, num_layers=2, embed_dim=64, num_heads=2),
-        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=10),
-        steps=60,
-        evaluate_every=30,
-        checkpoint_every=20,
-        evaluation_windows=16,
-        sample_tokens=64,
-    ),
-    # nanoGPT's two settings for Tiny Shakespeare (its README), byte by byte.
-    "shakespeare": TrainingConfig(
-        model=DecoderConfig(
-            vocab_size=257,
-            max_length=64,
-            num_layers=4,
-            embed_dim=128,
-            num_heads=4,
-            use_bias=False,
-        ),
-        execution=Execution(layers="unrolled"),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
-        steps=2000,
-        batch_size=12,
-        held_out=0.1,
-    ),
-    "shakespeare-gpu": TrainingConfig(
-        model=DecoderConfig(
-            vocab_size=257,
-            max_length=256,
-            num_layers=6,
-            embed_dim=384,
-            num_heads=6,
-            use_bias=False,
-            dropout=0.2,
-        ),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
-        steps=5000,
-        batch_size=64,
-        held_out=0.1,
-    ),
-}
-
-
-def training_preset(name: str) -> TrainingConfig:
-    """A whole run by name; a model's preset gives that model with plain settings."""
-    if name in _RUNS:
-        return _RUNS[name]
-    if name in _DECODERS:
-        return replace(TrainingConfig(), model=_DECODERS[name])
-    raise ValueError(f"preset is {name!r}; it must be one of {', '.join([*_RUNS, *_DECODERS])}")
+RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs")
+RESUMABLE += ("checkpoint_every", "keep", "sample_tokens", *Execution.__dataclass_fields__)
 
 
 def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:

@@ -6,10 +6,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.loss import summed_correct, summed_loss
 from jaxformer.training.windows import evaluation_batches
 
 
@@ -24,28 +25,42 @@ class Evaluation(NamedTuple):
     bytes: int
 
 
+class Sums(NamedTuple):
+    """Σ loss in nats over so many targets, and of how many the most probable token was right
+    (0 unless that was asked for)."""
+
+    loss: float
+    targets: int
+    correct: int
+
+
 def evaluate(
     model,
     variables,
     batches: Iterable[Batch],
     on_scored: Callable[[int], None] = lambda count: None,
-) -> tuple[float, int]:
-    """(Σ loss in nats, tokens scored) over the batches; no dropout. on_scored: is told how many
-    tokens are scored so far."""
-    losses, count = [], 0
+    *,
+    correct: bool = False,
+) -> Sums:
+    """The sums over all batches; no dropout. on_scored: is told how many targets are scored so far;
+    correct: count those that are predicted right."""
+    found, count = [], 0
     for batch in batches:
-        losses.append(_compiled(model)(variables, batch))
-        jax.block_until_ready(losses[-2:-1])  # one behind: the count is true, the device is busy
+        found.append(_compiled(model, correct)(variables, batch))
+        jax.block_until_ready(found[-2:-1])  # one behind: the count is true, the device is busy
         on_scored(count)
         count += int(batch.weights.sum())
-    return float(np.sum(jax.device_get(losses), dtype=np.float64)), count
+    losses, right = np.sum(jax.device_get(found), axis=0, dtype=np.float64)
+    return Sums(float(losses), count, round(right))
 
 
 @lru_cache(maxsize=4)
-def _compiled(model):
+def _compiled(model, correct: bool):
     @jax.jit
     def of_batch(variables, batch):
-        return summed_loss(model, variables["params"], batch)[0]
+        params = variables["params"]
+        loss, _ = summed_loss(model, params, batch)
+        return loss, summed_correct(model, params, batch) if correct else jnp.float32(0)
 
     return of_batch
 
@@ -80,7 +95,8 @@ def evaluate_documents(
     length = model.config.max_length
     stride = half(length) if stride is None else stride
     batches = evaluation_batches(documents, length, stride, batch_size)
-    return summarise(*evaluate(model, variables, batches, on_scored), num_bytes)
+    sums = evaluate(model, variables, batches, on_scored)
+    return summarise(sums.loss, sums.targets, num_bytes)
 
 
 def evaluate_windows(
@@ -96,7 +112,7 @@ def evaluate_windows(
     time, so that scores can be compared. A token is taken to spell as many bytes as the text's
     tokens do on average."""
     chosen = spread_windows(documents, model.config.max_length, windows, batch_size)
-    loss, tokens = evaluate(model, variables, chosen)
+    loss, tokens, _ = evaluate(model, variables, chosen)
     targets = sum(len(document) - 1 for document in documents)
     return summarise(loss, tokens, tokens * num_bytes / targets)
 
@@ -105,7 +121,12 @@ def spread_windows(
     documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
 ) -> list[Batch]:
     """So many of the documents' evaluation windows (all, if there are fewer), evenly spread."""
-    rows = list(evaluation_batches(documents, length, half(length), 1))
+    return spread(list(evaluation_batches(documents, length, half(length), 1)), number, batch_size)
+
+
+def spread(rows: Sequence[Batch], number: int, batch_size: int) -> list[Batch]:
+    """So many of these batches of one row (all, if there are fewer), evenly spread, in batches of
+    one size; the last is filled up with rows that weigh nothing."""
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
     chosen = [rows[place] for place in places]
     chosen += [jax.tree.map(np.zeros_like, rows[0])] * (-len(chosen) % batch_size)

@@ -1,29 +1,27 @@
-"""The training loop: steps, and around them what a person and a later start of the run need."""
+"""The training loop: updates, and around them what a person and a later start of the run need."""
 
 import json
 import shlex
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from signal import SIGINT, default_int_handler, signal
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.checkpoint import Checkpoints, NotFinite
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.decoding.generate import generate
-from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.build import build, parameter_count
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, num_tokens
+from jaxformer.training.clock import Clock
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.evaluate import Evaluation, evaluate_documents, evaluate_windows
-from jaxformer.training.optimizer import make_optimizer, make_schedule
+from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.picture import draw_run
-from jaxformer.training.prepare import Prepared
 from jaxformer.training.screen import Screen
 from jaxformer.training.step import TrainState, init_state, make_step
-from jaxformer.training.windows import WindowBatches
+from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
 
@@ -40,22 +38,44 @@ class Interrupted(Ended):
     status = 130
 
 
+def updates(
+    step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
+) -> Iterator[tuple[TrainState, jax.Array]]:
+    """The loop of every training: (state, loss) after each update, as long as there are batches and
+    learning rates for them.
+
+    step: as of `make_step`, or vmapped. The state that is given, and each one that was yielded
+    before, is donated to the next update.
+    """
+    for rate, batch in zip(rates, batches, strict=False):
+        state, loss = step(state, batch, np.float32(rate))
+        yield state, loss
+
+
+class CompiledStep(NamedTuple):
+    """A training step, compiled for each shape of batch."""
+
+    programs: dict[tuple[int, ...], jax.stages.Compiled]
+
+    def __call__(self, state: TrainState, batch: Batch, learning_rate):
+        return self.programs[batch.inputs.shape](state, batch, learning_rate)
+
+
 class Training:
     """A run in progress: its state, what it reads, and the files that it keeps up to date."""
 
-    def __init__(self, config: TrainingConfig, folder: RunFolder, data: Prepared, screen: Screen):
-        self.config, self.folder, self.data, self.screen = config, folder, data, screen
+    def __init__(self, config: TrainingConfig, folder: RunFolder, task: Task, screen: Screen):
+        self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.model = build(config.model, config.execution)
-        self.optimizer = make_optimizer(config.optimizer, config.steps)
-        self.schedule = make_schedule(config.optimizer, config.steps)
-        self.batches = WindowBatches(
-            data.train.ids, config.window, config.batch_size * config.accumulate, config.seed
-        )
+        optimizer = make_optimizer(config.optimizer)
+        self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
+        self.batches = task.batches()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep)
-        self.state = jax.jit(lambda: init_state(self.model, self.optimizer, config.seed))()
+        self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
+        self.update = make_step(self.model, optimizer, config.label_smoothing)
         self.step = 0
-        self._pending: list[tuple[int, jax.Array]] = []
-        self._clock = _Clock()
+        self._pending: list[tuple[int, float, jax.Array]] = []  # step, learning rate, loss
+        self._clock = Clock()
 
     # ---- saving and resuming
 
@@ -65,6 +85,7 @@ class Training:
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
             self.state = TrainState.of_parts(self.step, *parts)
             self.batches.restore(progress["data"])
+            self._clock.trained = progress.get("seconds", 0.0)
             for path in self.checkpoints.set_aside_after(self.step):
                 self.screen.say(f"a newer checkpoint cannot be read; it is now {path}")
             self.screen.say(f"resuming from the checkpoint of step {self.step}")
@@ -75,8 +96,8 @@ class Training:
     def save(self) -> None:
         """A checkpoint of this very step: parameters, optimiser, key and position in the data."""
         self.flush()
-        progress = {"data": self.batches.state()}
         with self._clock.paused():
+            progress = {"data": self.batches.state(), "seconds": self._clock.trained}
             try:
                 self.checkpoints.save(self.step, *self.state.parts(), progress)
             except NotFinite as error:
@@ -84,61 +105,74 @@ class Training:
 
     # ---- the loop
 
+    @property
+    def done(self) -> float:
+        """Share of the run that is over; from 1 on its steps or its minutes are used up."""
+        return self.schedule.done(self.step, self._clock.seconds)
+
     def run(self) -> None:
-        """Train to the last step. Raises Interrupted or Ended when it is not reached."""
-        if self.step == self.config.steps:
+        """Train to the end. Raises Interrupted or Ended when it is not reached."""
+        if self.done >= 1:
             if not self._concluded():  # it was to go on, and is to end here
                 self.evaluate(whole=True)
             return
-        step_function = self._compile()
+        steps = self._compile()
         with interrupt_flag() as interrupted, self._progress() as advance:
-            self._clock.start()
-            while self.step < self.config.steps:
-                self.state, loss = step_function(self.state, self._next_batch())
-                self.step += 1
-                self._pending.append((self.step, loss))
-                last, stop = self.step == self.config.steps, interrupted()
+            self._clock.start(self.done)
+            for state, loss in updates(steps, self.state, self._counted(), self._rates()):
+                self.state, self.step = state, self.step + 1
+                self._pending.append((self.step, self._last_rate, loss))
+                last, stop = self.done >= 1, interrupted()
                 if last or self.step % FLUSH_EVERY == 0:
                     advance(self.flush())
+                    last = self.done >= 1
                 if last or self.step % self.config.evaluate_every == 0:
                     self.evaluate(whole=last)
                 if last or self.step % self.config.checkpoint_every == 0 or stop:
                     self.save()
-                if stop and not last:
+                if last:
+                    return
+                if stop:
                     raise Interrupted(
                         f"stopped at step {self.step}, which is saved; go on with: "
                         f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}"
                     )
 
+    def _counted(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self._clock.count(num_tokens(batch))
+            yield batch
+
+    def _rates(self) -> Iterator[float]:
+        while True:
+            self._last_rate = self.schedule.rate(self.step, self._clock.seconds)
+            yield self._last_rate
+
     def _concluded(self) -> bool:
-        """Whether every held-out byte has been scored after this very step."""
-        whole = self.data.held_out.num_targets
+        """Whether all that is held out has been scored after this very step."""
+        whole = self.task.num_targets
         lines = self.folder.read_metrics()
         return any(line["step"] == self.step and line.get("scored") == whole for line in lines)
 
-    def _next_batch(self) -> Batch:
-        batch = next(self.batches)
-        shape = (self.config.accumulate, self.config.batch_size, self.config.window)
-        return Batch(*(np.reshape(x, shape) for x in (batch.inputs, batch.targets)))
-
-    def _compile(self):
-        """The compiled step; says what it will need before anything is trained."""
-        config = self.config
-        self.screen.say(f"parameters: {parameter_count(config.model):,}")
-        shape = (config.accumulate, config.batch_size, config.window)
-        ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+    def _compile(self) -> CompiledStep:
+        """The compiled step, for each shape of batch; says what it will need before anything is
+        trained."""
+        self.screen.say(f"parameters: {parameter_count(self.config.model):,}")
         begin = time.perf_counter()
-        step = make_step(self.model, self.optimizer, config.label_smoothing)
-        compiled = step.lower(self.state, Batch(ids, ids)).compile()
+        rate = jax.ShapeDtypeStruct((), np.float32)
+        compiled = {
+            batch.inputs.shape: self.update.lower(self.state, batch, rate).compile()
+            for batch in self.batches.shapes()
+        }
         seconds = time.perf_counter() - begin
-        memory = compiled.memory_analysis()
+        found = [program.memory_analysis() for program in compiled.values()]
         needed = "unknown on this device"
-        if memory is not None:
-            size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        if None not in found:
+            size = max(x.argument_size_in_bytes + x.temp_size_in_bytes for x in found)
             needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
         self.screen.say(f"memory: {needed}")
         self.screen.say(f"compiled in {seconds:.1f} s")
-        return compiled
+        return CompiledStep(compiled)
 
     # ---- what is written down
 
@@ -146,14 +180,13 @@ class Training:
         """Write the pending losses to metrics.jsonl; returns the newest line."""
         if not self._pending:
             return {}
-        losses = jax.device_get([loss for _, loss in self._pending])
-        tokens = self.config.accumulate * self.config.batch_size * self.config.window
-        speed = self._clock.lap(len(losses)) * tokens
+        losses = jax.device_get([loss for *_, loss in self._pending])
         lines = [
-            {"step": step, "loss": float(loss), "learning_rate": float(self.schedule(step - 1))}
-            for (step, _), loss in zip(self._pending, losses, strict=True)
+            {"step": step, "loss": float(loss), "learning_rate": rate}
+            for (step, rate, _), loss in zip(self._pending, losses, strict=True)
         ]
-        lines[-1]["tokens_per_second"] = round(speed, 1)
+        lines[-1]["tokens_per_second"] = round(self._clock.lap(), 1)
+        lines[-1]["seconds"] = round(self._clock.seconds, 1)
         self._pending = []
         self._write(lines)
         if not np.isfinite(losses).all():
@@ -169,118 +202,56 @@ class Training:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def evaluate(self, whole: bool) -> None:
-        """Held-out loss (of every byte too if `whole`), a sample, and the picture."""
+        """Held-out score (of all that is held out too, if `whole`), a sample, and the picture."""
         self.flush()
         with self._clock.paused():
-            variables = {"params": self.state.params}
-            score = self._score_windows(variables)
-            line = _held_out_line(score)
-            if whole and score.tokens < self.data.held_out.num_targets:
-                line = _held_out_line(self._score_all(variables), score)
+            variables, measure = {"params": self.state.params}, self.task.measure
+            score = self.task.score(self.model, variables, whole=False)
+            line = score_line(measure.name, score)
+            if whole and score.targets < self.task.num_targets:
+                line = score_line(measure.name, self._score_all(variables), score)
             self._write([{"step": self.step, **line}])
             self.screen.say(
                 f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
-                f"{score.bits_per_byte:.3f} bits per byte"
+                f"{score.measure:.3f} {measure.label}"
             )
-            if self.config.sample_tokens:
-                self._sample(variables)
+            key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
+            if text := self.task.sample(self.model, variables, key):
+                self.folder.add_sample(self.step, text)
             name = self.folder.path.name
             title = f"{name}: {parameter_count(self.config.model) / 1e6:.1f} M parameters"
-            metrics, whole_text = self.folder.read_metrics(), self.data.held_out.num_targets
-            draw_run(metrics, self.folder.picture, title, self.data.baselines, whole_text)
+            metrics, path = self.folder.read_metrics(), self.folder.picture
+            draw_run(metrics, path, title, measure, self.task.baselines, self.task.num_targets)
 
-    def _score_windows(self, variables) -> Evaluation:
-        return evaluate_windows(
-            self.model,
-            variables,
-            self.data.held_out_documents,
-            self.data.held_out.num_bytes,
-            windows=self.config.evaluation_windows,
-            batch_size=self.config.batch_size,
-        )
-
-    def _score_all(self, variables) -> Evaluation:
-        with self.screen.count(self.data.held_out.num_targets, "held-out text", "tokens") as scored:
-            return evaluate_documents(
-                self.model,
-                variables,
-                self.data.held_out_documents,
-                self.data.held_out.num_bytes,
-                batch_size=self.config.batch_size,
-                on_scored=scored,
-            )
-
-    def _sample(self, variables):
-        """Append a sample of the model's own to samples.txt, the same for the same run."""
-        tokenizer = self.data.tokenizer
-        room = self.config.model.max_length - 1
-        sample = generate(
-            self.model,
-            variables,
-            [[tokenizer.end_of_text]],
-            max_new_tokens=min(self.config.sample_tokens, room),
-            sampler=Sampler(temperature=0.8, top_p=0.95),
-            key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
-            stop_tokens=(tokenizer.end_of_text,),
-        )
-        text = tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
-        self.folder.add_sample(self.step, text)
+    def _score_all(self, variables) -> Score:
+        with self.screen.count(self.task.num_targets, "held-out text", "tokens") as scored:
+            return self.task.score(self.model, variables, whole=True, on_scored=scored)
 
     @contextmanager
     def _progress(self):
         """A progress bar; gives a function that shows the newest line of metrics."""
-        steps = self.config.steps
-        with self.screen.bar(steps) as show:
-            show(self.step, f"step {self.step}/{steps}", "")
+        total = self.config.steps
+        name = "step {}" if total is None else f"step {{}}/{total}"
+        with self.screen.bar(1000) as show:
 
             def advance(line: dict) -> None:
-                left = self._clock.remaining(steps - self.step)
                 said = (
                     f"loss {line['loss']:.3f} · {line['tokens_per_second']:,.0f} tokens/s · "
-                    f"{left / 60:.1f} min left"
+                    f"{self._clock.remaining(self.done) / 60:.1f} min left"
                 )
-                show(self.step, f"step {self.step}/{steps}", said)
+                show(round(1000 * self.done), name.format(self.step), said)
 
             yield advance
 
 
-def _held_out_line(score: Evaluation, windows: Evaluation | None = None) -> dict:
-    """What metrics.jsonl says of a score; windows: that of the windows which every evaluation
-    scores, where `score` is of more."""
-    line = {"held_out_loss": score.loss, "bits_per_byte": score.bits_per_byte}
-    line["scored"] = score.tokens
-    if windows is not None:
-        line["windows_loss"], line["windows_bits_per_byte"] = windows.loss, windows.bits_per_byte
-        line["windows_scored"] = windows.tokens
+def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
+    """What metrics.jsonl says of a score; part: that of the part which every evaluation scores,
+    where `score` is of all."""
+    line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
+    if part is not None:
+        line |= {"part_loss": part.loss, f"part_{measure}": part.measure}
+        line["part_scored"] = part.targets
     return line
-
-
-class _Clock:
-    """Seconds of training and, apart from them, of what interrupts it (evaluation, saving)."""
-
-    def __init__(self):
-        self.start()
-
-    def start(self):
-        self._begin = self._lap = time.perf_counter()
-        self._steps = 0
-
-    def lap(self, steps: int) -> float:
-        """Steps a second since the last lap."""
-        now = time.perf_counter()
-        self._steps += steps
-        rate, self._lap = steps / (now - self._lap), now
-        return rate
-
-    @contextmanager
-    def paused(self):
-        begin = time.perf_counter()
-        yield
-        self._lap += time.perf_counter() - begin
-
-    def remaining(self, steps: int) -> float:
-        """Seconds that so many more steps will take at the pace so far, pauses counted in."""
-        return steps * (time.perf_counter() - self._begin) / max(self._steps, 1)
 
 
 @contextmanager

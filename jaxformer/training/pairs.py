@@ -1,53 +1,19 @@
-"""Parallel text: pairs of lines, and batches of those of about one length.
+"""Batches of pairs of about one length.
 
-A target is learnt by teacher forcing: the decoder reads ``[end_of_text] + target`` and is to say
-``target + [end_of_text]``, every token at once, each from the true ones before it.
+A target is learnt by teacher forcing: the decoder reads ``[start] + target`` and is to say
+``target + [end]``, every token at once, each from the true ones before it.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from jaxformer.training.batch import Batch
-
-
-def read_pairs(source: Path | str, target: Path | str) -> list[tuple[str, str]]:
-    """The lines of two files, plain or gzip (by the name's end), side by side.
-
-    A line ends at a line feed, or at a carriage return and a line feed. A carriage return
-    elsewhere, and what else Unicode may call a line's end, is a part of it.
-
-    Errors: ``ValueError`` naming the file, and the line, if one is missing or not UTF-8 text, if
-    they have unequal numbers of lines or none, or if a line is empty.
-    """
-    sides = [_read_lines(Path(path)) for path in (source, target)]
-    if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{source} has {len(sides[0])} lines and {target} has {len(sides[1])}; a parallel text "
-            "has as many on both sides"
-        )
-    if not sides[0]:
-        raise ValueError(f"{source}: there are no lines")
-    for path, lines in zip((source, target), sides, strict=True):
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                raise ValueError(f"{path}: line {number} is empty; it has nothing to translate")
-    return list(zip(*sides, strict=True))
-
-
-def _read_lines(path: Path) -> list[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
-            return [line.removesuffix("\r\n").removesuffix("\n") for line in file]
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ValueError(f"{path}: not readable as text: {error}") from error
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
@@ -71,7 +37,7 @@ class PairBatches:
     Pairs are sorted into a few buckets by the longer of their two sides, so that little of a batch
     is padding and few shapes are compiled. A batch has about ``tokens`` places on each side; what
     is left of a bucket at the end of an epoch comes in a batch filled up with rows that weigh
-    nothing. What comes is a function of pairs, tokens and seed alone.
+    nothing. What comes is a function of the arguments alone.
     """
 
     def __init__(
@@ -81,26 +47,35 @@ class PairBatches:
         end_of_text: int,
         seed: int = 0,
         num_buckets: int = 4,
+        *,
+        start: int | None = None,
+        accumulate: int = 1,
+        widths: list[int] | None = None,
     ):
-        """pairs: ids of (source, target), without the end of text.
+        """pairs: ids of (source, target), the target without the end of text. start: what a target
+        is written after; None: the end of text. accumulate: micro-batches of one width per batch.
+        widths: in the place of the best ``num_buckets``.
 
-        Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` is
-        less than the longest pair's.
+        Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` or
+        the widths are less than the longest pair's.
         """
-        if not pairs:
+        if not len(pairs):
             raise ValueError("pairs: there are none")
-        for number, pair in enumerate(pairs, 1):
-            if not all(len(side) for side in pair):
-                raise ValueError(f"pairs: one side of number {number} is empty")
-        lengths = np.array([max(len(source), len(target) + 1) for source, target in pairs])
-        if tokens < lengths.max():
+        lengths = np.empty(len(pairs), int)
+        for number, (source, target) in enumerate(pairs):
+            if not len(source) or not len(target):
+                raise ValueError(f"pairs: one side of number {number + 1} is empty")
+            lengths[number] = max(len(source), len(target) + 1)
+        self.widths = best_widths(lengths, num_buckets) if widths is None else widths
+        most = min(tokens, self.widths[-1])
+        if most < lengths.max():
             raise ValueError(
                 f"pairs: number {lengths.argmax() + 1} has {lengths.max()} tokens on a side; a "
-                f"batch has {tokens} places"
+                f"batch has {most} places"
             )
-        self.widths = best_widths(lengths, num_buckets)
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed
+        self._start, self._accumulate = end_of_text if start is None else start, accumulate
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
@@ -111,21 +86,47 @@ class PairBatches:
         if self._place == len(self._plan):
             self.epoch, self._place = self.epoch + 1, 0
             self._plan = self._plan_of(self.epoch)
-        bucket, chosen = self._plan[self._place]
+        planned = self._plan[self._place]
         self._place += 1
-        return self._batch(bucket, chosen)
+        return self._batch(*planned)
 
-    def state(self) -> dict[str, int]:
+    def once(self) -> Iterator[Batch]:
+        """Every pair once, each micro-batch by itself, [rows, width]."""
+        for planned in self._plan_of(0):
+            batch = self._batch(*planned)
+            for number in range(self._accumulate):
+                yield jax.tree.map(lambda x, number=number: x[number], batch)
+
+    def shapes(self) -> list[Batch]:
+        """The shape of a batch of each width."""
+        shapes = []
+        for bucket, width in enumerate(self.widths):
+            shape = (self._accumulate, self._rows(bucket), width)
+            ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
+            shapes.append(Batch(ids, ids, weights, ids, ids, ids))
+        return shapes
+
+    def state(self) -> dict[str, Any]:
         """Where the iterator stands, for JSON."""
-        return {"epoch": self.epoch, "place": self._place}
+        return {"epoch": self.epoch, "place": self._place, **self._identity()}
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Goes where ``state`` was taken."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes where ``state`` was taken.
+
+        Errors: ``ValueError`` if it was taken from others: the order can only be resumed unchanged.
+        """
+        for name, here in self._identity().items():
+            if state.get(name) != here:
+                raise ValueError(f"state: its {name} is {state.get(name)!r}, but here it is {here}")
         self.epoch, self._place = state["epoch"], state["place"]
         self._plan = self._plan_of(self.epoch)
 
-    def rows(self, bucket: int) -> int:
-        """Rows of a batch of this bucket."""
+    def _identity(self) -> dict[str, Any]:
+        sizes = {"pairs": len(self._pairs), "tokens": self._tokens, "seed": self._seed}
+        return {**sizes, "widths": list(self.widths), "accumulate": self._accumulate}
+
+    def _rows(self, bucket: int) -> int:
+        """Rows of a micro-batch of this bucket."""
         return max(1, self._tokens // self.widths[bucket])
 
     def _plan_of(self, epoch: int) -> list[tuple[int, list[int]]]:
@@ -137,23 +138,23 @@ class PairBatches:
         for index in order:
             bucket = self._bucket[index]
             filling[bucket].append(int(index))
-            if len(filling[bucket]) == self.rows(bucket):
+            if len(filling[bucket]) == self._accumulate * self._rows(bucket):
                 plan.append((int(bucket), filling[bucket]))
                 filling[bucket] = []
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
     def _batch(self, bucket: int, chosen: list[int]) -> Batch:
-        """[1, rows, width]; rows beyond those chosen repeat the first, with weight 0."""
-        rows = self.rows(bucket)
-        shape = (1, rows, self.widths[bucket])
+        """[accumulate, rows, width]; rows beyond those chosen repeat the first, with weight 0."""
+        shape = (self._accumulate * self._rows(bucket), self.widths[bucket])
         ids = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "source")}
         real, source_real = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         weights = np.zeros(shape, np.float32)
-        for row in range(rows):
+        for row in range(len(real)):
             source, target = self._pairs[chosen[row] if row < len(chosen) else chosen[0]]
-            ids["inputs"][0, row, : len(target) + 1] = [self._end, *target]
-            ids["targets"][0, row, : len(target) + 1] = [*target, self._end]
-            ids["source"][0, row, : len(source)] = source
-            real[0, row, : len(target) + 1] = source_real[0, row, : len(source)] = 1
-            weights[0, row, : len(target) + 1] = row < len(chosen)
-        return Batch(ids["inputs"], ids["targets"], weights, real, ids["source"], source_real)
+            ids["inputs"][row, : len(target) + 1] = [self._start, *target]
+            ids["targets"][row, : len(target) + 1] = [*target, self._end]
+            ids["source"][row, : len(source)] = source
+            real[row, : len(target) + 1] = source_real[row, : len(source)] = 1
+            weights[row, : len(target) + 1] = row < len(chosen)
+        batch = Batch(ids["inputs"], ids["targets"], weights, real, ids["source"], source_real)
+        return jax.tree.map(lambda x: x.reshape(self._accumulate, -1, x.shape[1]), batch)

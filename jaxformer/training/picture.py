@@ -1,23 +1,33 @@
-"""The picture of a run: loss and held-out bits per byte against steps."""
+"""The picture of a run: loss, and the task's measure of held-out text, against steps."""
 
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from jaxformer.artifacts.picture import write_figure
+from jaxformer.training.tasks.task import Measure
 
 
 def draw_run(
-    metrics: list[dict], path: Path, title: str, baselines: dict[str, float], whole_text: int
+    metrics: list[dict],
+    path: Path,
+    title: str,
+    measure: Measure,
+    baselines: dict[str, float],
+    whole: int,
 ) -> None:
-    """Draw metrics.jsonl's lines to a PNG; baselines: bits per byte of compressors; whole_text:
-    tokens of the held-out text."""
-    write_figure(figure_of(metrics, baselines, whole_text), title, path, dpi=120)
+    """Draw metrics.jsonl's lines to a PNG; the rest as for `figure_of`."""
+    write_figure(figure_of(metrics, measure, baselines, whole), title, path, dpi=120)
 
 
-def figure_of(metrics: list[dict], baselines: dict[str, float], whole_text: int) -> Figure:
+def figure_of(
+    metrics: list[dict], measure: Measure, baselines: dict[str, float], whole: int
+) -> Figure:
     """Scores of other tokens cannot be compared, so a curve joins those of the same ones; scores of
-    the whole text, once at the end of a run, are marks of their own."""
+    the whole text, once at the end of a run, are marks of their own.
+
+    baselines: what others reach by the measure; whole: targets in all that is held out.
+    """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     trained = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
@@ -26,41 +36,43 @@ def figure_of(metrics: list[dict], baselines: dict[str, float], whole_text: int)
         left.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
         left.plot(steps, _smoothed(losses), color="tab:blue", label="training")
 
-    scores = held_out_scores(metrics)
+    scores = held_out_scores(metrics, measure.name)
     for tokens, points in scores.items():
-        steps, losses, bits = zip(*points, strict=True)
-        if tokens == whole_text:
+        steps, losses, figures = zip(*points, strict=True)
+        if tokens == whole:
             style = {"marker": "D", "color": "tab:red", "label": "all held-out text", "zorder": 3}
             style["linestyle"] = "none" if len(scores) > 1 else "-"
         else:
             number = "" if tokens is None else f", {tokens:,} tokens"
             style = {"marker": "o", "color": "tab:orange", "label": f"held out{number}"}
         left.plot(steps, losses, **style)
-        right.plot(steps, bits, **style)
+        right.plot(steps, figures, **style)
     for (name, value), dashes in zip(baselines.items(), ("--", ":", "-."), strict=False):
         right.axhline(value, color="grey", linestyle=dashes, label=f"{name} ({value:.2f})")
 
     said = "held-out text"
-    if whole_text in scores:
-        step, _, bits = scores[whole_text][-1]
-        said = f"all held-out text at step {step}: {bits:.3f} bits per byte"
+    if whole in scores:
+        step, _, value = scores[whole][-1]
+        said = f"all held-out text at step {step}: {value:.3f} {measure.label}"
     left.set(xlabel="step", ylabel="loss (nats per token)", title="loss")
-    right.set(xlabel="step", ylabel="bits per byte", title=said)
+    right.set(xlabel="step", ylabel=measure.label, title=said)
     for axes in (left, right):
         axes.legend()
         axes.grid(alpha=0.2)
     return figure
 
 
-def held_out_scores(metrics: list[dict]) -> dict[int | None, list[tuple[int, float, float]]]:
-    """(step, loss, bits per byte) of each evaluation, by how many tokens were scored."""
-    names = (("held_out_loss", "bits_per_byte", "scored"),)
-    names += (("windows_loss", "windows_bits_per_byte", "windows_scored"),)
+def held_out_scores(
+    metrics: list[dict], measure: str
+) -> dict[int | None, list[tuple[int, float, float]]]:
+    """(step, loss, the measure's figure) of each evaluation, by how many tokens were scored."""
+    names = (("held_out_loss", measure, "scored"),)
+    names += (("part_loss", f"part_{measure}", "part_scored"),)
     found = {}
     for line in metrics:
-        for loss, bits, scored in names:
+        for loss, figure, scored in names:
             if loss in line:
-                point = (line["step"], line[loss], line[bits])
+                point = (line["step"], line[loss], line[figure])
                 found.setdefault(line.get(scored), []).append(point)
     return found
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.artifacts.run import RunFolder, write_whole
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.config import HiddenTraining, TextTraining
 from jaxformer.training.corpus import (
     DEFAULT_SPLIT,
     Document,
@@ -35,21 +35,35 @@ class Prepared(NamedTuple):
         ids = self.held_out.ids
         return np.split(ids, np.flatnonzero(ids == self.tokenizer.end_of_text)[1:])
 
+    @property
+    def held_out_beginning(self) -> str:
+        return self.tokenizer.decode(self.held_out.ids[:200].tolist())
+
+    def description(self) -> list[str]:
+        """How much there is of each part, in lines."""
+        total = self.train.num_bytes + self.held_out.num_bytes
+        return [
+            f"{name}: {stream.num_bytes:,} bytes ({stream.num_bytes / total:.1%}), "
+            f"{len(stream.ids):,} tokens, in {stream.num_documents:,} documents"
+            for name, stream in (("training", self.train), ("held out", self.held_out))
+        ]
+
 
 def is_prepared(folder: RunFolder) -> bool:
     """Whether an earlier start of this run has read its text to the end."""
     return folder.baselines.exists()
 
 
-def gather(paths: Sequence[Path], config: TrainingConfig) -> tuple[list[Document], list[str]]:
+def gather(paths: Sequence[Path], config: TextTraining) -> tuple[list[Document], list[str]]:
     """(documents, why others were skipped) at `paths`; without paths, the standard library.
 
     ValueError if there is no text, or too little for one window of this config.
     """
-    if config.model.vocab_size <= NUM_BYTES:
+    special = ("the end of text", *["the mask"] * _hides(config))
+    if config.model.vocab_size < NUM_BYTES + len(special):
         raise ValueError(
             f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
-            f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
+            f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
         )
     documents, skipped = read_documents(paths) if paths else (standard_library(), [])
     size = sum(document.num_bytes for document in documents)
@@ -61,7 +75,7 @@ def gather(paths: Sequence[Path], config: TrainingConfig) -> tuple[list[Document
     return documents, skipped
 
 
-def write_data(folder: RunFolder, config: TrainingConfig, documents, skipped) -> None:
+def write_data(folder: RunFolder, config: TextTraining, documents, skipped) -> None:
     """Hold some of the text out, train the tokenizer on the rest and write the token files.
 
     ValueError if the rest comes to fewer tokens than a window has.
@@ -69,7 +83,8 @@ def write_data(folder: RunFolder, config: TrainingConfig, documents, skipped) ->
     train, held_out = split(documents, *_how_much(config))
     folder.tokens.mkdir(parents=True, exist_ok=True)
     _list_documents(folder, train, held_out, skipped)
-    tokenizer = Tokenizer.train((d.text for d in train), config.model.vocab_size)
+    texts, size = (d.text for d in train), config.model.vocab_size
+    tokenizer = Tokenizer.train(texts, size, mask=_hides(config))
     tokenizer.save(folder.tokenizer)
     num_tokens = len(write_tokens(train, tokenizer, folder.train_tokens).ids)
     if num_tokens < config.window + 1:
@@ -92,7 +107,12 @@ def read_data(folder: RunFolder) -> Prepared:
     return Prepared(tokenizer, train, held_out, json.loads(folder.baselines.read_text()))
 
 
-def _how_much(config: TrainingConfig) -> tuple[float, int]:
+def _hides(config: TextTraining) -> bool:
+    """Whether tokens are hidden, and so need one that stands for them."""
+    return isinstance(config, HiddenTraining)
+
+
+def _how_much(config: TextTraining) -> tuple[float, int]:
     """(fraction, minimum_bytes) to hold out."""
     return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0)
 

@@ -40,10 +40,13 @@ def init_state(model, optimizer, seed: int) -> TrainState:
 
 
 def make_step(model, optimizer, label_smoothing: float = 0.0):
-    """(state, batch) → (state, loss), jitted; the state given is donated: its buffers are reused.
+    """(state, batch, learning_rate=1) → (state, loss), jitted; the state given is donated: its
+    buffers are reused.
 
-    loss: nats per counted token over the whole batch. Micro-batches add up sums, not means, so
-    they give the full batch's gradient however unequal their token counts are.
+    batch: micro-batches along its first axis. learning_rate: what the optimiser's updates are
+    multiplied by; 1 for one that has a schedule of its own. loss: nats per counted token over the
+    whole batch. Micro-batches add up sums, not means, so they give the full batch's gradient
+    however unequal their token counts are.
     """
     dropout = model.config.dropout > 0
 
@@ -68,13 +71,14 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
         return jax.lax.scan(add, (loss, count, gradients), rest)[0]
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Batch):
+    def step(state: TrainState, batch: Batch, learning_rate=1.0):
         key = jax.random.fold_in(state.key, state.step)
         loss, count, gradients = accumulate(state.params, batch, key)
         # A product can be fused into what reads it; a quotient would be a pass over the gradients.
         inverse = 1.0 / jnp.where(count == 0, 1.0, count)
         gradients = jax.tree.map(lambda g: g * inverse, gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        updates = jax.tree.map(lambda update: learning_rate * update, updates)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, optimizer_state, state.key), loss * inverse
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
-from jaxformer.cli.train import first_words
+from jaxformer.training.tasks.next_tokens import first_words
 from tests.cli.conftest import SETTINGS
 
 
@@ -87,7 +87,7 @@ def test_every_evaluation_scores_the_same_windows(trained):
     folder = RunFolder(trained)
     data, (model, variables, _) = read_data(folder), jf.load(trained)
     first, last = (line for line in folder.read_metrics() if "held_out_loss" in line)
-    assert first["scored"] == last["windows_scored"] < last["scored"] == data.held_out.num_targets
+    assert first["scored"] == last["part_scored"] < last["scored"] == data.held_out.num_targets
     score = evaluate_windows(
         model,
         variables,
@@ -96,9 +96,9 @@ def test_every_evaluation_scores_the_same_windows(trained):
         windows=4,
         batch_size=4,
     )
-    assert score.tokens == last["windows_scored"]
-    assert last["windows_loss"] == pytest.approx(score.loss, rel=1e-5)
-    assert last["windows_bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-5)
+    assert score.tokens == last["part_scored"]
+    assert last["part_loss"] == pytest.approx(score.loss, rel=1e-5)
+    assert last["part_bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-5)
 
 
 def test_evaluation_shows_how_far_it_is_on_a_terminal(trained, corpus, capsys, monkeypatch):

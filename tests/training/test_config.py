@@ -1,28 +1,31 @@
 """What a run's config accepts."""
 
+import re
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.models.config import DecoderConfig
-from jaxformer.training.config import TrainingConfig
+from jaxformer.models.config import ConvolutionalConfig, DecoderConfig, EncoderDecoderConfig
+from jaxformer.training.config import PairTraining, TextTraining
 
+TEXT, PAIRS = TextTraining(DecoderConfig()), PairTraining(EncoderDecoderConfig())
 COUNTS = [
-    (section, field.name)
-    for section, kind in (("", TrainingConfig), ("model", DecoderConfig))
-    for field in fields(kind)
-    if field.type in (int, int | None) and field.name not in ("seed", "window_length", "prefix")
+    (config, section, field.name)
+    for config in (TEXT, PAIRS)
+    for section in ("", "model")
+    for field in fields(getattr(config, section, config))
+    if field.type in (int, int | None)
+    and field.name not in ("seed", "window_length", "prefix", "source_vocab_size", "lengths")
 ]
-COUNTS.append(("optimizer", "warmup_steps"))
+COUNTS.append((TEXT, "optimizer", "warmup_steps"))
 
 
-@pytest.mark.parametrize(("section", "name"), COUNTS)
+@pytest.mark.parametrize(("config", "section", "name"), COUNTS)
 @given(value=st.integers(min_value=2**31))
-def test_a_count_that_no_device_holds_is_refused(section, name, value):
+def test_a_count_that_no_device_holds_is_refused(config, section, name, value):
     """By name, before it overflows somewhere below."""
-    config = TrainingConfig()
     with pytest.raises(ValueError, match=rf"\b{name}\b.*\b{value}\b"):
         if section:
             changed = replace(getattr(config, section), **{name: value})
@@ -35,6 +38,25 @@ def test_a_count_that_no_device_holds_is_refused(section, name, value):
 def test_a_seed_without_a_key_of_its_own_is_refused(seed):
     """Of a larger one JAX keeps the last 32 bits: it would be the same as a smaller one."""
     with pytest.raises(ValueError, match=rf"seed is {seed}; it must be in 0 … 4294967295"):
-        TrainingConfig(seed=seed)
+        replace(TEXT, seed=seed)
     for allowed in (0, 2**32 - 1):
-        assert TrainingConfig(seed=allowed).seed == allowed
+        assert replace(TEXT, seed=allowed).seed == allowed
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"steps": None}, "steps and minutes are None; one of them must end the run"),
+        ({"minutes": 0.0}, "minutes is 0.0; it must be above 0 and finite"),
+        ({"minutes": float("inf")}, "minutes is inf; it must be above 0 and finite"),
+        ({"keep": 1}, "keep is 1; it must be at least 2, one to fall back on"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0; it must be in [0, 1)"),
+        ({"held_out": 0.6}, "held_out is 0.6; it must be in (0, 0.5]"),
+        ({"window_length": 8}, "with learned positions it must be max_length (1024)"),
+        ({"model": DecoderConfig(prefix=3)}, "prefix is 3; it must be 0"),
+        ({"model": ConvolutionalConfig(causal=False)}, "next tokens needs a causal model"),
+    ],
+)
+def test_what_no_run_can_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(TEXT, **change)

@@ -1,6 +1,5 @@
-"""Parallel text: what is read, what is refused, and what a batch holds."""
+"""What a batch of pairs holds."""
 
-import gzip
 from collections import Counter
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.pairs import PairBatches, read_pairs
+from jaxformer.training.pairs import PairBatches
 
 END = 0
 ids = st.lists(st.integers(1, 50), min_size=1, max_size=30)
@@ -67,68 +66,6 @@ def test_the_order_is_anothers_for_another_seed():
         for batches in (PairBatches(many, 64, END, seed) for seed in (0, 0, 1))
     ]
     assert orders[0] == orders[1] != orders[2]
-
-
-def test_files_are_read_line_by_line(tmp_path):
-    """Plain and gzip, side by side; a line keeps what is in it."""
-    (tmp_path / "a.en").write_text("one\n two, \nthree\n", encoding="utf-8")
-    with gzip.open(tmp_path / "a.fr.gz", "wt", encoding="utf-8") as file:
-        file.write("un\ndeux\u2028\ntrois")
-    assert read_pairs(tmp_path / "a.en", tmp_path / "a.fr.gz") == [
-        ("one", "un"),
-        (" two, ", "deux\u2028"),
-        ("three", "trois"),
-    ]
-
-
-# Whatever Unicode calls the end of a line, and a carriage return, may stand within one.
-separators = st.sampled_from("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-pieces = st.one_of(st.text(st.characters(exclude_characters="\n", codec="utf-8")), separators)
-lines = st.lists(pieces, min_size=1, max_size=4).map("".join).map(lambda line: f"a{line}z")
-
-
-@given(lines=st.lists(lines, min_size=1), ends=st.randoms(), packed=st.booleans())
-def test_a_line_ends_at_a_line_feed_alone(tmp_path_factory, lines, ends, packed):
-    """Or at a carriage return and a line feed; the last one may have no end. So line n of one side
-    stands beside line n of the other."""
-    path = tmp_path_factory.mktemp("lines") / ("a.gz" if packed else "a")
-    text = "".join(line + ends.choice(["\n", "\r\n"]) for line in lines)
-    text = text[:-1] if ends.random() < 0.5 and not text.endswith("\r\n") else text
-    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    assert read_pairs(path, path) == [(line, line) for line in lines]
-
-
-@pytest.mark.parametrize(
-    "target, message",
-    [
-        ("un\ndeux\n", "a.en has 3 lines and .*a.fr has 2"),
-        ("un\n \ntrois\n", "a.fr: line 2 is empty"),
-        ("un\ndeux\n\n", "a.fr: line 3 is empty"),
-    ],
-)
-def test_texts_that_are_not_parallel_are_refused(tmp_path, target, message):
-    (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
-    (tmp_path / "a.fr").write_text(target)
-    with pytest.raises(ValueError, match=message):
-        read_pairs(tmp_path / "a.en", tmp_path / "a.fr")
-
-
-def test_what_is_no_text_is_refused(tmp_path):
-    (tmp_path / "a.en").write_text("")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
-    (tmp_path / "not.gz").write_text("plain\n")
-    whole = bytearray(gzip.compress(b"one\n"))
-    whole[10] = 7  # a kind of block that there is not: zlib's own kind of error
-    (tmp_path / "torn.gz").write_bytes(whole)
-    for name, message in (
-        ("a.en", "there are no lines"),
-        ("missing", "missing: not readable"),
-        ("bytes", "bytes: not readable"),
-        ("not.gz", "not.gz: not readable"),
-        ("torn.gz", "torn.gz: not readable"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read_pairs(tmp_path / name, tmp_path / "a.en")
 
 
 def test_pairs_that_make_no_batch_are_refused():

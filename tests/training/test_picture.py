@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.training.picture import figure_of
+from jaxformer.training.tasks.task import Measure
 
 WHOLE = 1000
 
@@ -24,11 +25,11 @@ def test_a_curve_connects_scores_of_the_same_tokens(evaluations):
         }
         drawn[windows].append((step, windows + step))
         if whole:
-            line |= {"windows_loss": line["held_out_loss"], "windows_bits_per_byte": 1}
-            line |= {"windows_scored": windows, "held_out_loss": whole + step, "scored": whole}
+            line |= {"part_loss": line["held_out_loss"], "part_bits_per_byte": 1}
+            line |= {"part_scored": windows, "held_out_loss": whole + step, "scored": whole}
             drawn[WHOLE].append((step, whole + step))
         metrics.append(line)
-    figure = figure_of(metrics, {"gzip": 2.0}, WHOLE)
+    figure = figure_of(metrics, Measure("bits_per_byte", "bits per byte"), {"gzip": 2.0}, WHOLE)
     lines = figure.axes[0].get_lines()
     found = [list(map(tuple, line.get_xydata().tolist())) for line in lines]
     assert sorted(found) == sorted(points for points in drawn.values() if points)

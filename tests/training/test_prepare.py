@@ -7,7 +7,7 @@ import pytest
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training import prepare
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.config import TextTraining
 from jaxformer.training.corpus import Document
 from jaxformer.training.prepare import read_data, write_data
 
@@ -31,7 +31,7 @@ def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, he
     lines = random.Random(0).choices(["one\n", "two words\n", "three\n"], k=100)
     documents = [Document("a", "".join(lines) * round(kilobytes * 1e3 / len("".join(lines))))]
     folder = RunFolder(tmp_path / "run")
-    write_data(folder, TrainingConfig(model=MODEL, held_out=held_out), documents, [])
+    write_data(folder, TextTraining(model=MODEL, held_out=held_out), documents, [])
     data = read_data(folder)
     sizes = data.train.num_bytes, data.held_out.num_bytes
     assert sizes[1] / sum(sizes) == pytest.approx(share, rel=0.002)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jaxformer.training.picture import draw_run
 from jaxformer.training.screen import Screen
+from jaxformer.training.tasks.task import Measure
 
 METRICS = [{"step": 1, "loss": 2.0}, {"step": 1, "held_out_loss": 2.0, "bits_per_byte": 1.5}]
 
@@ -51,6 +52,6 @@ def test_a_bar_is_for_terminals():
 @pytest.mark.parametrize("title", ["$x_{$", "$a$ and $\\alpha$", "猫", "two\nlines\t\x07"])
 def test_a_picture_of_any_title(title, tmp_path):
     """Mathematics is not looked for in a name, and a character without a glyph is no trouble."""
-    draw_run(METRICS, tmp_path / "loss.png", title, {"gzip": 2.0}, whole_text=100)
+    draw_run(METRICS, tmp_path / "loss.png", title, Measure("bits_per_byte", "$"), {"$": 2.0}, 100)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]

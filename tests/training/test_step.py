@@ -15,7 +15,7 @@ from jaxformer.models.decoder import Decoder
 from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import is_matrix, make_optimizer, make_schedule
+from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.pairs import PairBatches
 from jaxformer.training.step import init_state, make_step
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)
 MODEL = Decoder(CONFIG)
-OPTIMIZER = make_optimizer(OptimizerConfig(warmup_steps=0), 100)
+OPTIMIZER = make_optimizer(OptimizerConfig())
 STEP = make_step(MODEL, OPTIMIZER)
 
 
@@ -101,37 +101,12 @@ def test_pairs_are_learnt_from_their_sources():
     np.testing.assert_allclose(loss, -scores.sum() / tokens, rtol=1e-5)
 
 
-def test_decay_is_for_matrices_alone():
-    """Stacked biases and scales have two axes: rank would call them matrices."""
-    params = fresh_state().params
-    decayed = is_matrix(params)
-    for path, decays in jax.tree_util.tree_leaves_with_path(decayed):
-        assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
-    gradients = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = jax.jit(OPTIMIZER.update)(gradients, OPTIMIZER.init(params), params)
-    moved = jax.tree.map(lambda update: bool(jnp.any(update != 0)), updates)
-    still = {path[-1].key for path, m in jax.tree_util.tree_leaves_with_path(moved) if not m}
-    assert still == {"bias", "scale"}
-
-
 def test_the_state_given_is_donated():
     state = fresh_state()
     after, _ = STEP(state, arranged(random_batch(0, [8] * 4), 1))
     donated = [leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.optimizer))]
     assert all(donated)
     assert int(after.step) == 1
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 10])
-def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(warmup):
-    config = OptimizerConfig(learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25)
-    schedule = make_schedule(config, 100)
-    assert schedule(warmup) == pytest.approx(2.0)
-    assert schedule(100) == pytest.approx(0.5)
-    rising = [float(schedule(step)) for step in range(warmup + 1)]
-    falling = [float(schedule(step)) for step in range(warmup, 101)]
-    assert rising == sorted(rising)
-    assert falling == sorted(falling, reverse=True)
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():

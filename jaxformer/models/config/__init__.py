@@ -16,6 +16,22 @@ from jaxformer.models.config.presets import PRESETS, preset
 from jaxformer.models.config.recurrent import RecurrentConfig
 from jaxformer.models.config.rotary import RotaryScaling
 
-__all__ = ["PRESETS", "ConvolutionalConfig", "DecoderConfig", "EncoderConfig"]
+# What a run or a saved folder calls the kind of its model, and `jaxformer train --model` too.
+KINDS = {
+    "decoder": DecoderConfig,
+    "encoder": EncoderConfig,
+    "encoder-decoder": EncoderDecoderConfig,
+    "recurrent": RecurrentConfig,
+    "convolutional": ConvolutionalConfig,
+    "recurrent-encoder-decoder": RecurrentEncoderDecoderConfig,
+}
+
+
+def kind_of(config) -> str:
+    """The kind of a model by its config."""
+    return next(name for name, kind in KINDS.items() if type(config) is kind)
+
+
+__all__ = ["KINDS", "PRESETS", "ConvolutionalConfig", "DecoderConfig", "EncoderConfig"]
 __all__ += ["EncoderDecoderConfig", "Execution", "RecurrentConfig"]
-__all__ += ["RecurrentEncoderDecoderConfig", "RotaryScaling", "preset"]
+__all__ += ["RecurrentEncoderDecoderConfig", "RotaryScaling", "kind_of", "preset"]

@@ -64,7 +64,7 @@ BUGS = (
     ),
     Bug(
         "the kind of a saved model is forgotten",
-        "artifacts.saved:parse_kind",
+        "artifacts.run:parse_kind",
         Replace('sections.get("kind", "decoder")', '"decoder"'),
         ROUND_TRIP,
     ),

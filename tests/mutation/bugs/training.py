@@ -58,7 +58,7 @@ BUGS = (
         "weight decay by rank: stacked biases decay",
         "training.optimizer:is_matrix",
         lambda is_matrix: lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
-        f"{STEP}::test_decay_is_for_matrices_alone",
+        "training/test_optimizer.py::test_decay_is_for_matrices_alone",
     ),
     # ---- randomness: nanoGPT#240, flash-attention#314
     Bug(
@@ -81,22 +81,22 @@ BUGS = (
     ),
     Bug(
         "a carriage return within a line ends it",
-        "training.pairs:_read_lines",
+        "training.parallel:_read_lines",
         Replace(
             'opened(path, "rt", encoding="utf-8", newline="\\n")',
             'opened(path, "rt", encoding="utf-8")',
         ),
-        "training/test_pairs.py::test_a_line_ends_at_a_line_feed_alone",
+        "training/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
     ),
     Bug(
         "the last evaluation scores the whole text alone",
-        "training.loop:_held_out_line",
-        lambda held_out_line: lambda score, windows=None: held_out_line(score),
+        "training.loop:score_line",
+        lambda score_line: lambda measure, score, part=None: score_line(measure, score),
         "cli/test_verbs.py::test_every_evaluation_scores_the_same_windows",
     ),
     Bug(
         "the first windows alone are scored",
-        "training.evaluate:spread_windows",
+        "training.evaluate:spread",
         Replace(
             "np.linspace(0, len(rows) - 1, min(number, len(rows)))",
             "np.arange(min(number, len(rows)))",

@@ -1,0 +1,126 @@
+"""Hidden tokens: those that are hidden in a text, from what stands on both sides of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.decoding.fill import fill
+from jaxformer.functional.masking import mask_tokens
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import HiddenTraining
+from jaxformer.training.evaluate import spread
+from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
+from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
+from jaxformer.training.tasks.task import Measure, Score
+from jaxformer.training.tasks.text import TextTask
+
+HIDDEN = "▒"  # in what is shown to a person
+MASK_WORD = "[MASK]"  # in what a person writes
+
+
+@dataclass(frozen=True)
+class HiddenTokens(TextTask):
+    """Windows of a text in which some tokens are hidden; those are the targets.
+
+    While a model learns, what is hidden follows BERT's rule (`mask_tokens`). When it is scored, all
+    of it is replaced by the mask, and the same tokens of the held-out text each time.
+    """
+
+    measure: ClassVar[Measure] = Measure("accuracy", "hidden tokens predicted right")
+    config: HiddenTraining
+
+    @property
+    def mask(self) -> int:
+        """The token that stands for a hidden one."""
+        return self.tokenizer.mask_token
+
+    @cached_property
+    def rows(self) -> list[Batch]:
+        """The held-out text as it is scored."""
+        config = self.config
+        how = {"rate": config.mask_rate, "seed": config.seed}
+        documents = [document[1:] for document in self.data.held_out_documents]
+        return hidden_rows(documents, self.mask, config.model.max_length, **how)
+
+    @cached_property
+    def baselines(self) -> dict[str, float]:
+        return most_frequent(self.rows)
+
+    @cached_property
+    def num_targets(self) -> int:
+        return int(sum(row.weights.sum() for row in self.rows))
+
+    def batches(self) -> "HiddenBatches":
+        return HiddenBatches(self.data.train.ids, self.config, self.tokenizer)
+
+    def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+        rows = len(self.rows) if whole else self.config.evaluation_windows
+        batches = spread(self.rows, rows, self.config.batch_size)
+        return Score(*score_hidden(model, variables, batches, on_scored))
+
+    def sample(self, model, variables, key) -> str:
+        """Held-out text as the model was shown it, and as it filled it in."""
+        length = min(self.config.sample_tokens, model.config.max_length)
+        if not length:
+            return ""
+        row = self.rows[len(self.rows) // 2]
+        tokens = row.inputs[0, : min(length, row.segments.sum())]
+        guesses = fill(model, variables, [tokens], self.mask)[0].tokens[:, 0].tolist()
+        words = (f"‹{self.tokenizer.decode([guess])}›" for guess in guesses)
+        filled = self._shown(tokens, words)
+        return f"shown: {self._shown(tokens, repeat(HIDDEN))}\nfilled in: {filled}"
+
+    def _shown(self, tokens: np.ndarray, words: Iterable[str]) -> str:
+        """The text of tokens, one of the words in the place of each that is hidden."""
+        parts = np.split(tokens, np.flatnonzero(tokens == self.mask))
+        texts = [self.tokenizer.decode(part.tolist()) for part in parts]  # the mask has no text
+        return texts[0] + "".join(word + text for word, text in zip(words, texts[1:], strict=False))
+
+    def example(self) -> list[str]:
+        """That fills in the second word of the held-out text's beginning."""
+        words = first_words(self.data.held_out_beginning, lambda words: True).split(" ")
+        return ["fill", "--text=" + " ".join([words[0], MASK_WORD, *words[2:]])]
+
+
+_hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate"))
+
+
+class HiddenBatches:
+    """Windows of tokens of which some are hidden: those of `MicroBatches`, and what batch n hides
+    is a function of the seed and n."""
+
+    def __init__(self, tokens: np.ndarray, config: HiddenTraining, tokenizer: Tokenizer):
+        self._windows, self._number = MicroBatches(tokens, config), 0
+        self._key = jax.random.key(config.seed)
+        self._how = {
+            "mask_token": tokenizer.mask_token,
+            "vocab_size": tokenizer.vocab_size,
+            "rate": config.mask_rate,
+        }
+
+    def __iter__(self) -> "HiddenBatches":
+        return self
+
+    def __next__(self) -> Batch:
+        tokens = next(self._windows).targets
+        key = jax.random.fold_in(self._key, self._number)
+        inputs, weights = _hide(key, tokens, **self._how)
+        self._number += 1
+        return Batch(inputs, tokens, weights)
+
+    def shapes(self) -> list[Batch]:
+        (ids, *_) = self._windows.shapes()[0]
+        return [Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, np.float32))]
+
+    def state(self) -> dict[str, Any]:
+        return {"windows": self._windows.state(), "number": self._number}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._windows.restore(state["windows"])
+        self._number = state["number"]

@@ -1,0 +1,191 @@
+"""Pairs: the tokens of a target, from its source and from those before them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from jaxformer.artifacts.run import write_whole
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.decoding.translate import translate_ids
+from jaxformer.training.bleu import score_pairs
+from jaxformer.training.config import Inputs, PairTraining
+from jaxformer.training.corpus import Document
+from jaxformer.training.pairs import PairBatches, best_widths
+from jaxformer.training.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.tasks.task import Measure, Score
+from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
+
+SAMPLES = 5  # translations that an evaluation writes
+
+
+class EncodedPairs(Sequence):
+    """Pairs of (source, target) ids, read from two streams of tokens."""
+
+    def __init__(self, sides: list[TokenStream], end_of_text: int):
+        self.sides = sides
+        self._bounds = [
+            np.append(np.flatnonzero(side.ids == end_of_text), len(side.ids)) for side in sides
+        ]
+
+    def __len__(self) -> int:
+        return self.sides[0].num_documents
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        source, target = (
+            side.ids[bounds[number] + 1 : bounds[number + 1]]
+            for side, bounds in zip(self.sides, self._bounds, strict=True)
+        )
+        return source, target
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Places that a pair needs: of its source, or of its target and the end of text."""
+        source, target = map(np.diff, self._bounds)
+        return np.maximum(source - 1, target)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentences, and what they are to become."""
+
+    measure: ClassVar[Measure] = Measure("bleu", "BLEU")
+    baselines: ClassVar[dict[str, float]] = {}
+    config: PairTraining
+    tokenizer: Tokenizer
+    train: EncodedPairs
+    held_out: EncodedPairs
+
+    @classmethod
+    def gather(cls, inputs: Inputs, config: PairTraining) -> list[Pair]:
+        if inputs.text:
+            raise ValueError(
+                f"TEXT ({inputs.text[0]}) was given, but this kind of model learns from pairs: "
+                "give --source FILE and --target FILE"
+            )
+        if inputs.source is None:
+            raise ValueError("--source is missing; this kind of model learns from pairs of lines")
+        if config.model.vocab_size <= NUM_BYTES:
+            raise ValueError(
+                f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
+                f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
+            )
+        pairs = read_pairs(inputs.source, inputs.target)
+        split_pairs(pairs, config.held_out)
+        if config.lowercase:
+            pairs = [(source.lower(), target.lower()) for source, target in pairs]
+        return pairs
+
+    @classmethod
+    def write(cls, folder, config: PairTraining, gathered: list[Pair]) -> None:
+        train, held_out = split_pairs(gathered, config.held_out)
+        folder.tokens.mkdir(parents=True, exist_ok=True)
+        size = config.model.vocab_size
+        texts = (side for pair in train for side in pair)
+        tokenizer = Tokenizer.train(texts, size, split_digits=True)
+        tokenizer.save(folder.tokenizer)
+        lines = []
+        for part, pairs in (("train", train), ("held_out", held_out)):
+            fitting, left_out = _fitting(pairs, tokenizer, config)
+            if not fitting:
+                raise ValueError(
+                    f"no pair of the {part.replace('_', ' ')} part fits into max_length "
+                    f"({config.model.max_length}) and batch_tokens ({config.batch_tokens})"
+                )
+            for path, side in zip(folder.pairs[part], zip(*fitting, strict=True), strict=True):
+                write_tokens([Document("", line) for line in side], tokenizer, path)
+            lines.append(f"{part.replace('_', ' '):9} {len(fitting):9d}  pairs")
+            lines += [f"skipped              {what}" for what in left_out]
+        write_whole(folder.documents, "\n".join(lines) + "\n")
+        write_whole(folder.baselines, json.dumps(cls.baselines))  # last: says that all is there
+
+    @classmethod
+    def read(cls, folder, config: PairTraining) -> "Pairs":
+        tokenizer = Tokenizer.load(folder.tokenizer)
+        parts = []
+        for part in ("train", "held_out"):
+            sides = [open_tokens(path) for path in folder.pairs[part]]
+            for path, side in zip(folder.pairs[part], sides, strict=True):
+                if side.tokenizer != tokenizer.fingerprint:
+                    raise ValueError(
+                        f"{path} was made by another tokenizer than {folder.tokenizer}"
+                    )
+            parts.append(EncodedPairs(sides, tokenizer.end_of_text))
+        return cls(config, tokenizer, *parts)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.held_out.sides[1].ids)  # an end of text for each, and all others
+
+    def description(self) -> list[str]:
+        return [
+            f"{name}: {len(pairs):,} pairs, {len(pairs.sides[0].ids):,} and "
+            f"{len(pairs.sides[1].ids):,} tokens"
+            for name, pairs in (("training", self.train), ("held out", self.held_out))
+        ]
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        lengths = np.concatenate([self.train.lengths, self.held_out.lengths])
+        return best_widths(lengths, self.config.lengths)
+
+    def batches(self) -> PairBatches:
+        config = self.config
+        return PairBatches(
+            self.train,
+            config.batch_tokens,
+            self.tokenizer.end_of_text,
+            config.seed,
+            accumulate=config.accumulate,
+            widths=self._widths,
+        )
+
+    def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+        number = (
+            len(self.held_out) if whole else min(self.config.evaluation_pairs, len(self.held_out))
+        )
+        places = np.linspace(0, len(self.held_out) - 1, number).round().astype(int)
+        found = score_pairs(
+            model,
+            variables,
+            self.tokenizer,
+            [self.held_out[place] for place in places],
+            tokens=self.config.batch_tokens,
+            widths=self._widths,
+            lowercase=self.config.lowercase,
+            on_scored=on_scored,
+        )
+        return Score(found.loss, found.bleu.score, found.tokens)
+
+    def sample(self, model, variables, key) -> str:
+        """Held-out sources, what the model makes of them, and what it should."""
+        pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
+        found = translate_ids(model, variables, self.tokenizer, [source for source, _ in pairs])
+        texts = [[self.tokenizer.decode(side.tolist()) for side in pair] for pair in pairs]
+        return "\n".join(
+            f"{source}\n  → {text}\n  = {target}"
+            for (source, target), text in zip(texts, found, strict=True)
+        )
+
+    def example(self) -> list[str]:
+        return ["translate"]
+
+
+def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):
+    """(the pairs that a model reads and a batch holds, why others were left out)."""
+    sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
+    model, fitting, left_out = config.model.resolved, [], []
+    for pair, (source, target) in zip(pairs, sides, strict=True):
+        fits = len(source) <= model.max_source_length and len(target) < model.max_length
+        if fits and max(len(source), len(target) + 1) <= config.batch_tokens:
+            fitting.append(pair)
+        else:
+            left_out.append(
+                f"{len(source)} and {len(target)} tokens are too many: {pair[0][:40]!r}"
+            )
+    return fitting, left_out

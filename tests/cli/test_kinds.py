@@ -1,0 +1,141 @@
+"""Every kind of model is trained, gone on with, scored and used by the same verbs."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli import main
+from jaxformer.models.config import KINDS
+from jaxformer.training import loop
+from jaxformer.training.run_config import read_run
+from jaxformer.training.tasks import task_of
+from tests.cli.conftest import TEXT
+
+pytestmark = pytest.mark.slow
+
+MEASURES = dict.fromkeys(KINDS, "bits_per_byte") | {"encoder": "accuracy"}
+MEASURES |= dict.fromkeys(("encoder-decoder", "recurrent-encoder-decoder"), "bleu")
+COMMON = (
+    "--preset tiny --vocab-size 300 --max-length 32 --embed-dim 16 --num-layers 1 --dropout 0.1 "
+    "--steps 6 --evaluate-every 3 --checkpoint-every 3"
+).split()
+OF_TEXT = "--batch-size 4 --evaluation-windows 4 --sample-tokens 24".split()
+OF_PAIRS = "--batch-tokens 96 --evaluation-pairs 3 --accumulate 2".split()
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """The words that name a text, or pairs, for a kind of model."""
+    (tmp_path / "text.py").write_text(TEXT)
+    pairs = [
+        (f"{a} and {b}", f"{i} + {j}") for i, a in enumerate(NUMBERS) for j, b in enumerate(NUMBERS)
+    ]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    return lambda kind: (
+        ["--source", "pairs.tsv", *OF_PAIRS] if MEASURES[kind] == "bleu" else ["text.py", *OF_TEXT]
+    )
+
+
+def train(kind, inputs, out):
+    return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, monkeypatch):
+    """The same batches, the same noise, the same parameters at the end, bit for bit."""
+    assert train(kind, inputs, "whole") == 0
+    updates = loop.updates
+
+    def ending(*arguments):
+        for number, updated in enumerate(updates(*arguments)):
+            if number == 4:
+                raise RuntimeError("ended")
+            yield updated
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "updates", ending)
+        assert train(kind, inputs, "ended") == 1
+    assert main(["train", "--resume", "--out", "ended"]) == 0
+    whole, ended = (RunFolder(name).read_metrics() for name in ("whole", "ended"))
+    assert [line["step"] for line in whole if "loss" in line] == list(range(1, 7))
+    for one, other in zip(whole, ended, strict=True):
+        same = [
+            line.get(name) for line in (one, other) for name in ("step", "loss", "held_out_loss")
+        ]
+        assert same[:3] == same[3:]
+    assert RunFolder("whole").read_samples() == RunFolder("ended").read_samples()
+    params = (jf.load(name).variables for name in ("whole", "ended"))
+    jax.tree.map(np.testing.assert_array_equal, *params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_training_scores_last_is_what_evaluate_says(kind, inputs, tmp_path, capsys):
+    """All that is held out, by another way in; and the run says which kind it is."""
+    assert train(kind, inputs, "run") == 0
+    folder, measure = RunFolder("run"), MEASURES[kind]
+    _, config = read_run(folder)
+    task = task_of(config).read(folder, config)
+    tokenizer = task.tokenizer
+    evaluations = [line for line in folder.read_metrics() if "held_out_loss" in line]
+    assert [line["step"] for line in evaluations] == [3, 6]
+    assert all(measure in line for line in evaluations)
+    assert evaluations[0]["scored"] < evaluations[1]["scored"] == task.num_targets
+    assert json.loads(folder.config.read_text())["kind"] == kind
+    if measure == "bleu":
+        pairs = [[tokenizer.decode(side.tolist()) for side in pair] for pair in task.held_out]
+        (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(x) + "\n" for x in pairs))
+        given = ["--source", "held_out.jsonl"]
+    else:
+        (ids,) = task.data.held_out_documents
+        (tmp_path / "held_out.py").write_text(tokenizer.decode(ids.tolist()))
+        given = ["held_out.py"]
+    capsys.readouterr()
+    assert main(["evaluate", "run", *given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == task.num_targets
+    assert found["loss"] == pytest.approx(evaluations[1]["held_out_loss"], rel=1e-5)
+    assert found[measure] == pytest.approx(evaluations[1][measure], rel=1e-4)
+    assert main(["evaluate", "run", *given]) == 0
+    assert f"{found['loss']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_to_do_next_can_be_done(kind, inputs, capsys, monkeypatch):
+    """The command that a run ends with; a translator gives a line for each line of its input."""
+    import io
+    import shlex
+
+    assert train(kind, inputs, "run") == 0
+    said = capsys.readouterr().out
+    command = next(line for line in said.splitlines() if line.startswith("next: "))
+    _, verb, *words = shlex.split(command.removeprefix("next: "))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one and two\n\nfive and six"))
+    assert main([verb, *words]) == 0
+    out = capsys.readouterr().out
+    if verb == "translate":
+        assert out.count("\n") == 3 and out.split("\n")[1] == ""
+    elif verb == "fill":
+        assert "[MASK] 1: " in out and out.count("%") == 5
+    else:
+        assert out.startswith(words[1].removeprefix("--prompt="))
+
+
+def test_other_verbs_refuse_a_kind_and_say_why(inputs, capsys):
+    assert train("encoder", inputs, "run") == 0
+    capsys.readouterr()
+    for words, message in (
+        (["generate", "run"], "is not autoregressive"),
+        (["translate", "run"], "to translate it must read a source"),
+        (["evaluate", "run", "--source", "pairs.tsv"], "give FILE to score it"),
+        (["fill", "run", "--text", "nothing hidden"], "it must hold at least one [MASK]"),
+        (["train", "--resume", "--out", "run", "--mask-rate", "0.3"], "--mask-rate is 0.3"),
+        (["train", "--resume", "--out", "run", "--model", "decoder"], "is of kind encoder"),
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert message in said and said.count("\n") == 1, said

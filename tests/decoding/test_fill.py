@@ -1,0 +1,58 @@
+"""Filling in: the most probable tokens at each mask, and at no other place."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.decoding.fill import fill
+from jaxformer.models.build import init
+
+MASK = 28
+CONFIG = jf.EncoderConfig(vocab_size=29, max_length=40, num_layers=1, embed_dim=8, num_heads=2)
+MODEL = jf.build(CONFIG)
+VARIABLES = jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
+rows = st.lists(st.lists(st.integers(0, MASK), min_size=1, max_size=40), min_size=1, max_size=4)
+
+
+@given(rows=rows, top_k=st.integers(1, 4))
+def test_each_mask_has_the_most_probable_tokens(rows, top_k):
+    """Those of the model's own logits of the row alone, whatever stands beside it in the batch."""
+    for row, found in zip(rows, fill(MODEL, VARIABLES, rows, MASK, top_k), strict=True):
+        assert found.positions.tolist() == [i for i, token in enumerate(row) if token == MASK]
+        logits = np.asarray(jax.jit(MODEL.apply)(VARIABLES, np.array([row])), np.float64)[0]
+        shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        best = np.sort(shares[found.positions], axis=-1)[:, ::-1][:, :top_k]
+        np.testing.assert_allclose(found.probabilities, best, rtol=1e-4)
+        chosen = np.take_along_axis(shares[found.positions], found.tokens, axis=-1)
+        np.testing.assert_allclose(chosen, best, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rows, top_k, message",
+    [
+        ([[1, 29]], 1, "row 0 holds id 29; vocab_size is 29"),
+        ([[1] * 41], 1, "rows have up to 41 tokens; 1 … 40 are accepted"),
+        ([[]], 1, "rows have up to 0 tokens"),
+        ([[MASK]], 30, r"top_k is 30; it must be in 1 … vocab_size \(29\)"),
+    ],
+)
+def test_what_cannot_be_filled_in_is_refused(rows, top_k, message):
+    with pytest.raises(ValueError, match=message):
+        fill(MODEL, VARIABLES, rows, MASK, top_k)
+
+
+def test_nothing_is_made_of_nan():
+    broken = jax.tree.map(lambda x: x * np.nan, VARIABLES)
+    with pytest.raises(FloatingPointError):
+        fill(MODEL, broken, [[MASK]], MASK)
+
+
+def test_a_model_that_sees_one_side_is_refused():
+    model = jf.build(
+        jf.DecoderConfig(vocab_size=29, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
+    )
+    with pytest.raises(ValueError, match="model is a Decoder; fill needs an Encoder"):
+        fill(model, init(model, jax.random.key(0)), [[MASK]], MASK)

@@ -1,0 +1,42 @@
+"""Translations come in the order of the texts, each as if it had been asked for alone."""
+
+import jax
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.decoding.translate import translate
+from jaxformer.models.build import init
+from tests.slow import mostly_slow
+
+TEXTS = [f"{word} {number}" for word in ("one", "two", "three") for number in range(8)]
+TOKENIZER = Tokenizer.train(TEXTS, 300)
+CONFIG = jf.RecurrentEncoderDecoderConfig(
+    vocab_size=TOKENIZER.vocab_size, max_length=32, embed_dim=8, num_layers=1
+)
+MODEL = jf.build(CONFIG)
+VARIABLES = jax.tree.map(lambda x: 3 * x, init(MODEL, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
+def test_translations_come_in_the_order_of_the_texts(beam_width, quick_compilation):
+    """Sorted by length, in batches, the last one filled up; an empty text stays empty."""
+    asked = [" ".join(TEXTS[:3]), TEXTS[5], "", " ".join(TEXTS[9:11]), TEXTS[20], TEXTS[7]]
+
+    def found(texts):
+        how = {"beam_width": beam_width, "batch_size": 2}
+        return translate(MODEL, VARIABLES, TOKENIZER, texts, **how)
+
+    together = found(asked)
+    assert together[2] == "" and len(set(together)) > 2
+    assert together == [found([text])[0] for text in asked]
+
+
+def test_what_cannot_be_translated_is_refused():
+    with pytest.raises(ValueError, match=r"text 2 has .* max_source_length is 32"):
+        translate(MODEL, VARIABLES, TOKENIZER, ["one", "one " * 40])
+    decoder = jf.build(
+        jf.DecoderConfig(vocab_size=300, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
+    )
+    with pytest.raises(ValueError, match="model is a Decoder; to translate it must read a source"):
+        translate(decoder, {}, TOKENIZER, ["one"])

@@ -1,0 +1,96 @@
+"""What is hidden when a model that sees both sides is scored."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.models.build import init
+from jaxformer.training.evaluate import spread
+from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
+
+MASK = 28
+documents = st.lists(st.lists(st.integers(1, 27), max_size=40), min_size=1, max_size=6)
+
+
+@given(
+    documents=documents,
+    length=st.integers(4, 12),
+    before=st.sampled_from([(), (1,)]),
+    after=st.sampled_from([(), (2,)]),
+    rate=st.floats(0.01, 0.9),
+    seed=st.integers(0, 3),
+)
+def test_every_token_stands_once_and_targets_are_what_is_hidden(
+    documents, length, before, after, rate, seed
+):
+    """Document by document; the mask stands exactly where a target counts, nothing else is changed,
+    what a model's template puts around a text is never hidden, and padding is marked."""
+    if not any(documents):
+        with pytest.raises(ValueError, match="there are no tokens to hide"):
+            hidden_rows(documents, MASK, length)
+        return
+    how = {"before": before, "after": after, "rate": rate, "seed": seed}
+    rows = hidden_rows(documents, MASK, length, **how)
+    found, counted = [], 0
+    for row in rows:
+        inputs, targets, weights, segments, *_ = (x if x is None else x[0] for x in row)
+        size = int(segments.sum())
+        assert inputs.shape == (length,) and (segments[:size] == 1).all()
+        np.testing.assert_array_equal(inputs == MASK, weights == 1)
+        np.testing.assert_array_equal(inputs[weights == 0], targets[weights == 0])
+        inner = slice(len(before), size - len(after))
+        assert (
+            tuple(targets[: inner.start]) == before and tuple(targets[inner.stop : size]) == after
+        )
+        assert weights.sum() == weights[inner].sum()
+        found += targets[inner].tolist()
+        counted += int(weights.sum())
+    assert found == [token for document in documents for token in document]
+    assert len(rows) == sum(-(-len(x) // (length - len(before) - len(after))) for x in documents)
+    assert counted >= 1
+    for row, again in zip(rows, hidden_rows(documents, MASK, length, **how), strict=True):
+        np.testing.assert_array_equal(row.inputs, again.inputs)
+
+
+def test_so_many_are_hidden_as_are_asked_for():
+    """And others for another seed."""
+    text = [np.arange(1, 27).tolist() * 400]
+    for rate in (0.15, 0.5):
+        rows = [hidden_rows(text, MASK, 64, rate=rate, seed=seed) for seed in (0, 1)]
+        hidden = [np.concatenate([row.weights[0] for row in some]) for some in rows]
+        assert all(abs(x.sum() / len(text[0]) - rate) < 0.02 for x in hidden)
+        assert (hidden[0] != hidden[1]).any()
+
+
+@given(documents=documents.filter(any), batch_size=st.integers(1, 5))
+def test_the_score_is_that_of_the_logits(documents, batch_size):
+    """Loss and accuracy over what is hidden, whatever the batches and what fills them up."""
+    rows = hidden_rows(documents, MASK, 8)
+    score = score_hidden(MODEL, VARIABLES, spread(rows, len(rows), batch_size))
+    losses, right = [], []
+    for row in rows:
+        logits = np.asarray(APPLY(VARIABLES, row.inputs, row.segments), np.float64)
+        at = row.weights > 0
+        losses.append(
+            np.log(np.exp(logits).sum(-1))[at]
+            - np.take_along_axis(logits, row.targets[..., None], -1)[..., 0][at]
+        )
+        right.append((logits.argmax(-1) == row.targets)[at])
+    losses, right = np.concatenate(losses), np.concatenate(right)
+    assert score.tokens == len(losses)
+    np.testing.assert_allclose(score.loss, losses.mean(), rtol=1e-5)
+    np.testing.assert_allclose(score.accuracy, right.mean(), rtol=1e-6)
+
+
+def test_the_most_frequent_token_is_counted_among_what_is_hidden():
+    rows = hidden_rows([[5, 5, 5, 6]], MASK, 8, rate=1.0)
+    assert most_frequent(rows) == {"the most frequent token": 0.75}
+
+
+CONFIG = jf.EncoderConfig(vocab_size=29, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
+MODEL = jf.build(CONFIG)
+VARIABLES = jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
+APPLY = jax.jit(MODEL.apply)

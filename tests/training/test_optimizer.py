@@ -1,0 +1,111 @@
+"""Which updates an optimiser makes, and the learning rate of each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.models.build import init
+from jaxformer.models.config import DecoderConfig
+from jaxformer.models.decoder import Decoder
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import Schedule, is_matrix, make_optimizer
+from jaxformer.training.step import init_state, make_step
+from tests.training.test_step import arranged, random_batch
+
+OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
+SCHEDULES = ("cosine", "linear", "warmup-stable-decay")
+CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)
+PARAMS = init(Decoder(CONFIG), jax.random.key(0))["params"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_decay_is_for_matrices_alone(name):
+    """Stacked biases and scales have two axes: rank would call them matrices."""
+    for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(PARAMS)):
+        assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
+    optimizer = make_optimizer(OptimizerConfig(optimizer=name))
+    gradients = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(PARAMS), PARAMS)
+    for (path, update), x in zip(
+        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(PARAMS), strict=True
+    ):
+        decayed = -0.1 * x if path[-1].key not in ("bias", "scale") else jnp.zeros_like(x)
+        np.testing.assert_allclose(update, decayed, rtol=1e-5, err_msg=str(path))
+
+
+def test_muon_steps_are_orthogonal_kernel_by_kernel():
+    """Each layer's own matrix, alone or in a stack: its singular values come out alike, none below
+    half the largest; all of a bias takes a step of one size, as by Adam."""
+    shapes = {"kernel": (16, 24), "bias": (2, 24), "stack": {"kernel": (3, 16, 24)}}
+    params = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: type(x) is tuple)
+    gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.ndim), x.shape), params)
+    muon = make_optimizer(OptimizerConfig(optimizer="muon"))
+    step, _ = muon.update(gradients, muon.init(params), params)
+    for kernel in (step["kernel"], *step["stack"]["kernel"]):
+        values = jnp.linalg.svd(kernel, compute_uv=False)
+        assert values[-1] > 0.5 * values[0]
+    sizes = jnp.abs(step["bias"])
+    np.testing.assert_allclose(sizes, sizes.max(), rtol=1e-3)
+
+
+def test_the_learning_rate_multiplies_the_updates():
+    """Steps at rates handed in are those of optax's own AdamW with the schedule inside."""
+    config, model = OptimizerConfig(warmup_steps=2, weight_decay=0.3), Decoder(CONFIG)
+    schedule = Schedule(config, 6)
+    inside = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            lambda count: jnp.asarray([schedule.rate(i) for i in range(6)])[count],
+            config.beta1,
+            config.beta2,
+            weight_decay=config.weight_decay,
+            mask=is_matrix,
+        ),
+    )
+    states = []
+    for optimizer, rates in ((make_optimizer(config), schedule.rates()), (inside, [1.0] * 6)):
+        state, step = init_state(model, optimizer, 0), make_step(model, optimizer)
+        for number, rate in enumerate(rates):
+            state, _ = step(state, arranged(random_batch(number, [8, 5]), 1), np.float32(rate))
+        states.append(state)
+    for one, other in zip(*(jax.tree.leaves(state.params) for state in states), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@given(warmup=st.integers(0, 30), steps=st.integers(1, 120), by_time=st.booleans())
+def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(kind, warmup, steps, by_time):
+    """By steps or by time; a warm-up that is longer than the run is cut short."""
+    config = OptimizerConfig(
+        learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25, schedule=kind
+    )
+    schedule = Schedule(config, None, 1.0) if by_time else Schedule(config, steps)
+    seconds = 60 / steps if by_time else 0.0
+    rates = [schedule.rate(step, step * seconds) for step in range(steps + 1)]
+    warmup = min(warmup, steps if by_time else steps - 1)
+    assert rates[-1] == pytest.approx(0.5 if warmup < steps or not warmup else rates[-1])
+    falling = rates[warmup:]
+    assert falling == sorted(falling, reverse=True) and 0 <= min(rates) <= max(rates) <= 2.0
+    if not by_time:
+        assert falling[0] == pytest.approx(2.0)
+        assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+        assert list(schedule.rates()) == rates[:-1]
+    if kind == "warmup-stable-decay" and not by_time:
+        stable = [rate for n, rate in enumerate(falling) if n < 0.8 * (steps - warmup) - 1]
+        assert all(rate == 2.0 for rate in stable)
+    assert schedule.done(0) == 0.0 and schedule.done(steps, steps * seconds) == pytest.approx(1.0)
+
+
+@given(steps=st.integers(2, 200), warmup=st.integers(0, 50))
+def test_the_cosine_is_optax_own(steps, warmup):
+    config = OptimizerConfig(warmup_steps=warmup)
+    warmup = min(warmup, steps - 1)
+    theirs = optax.warmup_cosine_decay_schedule(
+        0.0 if warmup else config.learning_rate, config.learning_rate, warmup, steps, 6e-5
+    )
+    ours = [Schedule(config, steps).rate(step) for step in range(steps + 1)]
+    np.testing.assert_allclose(ours, [float(theirs(step)) for step in range(steps + 1)], rtol=1e-4)

@@ -331,7 +331,11 @@ def memory():
     return more
 
 
-@pytest.mark.parametrize("wrong", [*BROKEN, *(f"llama: {name}" for name in BROKEN_LLAMA)])
+@pytest.mark.parametrize(
+    "wrong",
+    [*BROKEN, *(f"llama: {name}" for name in BROKEN_LLAMA)],
+    ids=lambda wrong: wrong.replace(" ", "-"),  # a name that the catalogue of bugs can give
+)
 def test_a_broken_folder_is_refused(wrong, tmp_path, capsys, memory):
     """One line with file and key, exit status 2, no output folder, little memory."""
     is_llama = wrong.startswith("llama: ")

@@ -45,7 +45,7 @@ def test_a_mesh_computes_what_one_device_does(kind):
 
 def test_what_is_exchanged_is_what_the_placement_needs():
     """Of a decoder of two layers, read off the compiled step: over `tensor` two sums a layer, and
-    as many going back, and the ends; over `fsdp` each matrix gathered once; nothing is passed on."""
+    as many back, and the ends; over `fsdp` each matrix gathered once; nothing is passed on."""
     done = run(
         "experiments/meshes.py", "--exchanges", "--meshes", "tensor=8", "fsdp=8", cwd=PROJECT
     )

@@ -236,8 +236,15 @@ def not_finite(tree) -> str | None:
 
 
 def as_shapes(tree):
-    """The tree with a jax.ShapeDtypeStruct for each array."""
-    return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+    """The tree with a jax.ShapeDtypeStruct for each array, and where it is to be: on one device
+    unless the tree says where, whatever it was saved from."""
+    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def shape(x):
+        where = getattr(x, "sharding", None) or one
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    return jax.tree.map(shape, tree)
 
 
 def refuse_difference(where, found, wanted) -> None:

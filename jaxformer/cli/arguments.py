@@ -20,6 +20,7 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
 
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_scaling_rule)
+    registry.primitive_rule(_mesh_rule)
     said = io.StringIO()
     defaults = {} if default is None else {"default": default}
     try:
@@ -63,6 +64,36 @@ def _scaling_rule(info):
         metavar="KIND,FACTOR=X,…",
         instance_from_str=read,
         is_instance=lambda x: isinstance(x, RotaryScaling),
+        str_from_instance=write,
+    )
+
+
+def _mesh_rule(info):
+    """MeshSizes are one word, axis=size,…: data=2,fsdp=4."""
+    import tyro
+
+    from jaxformer.training.config import Mesh, MeshSizes
+
+    if info.type is not Mesh:
+        return None
+
+    def read(words):
+        pairs = [axis.split("=", 1) for axis in words[0].split(",")]
+        names, axes = [pair[0] for pair in pairs], MeshSizes.__dataclass_fields__
+        if any(len(pair) < 2 for pair in pairs) or len(set(names)) < len(names):
+            raise ValueError(f"{words[0]!r}: each axis is NAME=SIZE, once")
+        if set(names) - set(axes):
+            raise ValueError(f"{words[0]!r}: the axes are {', '.join(axes)}")
+        return MeshSizes(**{name: int(size) for name, size in pairs})
+
+    def write(mesh):
+        return [",".join(f"{name}={getattr(mesh, name)}" for name in mesh.__dataclass_fields__)]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="AXIS=SIZE,…",
+        instance_from_str=read,
+        is_instance=lambda x: isinstance(x, MeshSizes),
         str_from_instance=write,
     )
 

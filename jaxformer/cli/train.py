@@ -3,8 +3,8 @@
 import errno
 import shlex
 import shutil
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
@@ -185,12 +185,21 @@ def _run(config: TrainingConfig, folder: RunFolder, task, screen, resume: bool) 
     from jaxformer.cli.runtime import start_jax
 
     start_jax()
+    import jax
+
+    from jaxformer.models.placement import make_mesh
     from jaxformer.training.loop import Training
 
-    training = Training(config, folder, task, screen)
-    if resume:
-        training.resume()
-    training.run()
+    mesh = None
+    if config.mesh is not None or jax.device_count() > 1:
+        mesh = make_mesh(asdict(config.mesh) if config.mesh else {"data": jax.device_count()})
+        said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        screen.say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")
+    with nullcontext() if mesh is None else jax.set_mesh(mesh):
+        training = Training(config, folder, task, screen, mesh)
+        if resume:
+            training.resume()
+        training.run()
 
 
 @contextmanager

@@ -145,9 +145,9 @@ def self_attention(weights, x, config, attention, positions, kept=None, tap=no_t
     """
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ends = [config.head_dim * sum(heads[:side]) for side in (1, 2)]
-    maps = query_key_value(weights)
-    sides = jnp.concatenate([linear(some, x) for some in maps], axis=-1)
-    sides = jnp.split(sides, ends, axis=-1)
+    sides = [linear(some, x) for some in query_key_value(weights)]
+    if len(sides) < len(heads):
+        sides = jnp.split(jnp.concatenate(sides, axis=-1), ends, axis=-1)
     query, key, value = map(split_heads, sides, heads)
     query, key = (
         turned(normalized(weights, name, side, config), positions, config)
@@ -181,17 +181,19 @@ _SIDES = ("query", "key", "value")
 
 
 def query_key_value(weights) -> list:
-    """The maps to query, key and value in as few as their kernels allow: see `side_by_side`."""
-    if "query_key_value" in weights:
-        return weights["query_key_value"]
-    return side_by_side([weights[name] for name in _SIDES])
+    """The maps to query, key and value, or the fewer that `fuse_query_key_value` made of them."""
+    return weights.get("query_key_value") or [weights[name] for name in _SIDES]
 
 
 def fuse_query_key_value(weights):
-    """The weights of a block with those maps made one for good, which saves doing it each step."""
+    """The weights of a block with those maps in as few as their kernels allow (`side_by_side`): one
+    product in the place of three. Not where a kernel's outputs are cut over devices: the parts of
+    the fused one would be cut elsewhere."""
+    if "query_key_value" in weights["attention"]:
+        return weights
     attention = {name: x for name, x in weights["attention"].items() if name not in _SIDES}
-    maps = {"query_key_value": query_key_value(weights["attention"])}
-    return {**weights, "attention": {**attention, **maps}}
+    maps = side_by_side([weights["attention"][name] for name in _SIDES])
+    return {**weights, "attention": {**attention, "query_key_value": maps}}
 
 
 def init_multi_head_attention(key, config, output_stddev: float):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxformer.functional.kernels import Int8Table, for_small_steps
 from jaxformer.functional.linear import capped, each_kernel, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
+from jaxformer.functional.spread import whole_rows
 
 
 def init_embedding(
@@ -69,7 +70,7 @@ def _rows_of_table(table, index):
     index = jnp.where(in_table, index, table.shape[0])  # a negative index would wrap
     if isinstance(table, Int8Table):
         return table.take(index)
-    return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
+    return jnp.take(whole_rows(table), index, axis=0, mode="fill", fill_value=jnp.nan)
 
 
 def without_padding(x, segments):

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.functional.spread import spread
+
 
 class Forward(NamedTuple):
     """What a pass gives. hidden: [batch, length, dim], what the head is applied to; captured: what
@@ -51,7 +53,7 @@ def over_layers(step, x, layers, settings, execution, *, decodes=False, few_toke
     layer is traced once for each setting, which outside of one would compile it at every call.
     few_tokens: a step of decoding, which is always fastest unrolled.
     """
-    num_layers = len(settings)
+    num_layers, x = len(settings), spread(x)
     scanned = execution.scans(num_layers, few_tokens)
     traced = jax.jit if decodes else lambda run: run
     # In a scan the two passes are loops of their own: nothing need keep them from being merged.
@@ -64,6 +66,7 @@ def over_layers(step, x, layers, settings, execution, *, decodes=False, few_toke
         outputs = []
         for setting, *layer in zip(settings, *layers, strict=True):
             x, output = steps[setting](x, tuple(layer))
+            x = spread(x)
             outputs.append(output)
         return x, outputs
 

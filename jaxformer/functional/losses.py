@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.kernels import Kernel, product
-from jaxformer.functional.linear import capped
+from jaxformer.functional.kernels import Kernel
+from jaxformer.functional.linear import capped, linear
 
 
 def token_losses(
@@ -95,8 +95,9 @@ def chunked_cross_entropy(
     """cross_entropy(hidden @ kernel + bias, …) without the logits of the whole batch in memory.
 
     cap: logits y are cap · tanh(y / cap); None: they are y.
-    Tokens are taken `chunk` at a time. When a gradient is wanted it is worked out in the same
-    sweep, while a chunk's logits are at hand, so each product is computed once; what is kept is
+    About `chunk` tokens are taken at a time, the same positions of all rows. When a gradient is
+    wanted it is worked out in the same sweep, while a chunk's logits are at hand, so each product
+    is computed once; what is kept is
     the gradient for `hidden`, `kernel` and `bias`, never [tokens, vocab] in float32.
     """
     _check_targets((*hidden.shape[:-1], kernel.shape[-1]), targets, weights)
@@ -121,36 +122,50 @@ def chunked_token_losses(
 ) -> Float[Array, "*batch length"]:
     """token_losses(hidden @ kernel + bias, targets), the logits of `chunk` tokens at a time."""
     parts = _in_chunks(chunk, hidden, targets)
+    head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
 
     def of_part(part):
-        return token_losses(_logits(kernel, bias, cap, part[0]), part[1])
+        return token_losses(_logits(head, cap, part[0]), part[1])
 
-    losses = jax.lax.map(of_part, parts)
-    return losses.reshape(-1)[: targets.size].reshape(targets.shape)
+    return _joined(jax.lax.map(of_part, parts), targets.shape[-1])
 
 
 def _in_chunks(chunk, hidden, *by_token):
-    """Each [chunks, chunk, …], filled up with zeros; hidden [*batch, dim], the others [*batch]."""
-    tokens = math.prod(hidden.shape[:-1])
-    chunk = max(1, min(chunk, tokens))
+    """Each [chunks, *batch, size, …], filled up with zeros, where a chunk has about `chunk` tokens:
+    so many positions of all rows; hidden [*batch, length, dim], the others [*batch, length].
 
-    def cut(x, *rest):
-        padding = [(0, -tokens % chunk)] + [(0, 0)] * len(rest)
-        return jnp.pad(x.reshape(tokens, *rest), padding).reshape(-1, chunk, *rest)
+    Along the length, and not through the rows one after another: a batch that is spread over
+    devices stays where it is.
+    """
+    *batch, length, _ = hidden.shape
+    positions = max(1, chunk // max(1, math.prod(batch)))
+    chunks = max(1, -(-length // positions))
+    size, axis = -(-length // chunks), len(batch)
 
-    return cut(hidden, hidden.shape[-1]), *map(cut, by_token)
+    def cut(x):
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, chunks * size - length)
+        x = jnp.pad(x, padding).reshape(*batch, chunks, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    return cut(hidden), *map(cut, by_token)
 
 
-def _logits(kernel, bias, cap, hidden):
-    logits = product(hidden, kernel, jnp.float32)
-    return capped(logits if bias is None else logits + bias, cap)
+def _joined(losses, length: int):
+    """[chunks, *batch, size] → [*batch, length]."""
+    losses = jnp.moveaxis(losses, 0, -2)
+    return losses.reshape(*losses.shape[:-2], -1)[..., :length]
+
+
+def _logits(head, cap, hidden):
+    return capped(linear(head, hidden, jnp.float32), cap)
 
 
 def _chunk_loss(learnt, fixed, targets, weights, cap, label_smoothing):
     """learnt: (hidden, the floats of the head); fixed: the rest of it, as it is."""
     hidden, floats = learnt
     head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
-    logits = _logits(head["kernel"], head.get("bias"), cap, hidden)
+    logits = _logits(head, cap, hidden)
     losses = token_losses(logits, targets, label_smoothing)
     return _weighted_sum(losses, weights)[0], losses
 

@@ -38,6 +38,7 @@ from jaxformer.functional.positions import (
     document_positions,
 )
 from jaxformer.functional.scores import Alibi, RelativeBias, Scores
+from jaxformer.functional.spread import is_cut
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
 FEW_TOKENS = 64  # new tokens up to which a step over the cache takes all of their scores at once
@@ -114,6 +115,7 @@ def forward(
 
     def step(config, x, layer):
         weights, key, kept, cross, hooks = layer
+        weights = weights if is_cut() else fuse_query_key_value(weights)
         tap = Tap(hooks, positions, documents)
         x, kept = block(
             weights,

@@ -44,6 +44,31 @@ class Inputs(NamedTuple):
     target: Path | None = None
 
 
+class Mesh:
+    """What annotates a field for `MeshSizes`: on the command line that is one word, and not a flag
+    for each axis."""
+
+
+@dataclass(frozen=True)
+class MeshSizes(Mesh):
+    """Devices along each axis of a mesh: see `models.placement`."""
+
+    data: int = 1
+    """the batch is spread"""
+    fsdp: int = 1
+    """the batch is spread, and so are parameters"""
+    tensor: int = 1
+    """a layer's own work is spread"""
+
+    def __post_init__(self):
+        _refuse_small(self, 1, "data", "fsdp", "tensor")
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is spread."""
+        return self.data * self.fsdp
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Which updates are made, and how large: warm-up, then a decay to a fraction of the peak."""
@@ -95,6 +120,8 @@ class TrainingConfig(Generic[Model]):
     model: Model
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: Mesh | None = None
+    """devices by axis: data=2,fsdp=4,tensor=1; None: data=N for all N that there are"""
     steps: int | None = 1000
     """total number of updates; None: as many as the minutes allow"""
     minutes: float | None = None
@@ -117,6 +144,8 @@ class TrainingConfig(Generic[Model]):
 
     def __post_init__(self):
         _refuse_small(self, 1, "steps", "accumulate", "evaluate_every", "checkpoint_every")
+        if not isinstance(self.mesh, MeshSizes | None):
+            raise ValueError(f"mesh is {self.mesh!r}; it must be MeshSizes")
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
         if self.steps is None and self.minutes is None:
@@ -149,6 +178,11 @@ class TextTraining(TrainingConfig[Model]):
         super().__post_init__()
         _refuse_small(self, 1, "batch_size", "evaluation_windows")
         _refuse_small(self, 0, "sample_tokens")
+        if self.mesh is not None and self.batch_size % self.mesh.parts:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; it does not divide by data × fsdp "
+                f"({self.mesh.parts})"
+            )
         longest = self.model.max_length
         if longest < 2:
             raise ValueError(f"max_length is {longest}; training needs at least 2")
@@ -210,7 +244,7 @@ class PairTraining(TrainingConfig[Model]):
 
 # What may differ when a run is resumed: how long and how it is watched, not what is computed.
 RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs")
-RESUMABLE += ("checkpoint_every", "keep", "sample_tokens", *Execution.__dataclass_fields__)
+RESUMABLE += ("mesh", "checkpoint_every", "keep", "sample_tokens", *Execution.__dataclass_fields__)
 
 
 def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
@@ -220,7 +254,7 @@ def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
         before, after = getattr(old, name), getattr(new, name)
         if before == after:
             continue
-        if hasattr(before, "__dataclass_fields__"):
+        if isinstance(before, OptimizerConfig | Execution) or name == "model":
             found |= {
                 inner: (getattr(before, inner), getattr(after, inner))
                 for inner in before.__dataclass_fields__

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxformer.artifacts.checkpoint import Checkpoints, NotFinite
 from jaxformer.artifacts.run import RunFolder
@@ -19,6 +20,7 @@ from jaxformer.training.clock import Clock
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.picture import draw_run
+from jaxformer.training.placed import init_on, place_batch, placed_shapes
 from jaxformer.training.screen import Screen
 from jaxformer.training.step import TrainState, init_state, make_step
 from jaxformer.training.tasks.task import Score, Task
@@ -64,14 +66,26 @@ class CompiledStep(NamedTuple):
 class Training:
     """A run in progress: its state, what it reads, and the files that it keeps up to date."""
 
-    def __init__(self, config: TrainingConfig, folder: RunFolder, task: Task, screen: Screen):
+    def __init__(
+        self,
+        config: TrainingConfig,
+        folder: RunFolder,
+        task: Task,
+        screen: Screen,
+        mesh: Mesh | None = None,
+    ):
+        """mesh: of devices, which is also the one in context; None: one device."""
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
+        self.mesh = mesh
         self.model = build(config.model, config.execution)
         optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
         self.batches = task.batches()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep)
-        self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
+        if mesh is None:
+            self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
+        else:
+            self.state = init_on(mesh, self.model, optimizer, config.seed)
         self.update = make_step(self.model, optimizer, config.label_smoothing)
         self.step = 0
         self._pending: list[tuple[int, float, jax.Array]] = []  # step, learning rate, loss
@@ -83,7 +97,8 @@ class Training:
         """Go on from the newest checkpoint, if there is one; drop what was logged after it."""
         if self.checkpoints.steps():
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
-            self.state = TrainState.of_parts(self.step, *parts)
+            where = jax.tree.map(lambda x: x.sharding, self.state)
+            self.state = jax.device_put(TrainState.of_parts(self.step, *parts), where)
             self.batches.restore(progress["data"])
             self._clock.trained = progress.get("seconds", 0.0)
             for path in self.checkpoints.set_aside_after(self.step):
@@ -141,7 +156,7 @@ class Training:
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
             self._clock.count(num_tokens(batch))
-            yield batch
+            yield batch if self.mesh is None else place_batch(batch, self.mesh)
 
     def _rates(self) -> Iterator[float]:
         while True:
@@ -160,10 +175,11 @@ class Training:
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}")
         begin = time.perf_counter()
         rate = jax.ShapeDtypeStruct((), np.float32)
-        compiled = {
-            batch.inputs.shape: self.update.lower(self.state, batch, rate).compile()
-            for batch in self.batches.shapes()
-        }
+        compiled = {}
+        for batch in self.batches.shapes():
+            shape = batch.inputs.shape
+            batch = batch if self.mesh is None else placed_shapes(batch, self.mesh)
+            compiled[shape] = self.update.lower(self.state, batch, rate).compile()
         seconds = time.perf_counter() - begin
         found = [program.memory_analysis() for program in compiled.values()]
         needed = "unknown on this device"

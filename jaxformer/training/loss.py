@@ -6,6 +6,7 @@ from jaxtyping import Array
 
 from jaxformer.functional.contexts import Source
 from jaxformer.functional.losses import chunked_cross_entropy
+from jaxformer.functional.spread import num_parts, spread, whole_rows
 from jaxformer.training.batch import Batch
 
 
@@ -14,21 +15,31 @@ def summed_loss(
 ) -> tuple[Array, Array]:
     """(Σ loss, tokens that count), in nats: sums, so that batches of any sizes may be added up.
 
-    dropout_key: None when the model is scored.
+    dropout_key: None when the model is scored. Where rows are spread over devices, each device sums
+    the gradient of the head for its own: they exchange it once, and not for every chunk of tokens.
     """
     hidden = _hidden(model, params, batch, dropout_key)
     head = model.output_map(params)
+    kernel = whole_rows(head["kernel"].T).T
     count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
-    mean = chunked_cross_entropy(
-        hidden,
-        head["kernel"],
-        batch.targets,
-        batch.weights,
-        bias=head.get("bias"),
-        cap=head.get("cap"),
-        label_smoothing=label_smoothing,
-    )
-    return mean * count, count
+
+    def of_rows(hidden, targets, weights):
+        mean = chunked_cross_entropy(
+            hidden,
+            kernel,
+            targets,
+            weights,
+            bias=head.get("bias"),
+            cap=head.get("cap"),
+            label_smoothing=label_smoothing,
+        )
+        return mean * (jnp.float32(targets.size) if weights is None else weights.sum())
+
+    rows = (hidden, batch.targets, batch.weights)
+    if (parts := num_parts(len(hidden))) == 1:
+        return of_rows(*rows), count
+    rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:])), rows)
+    return jax.vmap(of_rows)(*rows).sum(), count
 
 
 def summed_correct(model, params, batch: Batch) -> Array:

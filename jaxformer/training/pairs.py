@@ -51,10 +51,12 @@ class PairBatches:
         start: int | None = None,
         accumulate: int = 1,
         widths: list[int] | None = None,
+        multiple: int = 1,
     ):
         """pairs: ids of (source, target), the target without the end of text. start: what a target
         is written after; None: the end of text. accumulate: micro-batches of one width per batch.
-        widths: in the place of the best ``num_buckets``.
+        widths: in the place of the best ``num_buckets``. multiple: of which the rows of a
+        micro-batch are one.
 
         Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` or
         the widths are less than the longest pair's.
@@ -67,7 +69,7 @@ class PairBatches:
                 raise ValueError(f"pairs: one side of number {number + 1} is empty")
             lengths[number] = max(len(source), len(target) + 1)
         self.widths = best_widths(lengths, num_buckets) if widths is None else widths
-        most = min(tokens, self.widths[-1])
+        most = min(tokens // multiple, self.widths[-1])
         if most < lengths.max():
             raise ValueError(
                 f"pairs: number {lengths.argmax() + 1} has {lengths.max()} tokens on a side; a "
@@ -76,6 +78,7 @@ class PairBatches:
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed
         self._start, self._accumulate = end_of_text if start is None else start, accumulate
+        self._multiple = multiple
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
@@ -123,11 +126,13 @@ class PairBatches:
 
     def _identity(self) -> dict[str, Any]:
         sizes = {"pairs": len(self._pairs), "tokens": self._tokens, "seed": self._seed}
-        return {**sizes, "widths": list(self.widths), "accumulate": self._accumulate}
+        shape = {"accumulate": self._accumulate, "multiple": self._multiple}
+        return {**sizes, "widths": list(self.widths), **shape}
 
     def _rows(self, bucket: int) -> int:
         """Rows of a micro-batch of this bucket."""
-        return max(1, self._tokens // self.widths[bucket])
+        rows = self._tokens // self.widths[bucket]
+        return max(1, rows // self._multiple) * self._multiple
 
     def _plan_of(self, epoch: int) -> list[tuple[int, list[int]]]:
         """(bucket, pairs) of each batch of an epoch, in the order in which they come."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.models.config import Execution, kind_of
-from jaxformer.training.config import Inputs, OptimizerConfig, TrainingConfig
+from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TrainingConfig
 from jaxformer.training.presets import TRAININGS
 
 
@@ -17,6 +17,8 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     plain = dict(sections["training"])
     for name, kind in nested.items():
         plain[name] = parse_config(kind, plain.get(name), folder.config)
+    if plain.get("mesh") is not None:
+        plain["mesh"] = parse_config(MeshSizes, plain["mesh"], folder.config)
     training = TRAININGS[kind_of(model)]
     inputs = parse_inputs(sections, folder.config)
     return inputs, parse_config(training, {**plain, "model": model}, folder.config)

@@ -142,6 +142,7 @@ class Pairs:
             self.tokenizer.end_of_text,
             config.seed,
             accumulate=config.accumulate,
+            multiple=1 if config.mesh is None else config.mesh.parts,
             widths=self._widths,
         )
 

@@ -80,8 +80,7 @@ BUGS = (
         "the cap of the logits is left out of the loss",
         "functional.losses:_logits",
         Replace(
-            "capped(logits if bias is None else logits + bias, cap)",
-            "logits if bias is None else logits + bias",
+            "capped(linear(head, hidden, jnp.float32), cap)", "linear(head, hidden, jnp.float32)"
         ),
         "functional/test_losses.py",
     ),

@@ -11,6 +11,14 @@ def counts_padding(weighted_sum):
     return lambda losses, weights: (weighted_sum(losses, weights)[0], jnp.float32(losses.size))
 
 
+def averages(summed_loss):
+    def broken(*arguments, **options):
+        loss, count = summed_loss(*arguments, **options)
+        return loss / jnp.where(count == 0, 1.0, count), jnp.float32(1)
+
+    return broken
+
+
 def wraps_targets(token_losses):
     def broken(logits, targets, label_smoothing=0.0):
         return token_losses(logits, targets % logits.shape[-1], label_smoothing)
@@ -27,7 +35,7 @@ BUGS = (
     Bug(
         "micro-batches average their averages",
         "training.loss:summed_loss",
-        Replace("(mean * count, count)", "(mean, jnp.float32(1))"),
+        averages,
         f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
     ),
     Bug(
@@ -152,5 +160,72 @@ BUGS = (
         "training.windows:WindowBatches.restore",
         gives(None),
         "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
+    ),
+    # ---- tasks, time and placement
+    Bug(
+        "what is hidden stands in the text",
+        "training.hidden:hidden_rows",
+        Replace("np.where(weights, np.int32(mask), targets)", "targets"),
+        "training/test_hidden.py::test_every_token_stands_once_and_targets_are_what_is_hidden",
+    ),
+    Bug(
+        "an epoch's noise is hidden anew in a resumed run",
+        "training.tasks.hidden_tokens:HiddenBatches.restore",
+        Replace('state["number"]', "0"),
+        "cli/test_kinds.py::test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been",
+    ),
+    Bug(
+        "translations come by length",
+        "decoding.translate:translate_ids",
+        Replace("found[row] = tokenizer.decode(ids)", "found.append(tokenizer.decode(ids))"),
+        "decoding/test_translate.py::test_translations_come_in_the_order_of_the_texts",
+    ),
+    Bug(
+        "a source that is learnt is held out too",
+        "training.parallel:split_pairs",
+        Replace("source.encode()", "repr((source, _)).encode()"),
+        "training/test_parallel.py::test_what_is_held_out_has_no_source_that_is_learnt",
+    ),
+    Bug(
+        "evaluation is counted as training",
+        "training.clock:Clock.paused",
+        Replace(
+            "(self._since is not None, self.seconds, None)",
+            "(self._since is not None, self.seconds, self._since)",
+        ),
+        "training/test_clock.py::test_seconds_are_those_of_training",
+    ),
+    Bug(
+        "the learning rate is left to the optimiser",
+        "training.step:make_step.step",
+        Replace("learning_rate * update", "update"),
+        "training/test_optimizer.py::test_the_learning_rate_multiplies_the_updates",
+    ),
+    Bug(
+        "the warm-up is a part of the fall",
+        "training.optimizer:Schedule.rate",
+        Replace("(step - warmup) / (self.steps - warmup)", "step / self.steps"),
+        "training/test_optimizer.py::test_the_cosine_is_optax_own",
+    ),
+    Bug(
+        "the last rule of a table is used",
+        "models.placement:partition_of",
+        Replace(
+            "(rule for rule in rules if fnmatchcase(path, rule.pattern))",
+            "(rule for rule in reversed(rules) if fnmatchcase(path, rule.pattern))",
+        ),
+        "models/test_placement.py::test_the_first_rule_is_used",
+    ),
+    Bug(
+        "a size need not divide",
+        "models.placement:partition_of",
+        Replace("size % mesh.shape[axis]", "False"),
+        "models/test_placement.py::test_a_size_that_does_not_divide_is_refused",
+    ),
+    Bug(
+        "a mesh's fused maps are cut across their parts",
+        "functional.spread:is_cut",
+        gives(False),
+        "training/test_meshes.py::test_what_is_exchanged_is_what_the_placement_needs",
     ),
 )

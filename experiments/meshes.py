@@ -1,0 +1,149 @@
+"""Every mesh of eight devices beside one device: the same losses, gradients and tokens.
+
+    python experiments/meshes.py
+    python experiments/meshes.py --kinds decoder --meshes fsdp=8 data=2,fsdp=2,tensor=2
+    python experiments/meshes.py --exchanges         # what the compiled step of each mesh exchanges
+
+The devices are simulated on the CPU. For each kind of model and each mesh: 20 updates, the gradient
+of the first batch, and what is generated, greedily and by a beam of 4.
+"""
+
+import itertools
+import os
+import re
+from collections import Counter
+
+# Before JAX starts. Small collectives of many devices block one another on few threads.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ.setdefault("NPROC", "16")
+
+import jax
+import numpy as np
+from record import Parser, conclude, run
+
+import jaxformer as jf
+from jaxformer.models.build import parameter_count
+from jaxformer.models.config import KINDS, EncoderConfig
+from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.placement import AXES, make_mesh
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.loop import updates
+from jaxformer.training.loss import summed_loss
+from jaxformer.training.optimizer import Schedule, make_optimizer
+from jaxformer.training.placed import init_on, place_batch
+from jaxformer.training.step import init_state, make_step
+
+STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
+SIZES = {"vocab_size": VOCAB, "max_length": LENGTH, "embed_dim": 32, "num_layers": 2}
+HEADS = {"num_heads": 8, "num_kv_heads": 8}
+CONFIGS = {kind: config(**SIZES) for kind, config in KINDS.items() if "recurrent" in kind}
+CONFIGS["convolutional"] = jf.ConvolutionalConfig(**SIZES)
+CONFIGS["encoder"] = jf.EncoderConfig(**SIZES, **HEADS)
+CONFIGS["decoder"] = jf.DecoderConfig(
+    **SIZES, **HEADS, positions="rotary", norm="rms", activation="swiglu", tie_embeddings=False
+)
+CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
+MESHES = [
+    ",".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True) if size > 1)
+    for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+    if np.prod(sizes) == 8
+]
+COLLECTIVE = r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+RECIPE = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+
+
+def batch_of(config) -> Batch:
+    """Padded rows, some targets without weight, a source where one is read."""
+    random = np.random.default_rng(0)
+    rows = random.integers(1, VOCAB, (1, ROWS, LENGTH + 1)).astype(np.int32)
+    real = (np.arange(LENGTH) < random.integers(4, LENGTH, (1, ROWS, 1))).astype(np.int32)
+    parts = [rows[..., :-1], rows[..., 1:], real.astype(np.float32), real]
+    return Batch(
+        *parts, *([rows[..., 5:21], real[..., 5:21] | 1] * isinstance(config, ReadsSource))
+    )
+
+
+def trained(kind: str, mesh):
+    """(losses of all updates, the gradient of the first batch, tokens that are generated)."""
+    config = CONFIGS[kind]
+    model, optimizer, batch = jf.build(config), make_optimizer(RECIPE), batch_of(config)
+    if mesh is None:
+        start = jax.jit(lambda: init_state(model, optimizer, 0))()
+    else:
+        start, batch = init_on(mesh, model, optimizer, 0), place_batch(batch, mesh)
+
+    def loss(params, batch):
+        total, count = summed_loss(model, params, jax.tree.map(lambda x: x[0], batch))
+        return total / count
+
+    gradient = jax.device_get(jax.jit(jax.grad(loss))(start.params, batch))
+    losses, rates = [], Schedule(RECIPE, STEPS).rates()
+    step, data = make_step(model, optimizer), itertools.repeat(batch)
+    for state, now in updates(step, start, data, rates):
+        losses.append(float(now))  # one at a time: see above
+        params = state.params
+    return np.array(losses), gradient, generated(model, {"params": params})
+
+
+def exchanges(kind: str, mesh) -> dict[str, int]:
+    """How many collectives of each kind the compiled step has."""
+    model, optimizer = jf.build(CONFIGS[kind]), make_optimizer(RECIPE)
+    state, batch = init_on(mesh, model, optimizer, 0), place_batch(batch_of(model.config), mesh)
+    program = make_step(model, optimizer).lower(state, batch, np.float32(0)).compile().as_text()
+    return dict(Counter(re.findall(COLLECTIVE, program)))
+
+
+def generated(model, variables):
+    """What follows 8 prompts, greedily and by a beam of 4."""
+    if isinstance(model.config, EncoderConfig):
+        return []
+    rows = np.random.default_rng(1).integers(1, VOCAB, (8, 7)).tolist()
+    source = rows if isinstance(model.config, ReadsSource) else None
+    how = {"max_new_tokens": 12, "source": source}
+    greedy = jf.generate(model, variables, rows, sampler=jf.Sampler(temperature=0.0), **how)
+    beam = jf.beam_search(model, variables, rows, beam_width=4, **how)
+    return [np.asarray(greedy.tokens), np.asarray(beam.tokens)]
+
+
+def difference(one, other) -> dict:
+    """The largest of each, relative."""
+    losses = np.abs(other[0] / one[0] - 1).max()
+    gradient = max(
+        np.abs(x - y).max() / max(np.abs(x).max(), 1e-6)
+        for x, y in zip(jax.tree.leaves(one[1]), jax.tree.leaves(other[1]), strict=True)
+    )
+    same = all(np.array_equal(x, y) for x, y in zip(one[2], other[2], strict=True))
+    return {"losses": float(losses), "gradients": float(gradient), "same tokens": same}
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
+    parser.add_argument("--exchanges", action="store_true", help="of the decoder's step alone")
+    arguments = parser.parse_args()
+    meshes = {
+        name: make_mesh({axis: int(n) for axis, n in (x.split("=") for x in name.split(","))})
+        for name in arguments.meshes
+    }
+    figures = []
+    if arguments.exchanges:
+        for name, mesh in meshes.items():
+            with jax.set_mesh(mesh):
+                figures.append({"mesh": name, "exchanges": exchanges("decoder", mesh)})
+                print(f"{name:24} {figures[-1]['exchanges']}", flush=True)
+        return conclude(figures, arguments.record)
+    for kind in arguments.kinds:
+        one = trained(kind, None)
+        print(f"{kind}: {parameter_count(CONFIGS[kind]):,} parameters", flush=True)
+        for name, mesh in meshes.items():
+            with jax.set_mesh(mesh):
+                found = difference(one, trained(kind, mesh))
+            print(f"  {name:24} " + ", ".join(f"{k} {v}" for k, v in found.items()), flush=True)
+            figures.append({"kind": kind, "mesh": name, **found})
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

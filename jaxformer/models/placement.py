@@ -1,0 +1,147 @@
+"""Where arrays live: a mesh of devices, and an ordered table, path pattern → partition.
+
+    data     the batch is spread; parameters are whole on every device
+    fsdp     the batch is spread, and so are parameters; a layer's are gathered when it is run
+    tensor   a layer's own work is spread: heads, features of the feed-forward layer, vocabulary
+
+JAX's partitioner does the rest. Sources: Zhao et al. 2023 (fully sharded data parallelism),
+Shoeybi et al. 2019 (tensor parallelism).
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from math import prod
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxformer.functional.spread import BATCH_AXES, TENSOR_AXIS
+from jaxformer.models.config import (
+    ConvolutionalConfig,
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    RecurrentConfig,
+    RecurrentEncoderDecoderConfig,
+)
+
+AXES = (*BATCH_AXES, TENSOR_AXIS)
+
+
+class Rule(NamedTuple):
+    """pattern: of paths, "*" for anything; partition: the mesh axis that cuts each of an array's
+    last axes, None: it is whole. Those before them, layers, are never cut."""
+
+    pattern: str
+    partition: tuple[str | None, ...]
+
+
+# Maps into heads and hidden features are cut by their outputs, those out of them by their inputs:
+# between the two nothing is exchanged over `tensor`.
+_ENDS = (
+    Rule("*embedding/tokens", ("tensor", "fsdp")),
+    Rule("*embedding/*", (None, "fsdp")),
+    Rule("head/kernel", ("fsdp", "tensor")),
+    Rule("head/bias", ("tensor",)),
+)
+_VECTORS = (Rule("*/scale", (None,)), Rule("*/bias", (None,)))
+_TRANSFORMER = (
+    *_ENDS,
+    *(
+        Rule(f"*blocks/*/{name}/{part}", partition)
+        for name in ("query", "key", "value", "up", "gate")
+        for part, partition in (("kernel", ("fsdp", "tensor")), ("bias", ("tensor",)))
+    ),
+    Rule("*blocks/*/output/kernel", ("tensor", "fsdp")),
+    Rule("*blocks/*/down/kernel", ("tensor", "fsdp")),
+    Rule("*relative_bias/table", (None, "tensor")),
+    Rule("*/kernel", ("fsdp", None)),
+    *_VECTORS,
+)
+# A recurrent state or a convolution's features would be exchanged at every step or layer.
+_OTHERS = (*_ENDS, Rule("*/kernel", ("fsdp", None)), *_VECTORS)
+TABLES: dict[type, tuple[Rule, ...]] = {
+    DecoderConfig: _TRANSFORMER,
+    EncoderConfig: _TRANSFORMER,
+    EncoderDecoderConfig: _TRANSFORMER,
+    RecurrentConfig: _OTHERS,
+    ConvolutionalConfig: _OTHERS,
+    RecurrentEncoderDecoderConfig: _OTHERS,
+}
+
+
+def make_mesh(sizes: dict[str, int], devices: Sequence | None = None) -> Mesh:
+    """A mesh of these axes, those that are not named being 1; devices: None for all there are.
+
+    ValueError for an axis that is none of `AXES`, or sizes whose product is not that of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    for name, size in sizes.items():
+        if name not in AXES:
+            raise ValueError(f"mesh has an axis {name!r}; there are {', '.join(AXES)}")
+        if size < 1:
+            raise ValueError(f"mesh has {name}={size}; it must be at least 1")
+    shape = tuple(sizes.get(name, 1) for name in AXES)
+    if prod(shape) != len(devices):
+        said = ",".join(f"{name}={size}" for name, size in zip(AXES, shape, strict=True))
+        raise ValueError(
+            f"mesh is {said}, {prod(shape)} devices; there are {len(devices)} "
+            f"({devices[0].platform})"
+        )
+    return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def partition_of(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh) -> PartitionSpec:
+    """Of the first rule whose pattern is that path's.
+
+    ValueError if there is none, if it uses an axis twice or has more axes than the array, or if a
+    size does not divide.
+    """
+    rule = next((rule for rule in rules if fnmatchcase(path, rule.pattern)), None)
+    if rule is None:
+        raise ValueError(f"{path} {shape} matches no rule of the table")
+    used = [axis for axis in rule.partition if axis is not None]
+    if len(set(used)) < len(used):
+        raise ValueError(f"the rule {rule.pattern!r} uses an axis twice: {rule.partition}")
+    if len(rule.partition) > len(shape):
+        raise ValueError(f"{path} {shape} has fewer axes than its rule {rule.pattern!r}")
+    whole = (None,) * (len(shape) - len(rule.partition))
+    for size, axis in zip(shape[len(whole) :], rule.partition, strict=True):
+        if axis is not None and size % mesh.shape[axis]:
+            raise ValueError(
+                f"{path} {shape}: {size} does not divide by {axis}={mesh.shape[axis]} "
+                f"(the rule {rule.pattern!r})"
+            )
+    return PartitionSpec(*whole, *rule.partition)
+
+
+def shardings(tree, config, mesh) -> dict:
+    """Where each parameter of a model of this config lives, a tree of `NamedSharding`."""
+    _check_heads(config, mesh.shape["tensor"])
+    rules = TABLES[type(config)]
+
+    def place(path, leaf):
+        name = "/".join(key.key for key in path)
+        return NamedSharding(mesh, partition_of(name, leaf.shape, rules, mesh))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _check_heads(config, tensor: int) -> None:
+    """A head is on one device."""
+    for name in ("num_heads", "num_kv_heads", "num_encoder_heads"):
+        heads = getattr(config, name, None)
+        if heads is not None and heads % tensor:
+            raise ValueError(f"{name} is {heads}; it does not divide by tensor={tensor}")
+
+
+def batch_sharding(mesh, before: int = 0) -> NamedSharding:
+    """Of arrays whose rows, after so many other axes, are spread over devices."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * before, BATCH_AXES))
+
+
+def replicated(mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,133 @@
+"""Where parameters live: the table knows them all, and what cannot be is refused by name."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from jaxformer.models.build import build, shape_tree
+from jaxformer.models.config import PRESETS
+from jaxformer.models.placement import (
+    AXES,
+    TABLES,
+    Rule,
+    make_mesh,
+    partition_of,
+    shardings,
+)
+from jaxformer.training.presets import RUNS
+
+CONFIGS = {
+    f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()
+}
+CONFIGS |= PRESETS
+ONE = make_mesh({})
+
+
+class Sizes:
+    """What `partition_of` asks of a mesh."""
+
+    def __init__(self, **shape):
+        self.shape = dict.fromkeys(AXES, 1) | shape
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_table_of_a_kind_knows_every_parameter(name):
+    """Each matrix of a layer is cut by fsdp: none is whole on every device by an oversight."""
+    config = CONFIGS[name]
+    tree = shape_tree(build(config))
+    for path, where in jax.tree_util.tree_leaves_with_path(shardings(tree, config, ONE)):
+        names = [key.key for key in path]
+        if names[-1] in ("kernel", "tokens", "positions"):
+            assert "fsdp" in where.spec, names
+        else:
+            assert "fsdp" not in where.spec, names
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "gpt" in name or "llama" in name])
+def test_what_a_layer_exchanges_over_tensor_is_its_two_sums(name):
+    """Maps into heads and features are cut by their outputs, those out of them by their inputs."""
+    config = CONFIGS[name]
+    specs = jax.tree.map(lambda x: tuple(x.spec), shardings(shape_tree(build(config)), config, ONE))
+    block = specs["blocks"]
+    for part, names in (("attention", ("query", "key", "value")), ("feedforward", ("up", "gate"))):
+        for map_name in names:
+            if map_name in block[part]:
+                assert block[part][map_name]["kernel"] == (None, "fsdp", "tensor")
+    assert block["attention"]["output"]["kernel"] == (None, "tensor", "fsdp")
+    assert block["feedforward"]["down"]["kernel"] == (None, "tensor", "fsdp")
+
+
+@given(
+    shape=st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=2, max_size=3),
+    fsdp=st.integers(1, 4),
+    tensor=st.integers(1, 4),
+)
+def test_a_size_that_does_not_divide_is_refused(shape, fsdp, tensor):
+    rules, mesh = (Rule("*/kernel", ("fsdp", "tensor")),), Sizes(fsdp=fsdp, tensor=tensor)
+    *_, rows, columns = shape
+    if rows % fsdp or columns % tensor:
+        size, axis, over = (rows, "fsdp", fsdp) if rows % fsdp else (columns, "tensor", tensor)
+        with pytest.raises(
+            ValueError, match=rf"a/kernel .*: {size} does not divide by {axis}={over}"
+        ):
+            partition_of("a/kernel", tuple(shape), rules, mesh)
+    else:
+        spec = partition_of("a/kernel", tuple(shape), rules, mesh)
+        assert tuple(spec) == (*[None] * (len(shape) - 2), "fsdp", "tensor")
+
+
+@pytest.mark.parametrize(
+    "rule, message",
+    [
+        (Rule("b/*", ("fsdp", None)), "a/kernel .* matches no rule of the table"),
+        (Rule("a/*", ("fsdp", "fsdp")), r"the rule 'a/\*' uses an axis twice"),
+        (Rule("a/*", ("fsdp", None, None)), r"has fewer axes than its rule 'a/\*'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(rule, message):
+    with pytest.raises(ValueError, match=message):
+        partition_of("a/kernel", (4, 4), (rule,), Sizes())
+
+
+def test_the_first_rule_is_used():
+    rules = (Rule("a/kernel", (None, "tensor")), Rule("*", ("fsdp",)))
+    assert tuple(partition_of("a/kernel", (4, 4), rules, Sizes())) == (None, "tensor")
+    assert tuple(partition_of("a/bias", (4, 4), rules, Sizes())) == (None, "fsdp")
+
+
+def test_heads_are_whole():
+    config = CONFIGS["llama-1.1b"]
+    mesh = Sizes(tensor=8)
+    with pytest.raises(ValueError, match="num_kv_heads is 4; it does not divide by tensor=8"):
+        shardings(shape_tree(build(config)), config, mesh)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"fsdp": 3}, r"mesh is data=1,fsdp=3,tensor=1, 3 devices; there are 1 \(cpu\)"),
+        ({"model": 1}, "mesh has an axis 'model'; there are data, fsdp, tensor"),
+        ({"data": 0}, "mesh has data=0; it must be at least 1"),
+    ],
+)
+def test_a_mesh_that_cannot_be_made_is_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        make_mesh(sizes, jax.devices()[:1])
+
+
+def test_explicit_axes_are_refused_with_what_to_pass():
+    """JAX's own default: there each array says itself how it is cut."""
+    config = replace(CONFIGS["tiny decoder"], positions="rotary")
+    model = build(config)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    variables = model.init(jax.random.key(0), jax.numpy.ones((1, 4), int))
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="make it with axis_types="):
+        model.apply(variables, jax.numpy.ones((1, 4), int))
+
+
+def test_every_kind_has_a_table():
+    assert set(TABLES) == {type(config) for config in CONFIGS.values()}

@@ -1,0 +1,116 @@
+"""Training on devices that are simulated, in processes of their own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxformer.models.config import KINDS
+
+PROJECT = Path(__file__).parents[2]
+ON_ONE = {"XLA_FLAGS": "", "NPROC": "2"}
+ON_EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
+MESH = "data=2,fsdp=2,tensor=2"
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words, cwd=None, devices=ON_EIGHT):
+    environment = {**os.environ, **devices}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mesh_computes_what_one_device_does(kind):
+    """Losses of 20 updates, gradients, and what is generated; and the partitioner has nothing to
+    remark on (an array that it must make whole to cut it otherwise)."""
+    words = ["experiments/meshes.py", "--kinds", kind, "--meshes", MESH]
+    done = run(*words, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert "rematerialization" not in done.stderr
+    (found,) = json.loads(done.stdout.splitlines()[-1])
+    assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
+
+
+def test_what_is_exchanged_is_what_the_placement_needs():
+    """Of a decoder of two layers, read off the compiled step: over `tensor` two sums a layer, and
+    as many back, and the ends; over `fsdp` each matrix gathered once; nothing is passed on."""
+    done = run(
+        "experiments/meshes.py", "--exchanges", "--meshes", "tensor=8", "fsdp=8", cwd=PROJECT
+    )
+    assert done.returncode == 0, done.stderr
+    tensor, fsdp = json.loads(done.stdout.splitlines()[-1])
+    layers, matrices = 2, 7
+    assert set(tensor["exchanges"]) == {"all-reduce"}
+    assert tensor["exchanges"]["all-reduce"] <= 4 * layers + 6
+    assert set(fsdp["exchanges"]) <= {"all-gather", "all-reduce", "reduce-scatter"}
+    assert fsdp["exchanges"]["all-gather"] <= matrices * layers + 2
+
+
+SETTINGS = (
+    "--preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 --num-heads 4 --batch-size 8 "
+    "--steps 6 --checkpoint-every 3 --evaluate-every 3 --evaluation-windows 8 --sample-tokens 0"
+).split()
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line.get("loss", line.get("held_out_loss")) for line in lines]
+
+
+def test_a_run_goes_on_on_another_mesh(tmp_path):
+    """Six updates on eight devices, and three more on another mesh of them, or on one: the losses
+    are those of a run that was on one device all the time, which opens what eight saved."""
+    text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
+    (tmp_path / "text.py").write_text(text)
+
+    def train(devices, *words):
+        done = run("-m", "jaxformer", "train", *words, cwd=tmp_path, devices=devices)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    train(ON_ONE, "text.py", *SETTINGS, "--out", "one")
+    said = train(ON_EIGHT, "text.py", *SETTINGS, "--out", "eight", "--mesh", MESH)
+    assert "mesh: data=2, fsdp=2, tensor=2" in said
+    assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    shutil.copytree(tmp_path / "eight", tmp_path / "again")
+    train(ON_ONE, "--resume", "--out", "one", "--steps", "9")
+    for devices, folder, mesh in ((ON_EIGHT, "eight", "fsdp=8"), (ON_ONE, "again", "data=1")):
+        said = train(devices, "--resume", "--out", folder, "--steps", "9", "--mesh", mesh)
+        assert "resuming from the checkpoint of step 6" in said
+        assert losses(tmp_path / folder) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    words = ("evaluate", "eight", "text.py", "--json")
+    done = run("-m", "jaxformer", *words, cwd=tmp_path, devices=ON_ONE)
+    assert done.returncode == 0 and json.loads(done.stdout)["loss"] > 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--mesh", "fsdp=3"], "mesh is data=1,fsdp=3,tensor=1, 3 devices; there are 8 (cpu)"),
+        (
+            ["--mesh", "data=8", "--batch-size", "12"],
+            "batch_size is 12; it does not divide by data",
+        ),
+        (["--mesh", "fsdp=8", "--embed-dim", "36"], "36 does not divide by fsdp=8"),
+        (["--mesh", "tensor=8"], "num_heads is 4; it does not divide by tensor=8"),
+        (["--mesh", "model=8"], "the axes are data, fsdp, tensor"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(tmp_path, words, message):
+    (tmp_path / "text.py").write_text("def f(x):\n    return x\n" * 2000)
+    done = run(
+        "-m", "jaxformer", "train", "text.py", *SETTINGS, "--out", "run", *words, cwd=tmp_path
+    )
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

@@ -1,6 +1,7 @@
 """What every verb that computes does first."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 from jaxformer.runtime import keep_freed_memory
@@ -20,3 +21,23 @@ def start_jax() -> None:
     # The defaults keep only what took a second or more to compile: almost nothing here does.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def mesh_of(config, say):
+    """JAX started, and the devices that a run is spread over; None: there is one.
+
+    config: a `TrainingConfig`. ValueError if its model cannot be placed on its mesh.
+    """
+    start_jax()
+    import jax
+
+    from jaxformer.models.build import build, shape_tree
+    from jaxformer.models.placement import make_mesh, shardings
+
+    if config.mesh is None and jax.device_count() == 1:
+        return None
+    mesh = make_mesh(asdict(config.mesh) if config.mesh else {"data": jax.device_count()})
+    shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
+    said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")
+    return mesh

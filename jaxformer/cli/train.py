@@ -4,7 +4,7 @@ import errno
 import shlex
 import shutil
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ import tyro
 from jaxformer.artifacts.lock import locked
 from jaxformer.artifacts.run import RunFolder, newest, next_free
 from jaxformer.cli.arguments import UsageError, parse
+from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
@@ -161,6 +162,7 @@ def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume:
     from jaxformer.training.tasks import task_of
 
     screen, kind, gathered = Screen(), task_of(config), None
+    mesh = mesh_of(config, screen.say)
     if not resume:
         gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
         claim(folder.path)
@@ -169,7 +171,7 @@ def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume:
             task = _prepare(folder, inputs, config, screen.say, gathered)
             config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
             write_run(folder, inputs, config)
-            _run(config, folder, task, screen, resume)
+            _run(config, folder, task, screen, mesh, resume)
     except Exception as error:
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -181,20 +183,11 @@ def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume:
     return 0
 
 
-def _run(config: TrainingConfig, folder: RunFolder, task, screen, resume: bool) -> None:
-    from jaxformer.cli.runtime import start_jax
-
-    start_jax()
+def _run(config: TrainingConfig, folder: RunFolder, task, screen, mesh, resume: bool) -> None:
     import jax
 
-    from jaxformer.models.placement import make_mesh
     from jaxformer.training.loop import Training
 
-    mesh = None
-    if config.mesh is not None or jax.device_count() > 1:
-        mesh = make_mesh(asdict(config.mesh) if config.mesh else {"data": jax.device_count()})
-        said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-        screen.say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
         training = Training(config, folder, task, screen, mesh)
         if resume:

@@ -98,7 +98,7 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--mesh", "fsdp=3"], "mesh is data=1,fsdp=3,tensor=1, 3 devices; there are 8 (cpu)"),
+        (["--mesh", "fsdp=4"], "mesh is data=1,fsdp=4,tensor=1, 4 devices; there are 8 (cpu)"),
         (
             ["--mesh", "data=8", "--batch-size", "12"],
             "batch_size is 12; it does not divide by data",
@@ -114,3 +114,4 @@ def test_a_mesh_that_does_not_fit_is_refused(tmp_path, words, message):
         "-m", "jaxformer", "train", "text.py", *SETTINGS, "--out", "run", *words, cwd=tmp_path
     )
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

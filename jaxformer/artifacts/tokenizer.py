@@ -21,10 +21,10 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from jaxformer.artifacts.byte_tokens import special_tokens, spelled, token_bytes
 from jaxformer.artifacts.lossless import (
     HARD_TEXTS,
     NUM_BYTES,
-    byte_characters,
     divides_at_spaces,
     lossy_part,
 )
@@ -68,18 +68,18 @@ class Tokenizer:
         names = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
         if not names:
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
-        if names[0] not in _special_tokens(backend).values():
+        if names[0] not in special_tokens(backend).values():
             backend.add_special_tokens([names[0]])  # no word of a text, and decoded to nothing
         backend.encode_special_tokens = True  # special tokens found in text are ordinary text
         backend.no_truncation()
         backend.no_padding()
         parts = json.loads(backend.to_str())
         self._backend = backend
-        self._token_bytes = _token_bytes(backend)
+        self._token_bytes = token_bytes(backend)
         self.end_of_text: int = backend.token_to_id(names[0])
         self.vocab_size: int = len(self._token_bytes)
         self.mask_token: int | None = backend.token_to_id(MASK)
-        self._spelled = _spelled(backend, self.end_of_text)
+        self._spelled = spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until it is known what the words are
         self.why_lossy: str | None = lossy_part(parts, self._token_bytes) or self._changed_text()
         self._may_be_cut = self.lossless and divides_at_spaces(parts)
@@ -275,39 +275,3 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text: has no UTF-8: {error}") from None
-
-
-def _special_tokens(backend: tokenizers.Tokenizer) -> dict[int, str]:
-    added = backend.get_added_tokens_decoder()
-    return {number: token.content for number, token in added.items() if token.special}
-
-
-def _spelled(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[int]]:
-    """Each special token in the tokens of single bytes from which merges would make it; the end of
-    text alone where some bytes have none, since a special token may stand there for the unknown."""
-    alphabet = {character: backend.token_to_id(character) for character in byte_characters()}
-    special = _special_tokens(backend)
-    if None in alphabet.values():
-        special = {end_of_text: special[end_of_text]}
-    return {
-        token: [alphabet[c] for c in content if alphabet.get(c) is not None]
-        for token, content in special.items()
-    }
-
-
-def _token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
-    """The bytes of each id: b"" for special tokens and for ids that no token has."""
-    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(vocabulary.values()) + 1)
-    if len(set(vocabulary.values())) < len(vocabulary):
-        raise ValueError("tokenizer: two tokens of its vocabulary have the same id")
-    added = backend.get_added_tokens_decoder()
-    for content, token in vocabulary.items():
-        if token in added:  # kept as they are written, not in the byte alphabet
-            table[token] = b"" if added[token].special else content.encode()
-        elif all(character in byte_of for character in content):
-            table[token] = bytes(byte_of[character] for character in content)
-        else:
-            raise ValueError(f"tokenizer: token {content!r} is not made of bytes")
-    return table

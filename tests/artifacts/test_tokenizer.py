@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxformer.artifacts import tokenizer as tokenizer_module
-from jaxformer.artifacts.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from jaxformer.artifacts.tokenizer import END_OF_TEXT, MASK, StreamDecoder, Tokenizer
 from tests.errors import error_of
 
 CORPUS = [
@@ -22,6 +22,7 @@ CORPUS = [
 ]
 LEARNT = Tokenizer.train(CORPUS, 400)
 BYTES = Tokenizer.train(CORPUS, 257)
+MASKED = Tokenizer.train([*CORPUS, MASK * 50], 400, mask=True)
 
 # Nothing is compiled here, so a case costs next to nothing.
 many_cases = settings(max_examples=5 * settings().max_examples)
@@ -121,6 +122,18 @@ def test_vocabulary_holds_every_byte_and_the_end_of_text(vocab_size):
     assert {tokenizer.token_bytes(token) for token in range(1, 257)} == {
         bytes([byte]) for byte in range(256)
     }
+
+
+@many_cases
+@given(st.lists(st.one_of(texts, st.just(MASK), st.just(MASK[:4]))).map("".join))
+def test_no_text_encodes_to_the_mask(text):
+    """Not one that spells it, even where the training text was full of it; and it has no text."""
+    for tokenizer in (MASKED, Tokenizer.train([MASK], 258, mask=True)):
+        assert tokenizer.mask_token == tokenizer.vocab_size - 1
+        ids = tokenizer.encode(text)
+        assert tokenizer.mask_token not in ids and tokenizer.decode(ids) == text
+        assert tokenizer.decode([tokenizer.mask_token, *ids]) == text
+    assert LEARNT.mask_token is None and MASKED.vocab_size <= 400
 
 
 def test_a_small_corpus_gives_a_smaller_vocabulary():

@@ -142,7 +142,7 @@ BUGS = (
     ),
     Bug(
         "without all bytes, what is unknown is the end of text",
-        "artifacts.tokenizer:_spelled",
+        "artifacts.byte_tokens:spelled",
         Replace("{end_of_text: special[end_of_text]}", "{}"),
         f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer",
     ),
@@ -154,7 +154,7 @@ BUGS = (
     ),
     Bug(
         "two tokens share an id",
-        "artifacts.tokenizer:_token_bytes",
+        "artifacts.byte_tokens:token_bytes",
         Replace("len(set(vocabulary.values())) < len(vocabulary)", "False"),
         f"{LOSSLESS}::test_two_tokens_with_one_id_are_refused",
     ),

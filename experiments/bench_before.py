@@ -50,8 +50,8 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
 
     def run():
         nonlocal state
-        state, loss = step(state, data)
-        loss.block_until_ready()
+        state, measured = step(state, data)
+        jax.block_until_ready(measured)
 
     return run
 

@@ -64,8 +64,8 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
 
     def run():
         nonlocal state
-        state, loss = step(state, batch)
-        loss.block_until_ready()
+        state, measured = step(state, batch)
+        measured.loss.block_until_ready()
 
     return run
 

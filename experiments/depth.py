@@ -87,7 +87,7 @@ def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
     update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
     data, losses = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH)), []
     for state, now in updates(update, start, data, rates):  # noqa: B007 (the last is looked at)
-        losses.append(now)
+        losses.append(now.loss)
     after = np.asarray(look(state.params, rows))
     return {"losses": np.array(losses), "before": before, "after": after}
 

@@ -81,7 +81,7 @@ def trained(kind: str, mesh):
     losses, rates = [], Schedule(RECIPE, STEPS).rates()
     step, data = make_step(model, optimizer), itertools.repeat(batch)
     for state, now in updates(step, start, data, rates):
-        losses.append(float(now))  # one at a time: see above
+        losses.append(float(now.loss))  # one at a time: see above
         params = state.params
     return np.array(losses), gradient, generated(model, {"params": params})
 

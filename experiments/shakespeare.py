@@ -113,7 +113,7 @@ def main():
             score = held_out_loss(model, state.params, held_out)
             best = min(best, score)
             seconds = time.perf_counter() - begin
-            print(f"step {number:5}: {float(last):.4f}, held out {score:.4f}, {seconds:.0f} s")
+            print(f"step {number:5}: {float(last.loss):.4f}, held out {score:.4f}, {seconds:.0f} s")
     figures = {
         "setting": arguments.setting,
         "held_out_loss": score,

@@ -64,7 +64,7 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
     begin = time.perf_counter()
     rates = Schedule(recipe, steps).rates()
     for step, (state, last) in enumerate(updates(update, start, data, rates), 1):
-        last.block_until_ready()
+        last.loss.block_until_ready()
         seconds += time.perf_counter() - begin
         if step % max(1, steps // 20) == 0 or step == steps:
             look(step, state.params)

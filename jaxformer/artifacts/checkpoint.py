@@ -1,13 +1,7 @@
-"""Checkpoints of a run, through Orbax: written whole or not at all, the newest few kept.
+"""Checkpoints of a run, read through Orbax: the newest that is whole, by the digests beside it."""
 
-Beside what Orbax writes lie the digests of its files, written last: what a disk, a copy or a person
-has changed since is seen, and the newest checkpoint that is whole is used.
-"""
-
-import errno
 import json
 import logging
-import shutil
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -18,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxformer.artifacts.digests import DIGESTS, damaged_file, write_digests
+from jaxformer.artifacts.digests import DIGESTS, damaged_file
 from jaxformer.artifacts.run import next_free
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every save to whoever listens
+# Orbax tells every save to whoever listens, and a failed one, which is raised, in many tracebacks.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 class Checkpoints:
@@ -30,21 +25,8 @@ class Checkpoints:
     `params` lie apart so that a model can be loaded without its optimiser.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path):
         self._folder = folder.absolute()
-        self._keep = keep
-
-    @contextmanager
-    def _manager(self):
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._keep, enable_async_checkpointing=False
-        )
-        items = ("params", "rest", "progress")
-        with (
-            _without_wildcards(self._folder) as path,
-            ocp.CheckpointManager(path, item_names=items, options=options) as manager,
-        ):
-            yield manager
 
     def _numbered(self) -> list[Path]:
         """The folders of checkpoints, whole or not, oldest first."""
@@ -73,36 +55,6 @@ class Checkpoints:
                 return f"the last good checkpoint is {folder}"
             return f"the last checkpoint is {folder}, which cannot be checked (no {DIGESTS})"
         return f"no checkpoint in {self._folder} is whole"
-
-    def save(self, step: int, params, rest, progress: dict) -> None:
-        """Write a checkpoint; what was there stays until the new one is complete.
-
-        Before anything is written: NotFinite if an array holds NaN or an infinity, OSError (ENOSPC)
-        if the disk has no room for the arrays.
-        """
-        if step in self.steps():
-            return
-        bad = not_finite({"params": params, "rest": rest})
-        if bad is not None:
-            raise NotFinite(f"{bad} is not finite; a checkpoint holds finite numbers alone")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
-        free = shutil.disk_usage(self._folder).free
-        if free < needed:  # Orbax, once it has begun, ends in the tracebacks of its many threads
-            text = f"No space left for a checkpoint of {needed:,} bytes, {free:,} are free"
-            raise OSError(errno.ENOSPC, text, str(self._folder))
-        with self._manager() as manager:
-            saved = manager.save(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(params),
-                    rest=ocp.args.StandardSave(rest),
-                    progress=ocp.args.JsonSave(progress),
-                ),
-            )
-        if not saved:  # Orbax thinks it has a newer one
-            raise OSError(f"the checkpoint of step {step} in {self._folder} was not written")
-        write_digests(self._folder / str(step))
 
     def set_aside_after(self, step: int) -> list[Path]:
         """Rename the checkpoints after `step`, which cannot be read, so that a run which goes on
@@ -167,10 +119,6 @@ class Unreadable(Exception):
     """A checkpoint, or a part of it, is not what a finished save leaves."""
 
 
-class NotFinite(ValueError):
-    """An array that was to be saved holds NaN or an infinity."""
-
-
 def _read(folder: Path, like_params, like_rest):
     """(params, rest, progress) of a checkpoint; Unreadable if it is damaged."""
     _refuse_damage(folder)
@@ -197,7 +145,7 @@ def _refuse_damage(folder: Path) -> None:
 
 def _read_arrays(folder: Path, like):
     """The arrays below a folder; ValueError if they are whole but not those of `like`."""
-    with ocp.StandardCheckpointer() as checkpointer, _without_wildcards(folder) as path:
+    with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         try:
             found = checkpointer.metadata(path).item_metadata
         except Exception as error:  # Orbax raises many kinds
@@ -216,7 +164,7 @@ def _read_arrays(folder: Path, like):
 
 
 @contextmanager
-def _without_wildcards(folder: Path):
+def without_wildcards(folder: Path):
     """A path to the folder that Orbax does not take for a pattern."""
     if not any(character in str(folder) for character in "[]*?"):
         yield folder
@@ -229,10 +177,22 @@ def _without_wildcards(folder: Path):
 
 def not_finite(tree) -> str | None:
     """The path of the first array that holds NaN or an infinity; None if there is none."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(leaf).all():
+    leaves = [
+        (path, leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    finite = jax.device_get(_are_finite([leaf for _, leaf in leaves]))
+    for (path, _), is_finite in zip(leaves, finite, strict=True):
+        if not is_finite:
             return jax.tree_util.keystr(path, simple=True, separator="/")
     return None
+
+
+@jax.jit
+def _are_finite(leaves: list) -> list:
+    """Of each array; where the arrays are, since a process may hold parts of them alone."""
+    return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
 def as_shapes(tree):

@@ -25,6 +25,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.picture = self.path / "loss.png"
         self.samples = self.path / "samples.txt"
+        self.profile = self.path / "profile"
         self.documents = self.path / "documents.txt"
         self.tokens = self.path / "tokens"
         self.train_tokens = self.tokens / "train.bin"
@@ -89,8 +90,8 @@ class RunFolder:
 
         An evaluation has `held_out_loss` (nats per token) and `bits_per_byte` over `scored` tokens.
         They are the same windows each time, but all of the held-out text at the end of a run: that
-        line has the windows' own score as `windows_loss`, `windows_bits_per_byte` and
-        `windows_scored`.
+        line has the windows' own score as `part_loss`, `part_bits_per_byte` and `part_scored`. What
+        was not finite is left out, and its name is in `not_finite`.
         """
         found = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:

@@ -160,7 +160,9 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
 def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume: bool) -> int:
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
+    from jaxformer.training.trackers import require_trackers
 
+    require_trackers(config.trackers)
     screen, kind, gathered = Screen(), task_of(config), None
     mesh = mesh_of(config, screen.say)
     if not resume:

@@ -141,9 +141,19 @@ class TrainingConfig(Generic[Model]):
     """steps between checkpoints"""
     keep: int = 2
     """how many of the newest checkpoints are kept"""
+    keep_every: int | None = None
+    """checkpoints of steps that this divides are kept too; None: none of them"""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """a loss or gradient that is not finite ends the run, or its update is left out"""
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """who is told what metrics.jsonl says"""
+    profile: bool = False
+    """write a trace of a few updates, for TensorBoard or Perfetto, into the run folder"""
 
     def __post_init__(self):
         _refuse_small(self, 1, "steps", "accumulate", "evaluate_every", "checkpoint_every")
+        _refuse_small(self, 1, "keep_every")
+        object.__setattr__(self, "trackers", tuple(self.trackers))  # JSON has lists
         if not isinstance(self.mesh, MeshSizes | None):
             raise ValueError(f"mesh is {self.mesh!r}; it must be MeshSizes")
         if self.minutes is not None and not 0 < self.minutes < 1e6:
@@ -244,7 +254,8 @@ class PairTraining(TrainingConfig[Model]):
 
 # What may differ when a run is resumed: how long and how it is watched, not what is computed.
 RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs")
-RESUMABLE += ("mesh", "checkpoint_every", "keep", "sample_tokens", *Execution.__dataclass_fields__)
+RESUMABLE += ("mesh", "checkpoint_every", "keep", "keep_every", "sample_tokens", "trackers")
+RESUMABLE += ("profile", *Execution.__dataclass_fields__)
 
 
 def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:

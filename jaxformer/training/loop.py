@@ -1,31 +1,34 @@
 """The training loop: updates, and around them what a person and a later start of the run need."""
 
-import json
 import shlex
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from signal import SIGINT, default_int_handler, signal
+from contextlib import ExitStack, contextmanager
+from signal import SIGINT, Signals
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.artifacts.checkpoint import Checkpoints, NotFinite
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter, NotFinite
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.build import build, parameter_count
 from jaxformer.training.batch import Batch, num_tokens
 from jaxformer.training.clock import Clock
 from jaxformer.training.config import TrainingConfig
+from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.picture import draw_run
 from jaxformer.training.placed import init_on, place_batch, placed_shapes
+from jaxformer.training.profile import Profile
 from jaxformer.training.screen import Screen
-from jaxformer.training.step import TrainState, init_state, make_step
+from jaxformer.training.signals import stop_signal
+from jaxformer.training.step import Measured, TrainState, init_state, make_step
 from jaxformer.training.tasks.task import Score, Task
 
-FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
+FLUSH_EVERY = 10  # steps between looks at what was measured, which wait for the device
+MOST_SKIPPED = 100  # updates in a row that are left out, and the run ends
 
 
 class Ended(Exception):
@@ -35,23 +38,25 @@ class Ended(Exception):
 
 
 class Interrupted(Ended):
-    """By Ctrl-C, after a checkpoint was saved."""
+    """By Ctrl-C, or by a scheduler, after a checkpoint was saved."""
 
-    status = 130
+    def __init__(self, signal: Signals, message: str):
+        super().__init__(message)
+        self.status = 128 + signal
 
 
 def updates(
     step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
-) -> Iterator[tuple[TrainState, jax.Array]]:
-    """The loop of every training: (state, loss) after each update, as long as there are batches and
-    learning rates for them.
+) -> Iterator[tuple[TrainState, Measured]]:
+    """The loop of every training: (state, measured) after each update, as long as there are batches
+    and learning rates for them.
 
     step: as of `make_step`, or vmapped. The state that is given, and each one that was yielded
     before, is donated to the next update.
     """
     for rate, batch in zip(rates, batches, strict=False):
-        state, loss = step(state, batch, np.float32(rate))
-        yield state, loss
+        state, measured = step(state, batch, np.float32(rate))
+        yield state, measured
 
 
 class CompiledStep(NamedTuple):
@@ -81,15 +86,18 @@ class Training:
         optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
         self.batches = task.batches()
-        self.checkpoints = Checkpoints(folder.checkpoints, config.keep)
+        self.checkpoints = Checkpoints(folder.checkpoints)
+        self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
+        self.log = RunLog(folder, config, task)
         if mesh is None:
             self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
         else:
             self.state = init_on(mesh, self.model, optimizer, config.seed)
-        self.update = make_step(self.model, optimizer, config.label_smoothing)
+        skip = config.non_finite == "skip"
+        self.update = make_step(self.model, optimizer, config.label_smoothing, skip)
         self.step = 0
-        self._pending: list[tuple[int, float, jax.Array]] = []  # step, learning rate, loss
         self._clock = Clock()
+        self._skipped = 0  # the last so many updates
 
     # ---- saving and resuming
 
@@ -109,12 +117,13 @@ class Training:
         self.folder.cut_after(self.step)
 
     def save(self) -> None:
-        """A checkpoint of this very step: parameters, optimiser, key and position in the data."""
+        """A checkpoint of this very step: parameters, optimiser, key and position in the data. It
+        is written while training goes on."""
         self.flush()
         with self._clock.paused():
             progress = {"data": self.batches.state(), "seconds": self._clock.trained}
             try:
-                self.checkpoints.save(self.step, *self.state.parts(), progress)
+                self.writer.save(self.step, *self.state.parts(), progress)
             except NotFinite as error:
                 raise self._diverged(f"step {self.step} is not saved: {error}") from None
 
@@ -128,30 +137,34 @@ class Training:
     def run(self) -> None:
         """Train to the end. Raises Interrupted or Ended when it is not reached."""
         if self.done >= 1:
-            if not self._concluded():  # it was to go on, and is to end here
-                self.evaluate(whole=True)
+            if not self.log.has_scored(self.step, self.task.num_targets):
+                self.evaluate(whole=True)  # it was to go on, and is to end here
             return
-        steps = self._compile()
-        with interrupt_flag() as interrupted, self._progress() as advance:
+        with ExitStack() as opened:
+            opened.enter_context(self.writer)
+            opened.enter_context(self.log)
+            steps = self._compile()
+            profile = opened.enter_context(Profile(self.folder.profile, self.config.profile))
+            stop = opened.enter_context(stop_signal())
+            advance = opened.enter_context(self._progress())
             self._clock.start(self.done)
-            for state, loss in updates(steps, self.state, self._counted(), self._rates()):
+            for state, measured in updates(steps, self.state, self._counted(), self._rates()):
                 self.state, self.step = state, self.step + 1
-                self._pending.append((self.step, self._last_rate, loss))
-                last, stop = self.done >= 1, interrupted()
+                self.log.update(self.step, self._last_rate, measured)
+                profile.updated()
+                last, signal = self.done >= 1, stop()
                 if last or self.step % FLUSH_EVERY == 0:
                     advance(self.flush())
                     last = self.done >= 1
                 if last or self.step % self.config.evaluate_every == 0:
                     self.evaluate(whole=last)
-                if last or self.step % self.config.checkpoint_every == 0 or stop:
+                if last or self.step % self.config.checkpoint_every == 0 or signal:
                     self.save()
                 if last:
                     return
-                if stop:
-                    raise Interrupted(
-                        f"stopped at step {self.step}, which is saved; go on with: "
-                        f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}"
-                    )
+                if signal:
+                    self.writer.wait()
+                    raise self._interrupted(signal)
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
@@ -162,12 +175,6 @@ class Training:
         while True:
             self._last_rate = self.schedule.rate(self.step, self._clock.seconds)
             yield self._last_rate
-
-    def _concluded(self) -> bool:
-        """Whether all that is held out has been scored after this very step."""
-        whole = self.task.num_targets
-        lines = self.folder.read_metrics()
-        return any(line["step"] == self.step and line.get("scored") == whole for line in lines)
 
     def _compile(self) -> CompiledStep:
         """The compiled step, for each shape of batch; says what it will need before anything is
@@ -193,51 +200,51 @@ class Training:
     # ---- what is written down
 
     def flush(self) -> dict:
-        """Write the pending losses to metrics.jsonl; returns the newest line."""
-        if not self._pending:
-            return {}
-        losses = jax.device_get([loss for *_, loss in self._pending])
-        lines = [
-            {"step": step, "loss": float(loss), "learning_rate": rate}
-            for (step, rate, _), loss in zip(self._pending, losses, strict=True)
-        ]
-        lines[-1]["tokens_per_second"] = round(self._clock.lap(), 1)
-        lines[-1]["seconds"] = round(self._clock.seconds, 1)
-        self._pending = []
-        self._write(lines)
-        if not np.isfinite(losses).all():
-            bad = next(line["step"] for line in lines if not np.isfinite(line["loss"]))
-            raise self._diverged(f"the loss is not finite at step {bad}")
-        return lines[-1]
+        """Write down what was measured; returns the newest line. Raises Ended if the loss or the
+        gradient is not finite, and updates are not to be left out, or too many were."""
+        seconds = round(self._clock.seconds, 1)
+        pace = {"tokens_per_second": round(self._clock.lap(), 1), "seconds": seconds}
+        lines = self.log.flush(pace)
+        for line in lines:
+            bad = line.get("not_finite")
+            self._skipped = self._skipped + 1 if bad else 0
+            if bad:
+                what = f"the {bad[0].replace('_', ' ')} is not finite at step {line['step']}"
+                if self.config.non_finite == "stop":
+                    raise self._diverged(what)
+                if self._skipped >= MOST_SKIPPED:
+                    raise self._diverged(f"{what}, nor at the {MOST_SKIPPED - 1} steps before")
+                self.screen.say(f"{what}: that update is left out")
+        return lines[-1] if lines else {}
 
     def _diverged(self, what: str) -> Ended:
+        self.writer.wait()
         return Ended(f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help")
 
-    def _write(self, lines: list[dict]) -> None:
-        with self.folder.metrics.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    def _interrupted(self, signal: Signals) -> Interrupted:
+        by = "" if signal == SIGINT else f" by {signal.name}"
+        return Interrupted(
+            signal,
+            f"stopped{by} at step {self.step}, which is saved; go on with: "
+            f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}",
+        )
 
     def evaluate(self, whole: bool) -> None:
         """Held-out score (of all that is held out too, if `whole`), a sample, and the picture."""
         self.flush()
         with self._clock.paused():
             variables, measure = {"params": self.state.params}, self.task.measure
-            score = self.task.score(self.model, variables, whole=False)
-            line = score_line(measure.name, score)
-            if whole and score.targets < self.task.num_targets:
-                line = score_line(measure.name, self._score_all(variables), score)
-            self._write([{"step": self.step, **line}])
+            part = self.task.score(self.model, variables, whole=False)
+            all_of_it = None
+            if whole and part.targets < self.task.num_targets:
+                all_of_it = self._score_all(variables)
             self.screen.say(
-                f"step {self.step}: held-out loss {score.loss:.4f} nats per token, "
-                f"{score.measure:.3f} {measure.label}"
+                f"step {self.step}: held-out loss {part.loss:.4f} nats per token, "
+                f"{part.measure:.3f} {measure.label}"
             )
             key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
-            if text := self.task.sample(self.model, variables, key):
-                self.folder.add_sample(self.step, text)
-            name = self.folder.path.name
-            title = f"{name}: {parameter_count(self.config.model) / 1e6:.1f} M parameters"
-            metrics, path = self.folder.read_metrics(), self.folder.picture
-            draw_run(metrics, path, title, measure, self.task.baselines, self.task.num_targets)
+            sample = self.task.sample(self.model, variables, key)
+            self.log.evaluation(self.step, part, all_of_it, sample)
 
     def _score_all(self, variables) -> Score:
         with self.screen.count(self.task.num_targets, "held-out text", "tokens") as scored:
@@ -251,37 +258,11 @@ class Training:
         with self.screen.bar(1000) as show:
 
             def advance(line: dict) -> None:
+                loss = f"loss {line['loss']:.3f} · " if "loss" in line else ""
                 said = (
-                    f"loss {line['loss']:.3f} · {line['tokens_per_second']:,.0f} tokens/s · "
+                    f"{loss}{line['tokens_per_second']:,.0f} tokens/s · "
                     f"{self._clock.remaining(self.done) / 60:.1f} min left"
                 )
                 show(round(1000 * self.done), name.format(self.step), said)
 
             yield advance
-
-
-def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
-    """What metrics.jsonl says of a score; part: that of the part which every evaluation scores,
-    where `score` is of all."""
-    line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
-    if part is not None:
-        line |= {"part_loss": part.loss, f"part_{measure}": part.measure}
-        line["part_scored"] = part.targets
-    return line
-
-
-@contextmanager
-def interrupt_flag():
-    """While open, the first Ctrl-C only sets the flag that is given, so that no update is torn
-    apart while its buffers are donated; a second one interrupts at once."""
-    pressed = []
-
-    def handler(*_):
-        pressed.append(True)
-        signal(SIGINT, default_int_handler)
-
-    before = signal(SIGINT, handler)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal(SIGINT, before)

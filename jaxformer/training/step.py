@@ -39,14 +39,22 @@ def init_state(model, optimizer, seed: int) -> TrainState:
     return TrainState(jnp.int32(0), params, optimizer.init(params), dropout_key)
 
 
-def make_step(model, optimizer, label_smoothing: float = 0.0):
-    """(state, batch, learning_rate=1) → (state, loss), jitted; the state given is donated: its
+class Measured(NamedTuple):
+    """Of an update: the loss before it, nats per counted token over the whole batch, and the
+    gradient's global norm before it is clipped."""
+
+    loss: Array
+    gradient_norm: Array
+
+
+def make_step(model, optimizer, label_smoothing: float = 0.0, skip_non_finite: bool = False):
+    """(state, batch, learning_rate=1) → (state, Measured), jitted; the state given is donated: its
     buffers are reused.
 
     batch: micro-batches along its first axis. learning_rate: what the optimiser's updates are
-    multiplied by; 1 for one that has a schedule of its own. loss: nats per counted token over the
-    whole batch. Micro-batches add up sums, not means, so they give the full batch's gradient
-    however unequal their token counts are.
+    multiplied by; 1 for one that has a schedule of its own. Micro-batches add up sums, not means,
+    so they give the full batch's gradient however unequal their token counts are. skip_non_finite:
+    where the loss or the gradient is not finite, parameters and optimiser stay as they are.
     """
     dropout = model.config.dropout > 0
 
@@ -80,6 +88,14 @@ def make_step(model, optimizer, label_smoothing: float = 0.0):
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         updates = jax.tree.map(lambda update: learning_rate * update, updates)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, optimizer_state, state.key), loss * inverse
+        measured = Measured(loss * inverse, optax.global_norm(gradients))
+        if skip_non_finite:
+            good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
+            params, optimizer_state = jax.tree.map(
+                lambda new, old: jnp.where(good, new, old),
+                (params, optimizer_state),
+                (state.params, state.optimizer),
+            )
+        return TrainState(state.step + 1, params, optimizer_state, state.key), measured
 
     return step

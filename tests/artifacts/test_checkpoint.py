@@ -2,12 +2,18 @@
 
 import errno
 import shutil
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orbax.checkpoint import AsyncCheckpointer
 
-from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint import Checkpoints, _read
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
 
 PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
@@ -21,9 +27,10 @@ def scaled(factor):
 @pytest.mark.parametrize("name", ["checkpoints", "run[x] {a,b}", "*", "a?", "$x~ %2F"])
 def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
     """In a folder of any name: none is a pattern."""
-    checkpoints = Checkpoints(tmp_path / name, keep=2)
-    for step in (1, 2, 3):
-        checkpoints.save(step, scaled(step), REST, {"data": {"at": step}})
+    with CheckpointWriter(tmp_path / name, keep=2) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, scaled(step), REST, {"data": {"at": step}})
+    checkpoints = Checkpoints(tmp_path / name)
     assert checkpoints.steps() == [2, 3]
     step, params, rest, progress = checkpoints.restore(PARAMS, REST)
     assert (step, progress) == (3, {"data": {"at": 3}})
@@ -31,20 +38,79 @@ def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
     np.testing.assert_array_equal(rest["key"], REST["key"])
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    keep=st.integers(1, 3), every=st.sampled_from([None, 2, 3]), steps=st.sets(st.integers(1, 9))
+)
+def test_the_newest_and_every_so_many_are_kept(tmp_path_factory, keep, every, steps):
+    """In one start of a run, or in two."""
+    folder, steps = tmp_path_factory.mktemp("kept"), sorted(steps)
+    for part in (steps[:3], steps[3:]):
+        with CheckpointWriter(folder, keep, every) as writer:
+            for step in part:
+                writer.save(step, PARAMS, REST, {})
+    periodic = {step for step in steps if every and step % every == 0}
+    assert Checkpoints(folder).steps() == sorted(periodic | set(steps[-keep:]))
+
+
+def test_what_is_saved_are_the_arrays_at_that_moment(tmp_path):
+    """However they are changed, and their memory used for others, while they are written."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def update(tree):
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    state = {"kernel": jnp.zeros((512, 1024))}
+    with CheckpointWriter(tmp_path, keep=9) as writer:
+        for step in range(4):
+            writer.save(step, state, REST, {})
+            for _ in range(5):
+                state = update(state)
+    for step in range(4):
+        folder = tmp_path / str(step)
+        found = _read(folder, state, None)[0]["kernel"]
+        np.testing.assert_array_equal(found, np.full((512, 1024), 5.0 * step))
+
+
+@pytest.mark.parametrize("late", ["save", "wait", "end"])
+def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, late):
+    """By the next save, by waiting, or at the end; the checkpoint before it is the last good one,
+    and another start can save."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), CheckpointWriter(tmp_path) as writer:
+        writer.save(1, PARAMS, REST, {})
+        writer.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(AsyncCheckpointer, "_save_step_metadata", full)
+            writer.save(2, PARAMS, REST, {})
+            writer._writing.exception()  # it is over before what fails is taken out
+        if late != "end":
+            writer.wait() if late == "wait" else writer.save(3, PARAMS, REST, {})
+            pytest.fail("nothing was raised")
+    assert Checkpoints(tmp_path).last().endswith("/1")
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(3, PARAMS, REST, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3"]
+
+
 def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
     """One byte too few for the arrays (2 · 3 + 5 floats and 2 words): what was there stays alone;
     with that byte it is written."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(1, PARAMS, REST, {})
-    usage, needed = shutil.disk_usage(tmp_path), 4 * (6 + 5 + 2)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    with pytest.raises(OSError, match="checkpoint of 52 bytes, 51 are free") as raised:
-        checkpoints.save(2, PARAMS, REST, {})
-    assert raised.value.errno == errno.ENOSPC
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
-    checkpoints.save(2, PARAMS, REST, {})
-    assert checkpoints.steps() == [1, 2]
+    with CheckpointWriter(tmp_path / "checkpoints") as writer:
+        writer.save(1, PARAMS, REST, {})
+        writer.wait()
+        usage, needed = shutil.disk_usage(tmp_path), 4 * (6 + 5 + 2)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+        with pytest.raises(OSError, match="checkpoint of 52 bytes, 51 are free") as raised:
+            writer.save(2, PARAMS, REST, {})
+        assert raised.value.errno == errno.ENOSPC
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+        writer.save(2, PARAMS, REST, {})
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -57,26 +123,29 @@ def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
     ],
 )
 def test_another_tree_shape_or_dtype_is_refused_by_name(tmp_path, like, named):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, PARAMS, REST, {})
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(1, PARAMS, REST, {})
     with pytest.raises(ValueError, match=named):
-        checkpoints.restore(like, REST)
+        Checkpoints(tmp_path).restore(like, REST)
 
 
 @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "params", "progress", "rest"])
 def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     checkpoints = Checkpoints(tmp_path)
-    for step in (1, 2):
-        checkpoints.save(step, scaled(step), REST, {})
+    with CheckpointWriter(tmp_path) as writer:
+        for step in (1, 2):
+            writer.save(step, scaled(step), REST, {})
     broken = tmp_path / "2" / lost
     shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
     with pytest.warns(UserWarning, match=f"2 is damaged: {lost}"):
         assert checkpoints.restore(PARAMS, REST)[0] == 1
     # And whoever goes on from there can save: the broken one is moved out of the way, not lost.
     assert checkpoints.set_aside_after(1) == [tmp_path / "2.unreadable"]
-    for step in (2, 3):
-        checkpoints.save(step, scaled(10 * step), REST, {})
-        assert checkpoints.restore(PARAMS, REST)[0] == step
+    with CheckpointWriter(tmp_path) as writer:
+        for step in (2, 3):
+            writer.save(step, scaled(10 * step), REST, {})
+            writer.wait()
+            assert checkpoints.restore(PARAMS, REST)[0] == step
     assert checkpoints.restore(PARAMS)[1]["blocks"]["kernel"][0, 0] == 30
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts import checkpoint as checkpoint_module
+from jaxformer.artifacts import checkpoint_writer as writer_module
 from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
 from jaxformer.artifacts.digests import DIGESTS
 
 PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
@@ -19,11 +20,11 @@ REST = {"optimizer": {"mu": jnp.zeros(4)}, "key": jnp.zeros(2, jnp.uint32)}
 
 def save(folder, *steps, keep=2):
     """Checkpoints of these steps, each with its step in its kernel."""
-    checkpoints = Checkpoints(folder, keep)
-    for step in steps:
-        params = {**PARAMS, "blocks": {"kernel": jnp.full((2, 3), float(step))}}
-        checkpoints.save(step, params, REST, {"at": step})
-    return checkpoints
+    with CheckpointWriter(folder, keep) as writer:
+        for step in steps:
+            params = {**PARAMS, "blocks": {"kernel": jnp.full((2, 3), float(step))}}
+            writer.save(step, params, REST, {"at": step})
+    return Checkpoints(folder)
 
 
 def restored(checkpoints):
@@ -138,7 +139,7 @@ def test_a_kill_before_the_digests_leaves_what_can_be_restored(tmp_path, monkeyp
         def kill(folder):
             raise KeyboardInterrupt
 
-        patch.setattr(checkpoint_module, "write_digests", kill)
+        patch.setattr(writer_module, "write_digests", kill)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2, keep=keep)
     with pytest.warns(UserWarning, match=DIGESTS):
@@ -160,7 +161,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, named):
     """The error names the array, and what was saved before stays."""
     checkpoints = save(tmp_path, 1, keep=1)
     with pytest.raises(ValueError, match=f"{named} is not finite"):
-        checkpoints.save(2, *BAD[named], {})
+        CheckpointWriter(tmp_path).save(2, *BAD[named], {})
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     assert restored(checkpoints) == 1
 
@@ -168,9 +169,9 @@ def test_what_is_not_finite_is_not_saved(tmp_path, named):
 def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
     """As an earlier version may have saved it."""
     checkpoints = save(tmp_path, 1)
-    monkeypatch.setattr(checkpoint_module, "not_finite", lambda tree: None)
-    checkpoints.save(2, {**PARAMS, "head": {"bias": jnp.full(5, jnp.nan)}}, REST, {})
-    monkeypatch.undo()
+    with monkeypatch.context() as patch, CheckpointWriter(tmp_path) as writer:
+        patch.setattr(writer_module, "not_finite", lambda tree: None)
+        writer.save(2, {**PARAMS, "head": {"bias": jnp.full(5, jnp.nan)}}, REST, {})
     with pytest.warns(UserWarning, match=r"head/bias is not finite.*checkpoint of step 1"):
         assert restored(checkpoints) == 1
 

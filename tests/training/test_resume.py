@@ -77,22 +77,28 @@ def runner(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot keep to one core here")
-def test_ended_twice_and_resumed_equals_uninterrupted(runner):
-    """Killed after step 10, resumed, stopped by Ctrl-C after step 30, resumed to the end. Ctrl-C
-    saves the very step and says how to go on."""
+def test_ended_and_resumed_equals_uninterrupted(runner):
+    """Killed after step 10, stopped by Ctrl-C after step 25, by a scheduler after step 40, and each
+    time resumed, to the end. The signals save the very step and say how to go on."""
     for words, step, end in (
         (["text.py", *SETTINGS], 10, signal.SIGKILL),
-        (["--resume"], 30, signal.SIGINT),
+        (["--resume"], 25, signal.SIGINT),
+        (["--resume"], 40, signal.SIGTERM),
     ):
         process = runner.start(*words, "--out", "ended")
         runner.wait_for("ended", step, process)
         process.send_signal(end)
         said, _ = process.communicate(timeout=100)
-        assert runner.losses("ended")[-1][0] < 60
-    assert process.returncode == 130, said
-    assert "--resume --out ended" in said.splitlines()[-1] and "Traceback" not in said
-    saved = max(int(path.name) for path in (runner.folder / "ended/checkpoints").iterdir())
-    assert runner.losses("ended")[-1][0] == saved
+        last = runner.losses("ended")[-1][0]
+        assert last < 60
+        if end == signal.SIGKILL:
+            assert process.returncode == -end
+            continue
+        assert process.returncode == 128 + end, said
+        assert "--resume --out ended" in said.splitlines()[-1] and "Traceback" not in said
+        assert last == max(
+            int(path.name) for path in (runner.folder / "ended/checkpoints").iterdir()
+        )
     runner.finish("--resume", "--out", "ended")
     assert runner.losses("ended") == runner.losses("whole")
 

@@ -15,6 +15,7 @@ from jaxformer.models.decoder import Decoder
 from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.pairs import PairBatches
 from jaxformer.training.step import init_state, make_step
@@ -66,10 +67,53 @@ def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, len
 
 def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
     """The loss is 0 and so is every gradient: the first moments stay what they were."""
-    state, loss = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
-    assert loss == 0
+    state, (loss, norm) = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
+    assert loss == norm == 0
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.optimizer[1][0].mu))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
+    batch = arranged(random_batch(0, [8] * 4), 2)
+    _, measured = STEP(fresh_state(), batch)
+
+    def mean_loss(params):
+        micro = (jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), batch) for i in (0, 1))
+        parts = [summed_loss(MODEL, params, some) for some in micro]
+        return sum(loss for loss, _ in parts) / sum(count for _, count in parts)
+
+    loss, gradient = jax.value_and_grad(mean_loss)(fresh_state().params)
+    norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(measured, (loss, norm), rtol=1e-5)
+
+
+def test_an_update_that_is_not_finite_is_left_out():
+    """And the next one is made as if that batch had not been; without `skip` it is not."""
+    batch = arranged(random_batch(0, [8] * 4), 1)
+    bad = batch._replace(weights=batch.weights * jnp.inf)
+    step = make_step(MODEL, OPTIMIZER, skip_non_finite=True)
+    state, measured = step(fresh_state(), bad)
+    assert not np.isfinite(measured.loss)
+    after, _ = step(state, batch)
+    alone, _ = STEP(fresh_state(), batch)
+    for one, other in ((after.params, alone.params), (after.optimizer, alone.optimizer)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), one, other)
+    spoilt, _ = STEP(fresh_state(), bad)
+    assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(spoilt.params))
+
+
+def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
+    """Of a finite loss."""
+
+    def steep(model, params, *rest):
+        loss, count = summed_loss(model, params, *rest)
+        return loss + jnp.sqrt(0 * jax.tree.leaves(params)[0].sum()), count
+
+    monkeypatch.setattr("jaxformer.training.step.summed_loss", steep)
+    step = make_step(MODEL, OPTIMIZER, skip_non_finite=True)
+    state, measured = step(fresh_state(), arranged(random_batch(0, [8] * 4), 1))
+    assert np.isfinite(measured.loss) and not np.isfinite(measured.gradient_norm)
+    jax.tree.map(np.testing.assert_array_equal, state.params, fresh_state().params)
 
 
 @pytest.mark.slow
@@ -79,7 +123,7 @@ def test_the_loss_is_smoothed():
     logits = MODEL.apply({"params": fresh_state().params}, inputs, segments)
     wanted = cross_entropy(logits, targets, weights, 0.1)
     batch = arranged((inputs, targets, weights, segments), 1)
-    _, loss = make_step(MODEL, OPTIMIZER, 0.1)(fresh_state(), batch)
+    _, (loss, _) = make_step(MODEL, OPTIMIZER, 0.1)(fresh_state(), batch)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
 
 
@@ -92,7 +136,7 @@ def test_pairs_are_learnt_from_their_sources():
     params = jax.tree.map(np.array, state.params)  # the state is given away
     pairs = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), ([15, 16], [17])]
     batch = next(PairBatches(pairs, 64, end, num_buckets=1))
-    _, loss = make_step(model, OPTIMIZER)(state, batch)
+    _, (loss, _) = make_step(model, OPTIMIZER)(state, batch)
     texts = [[end, *target, end] for _, target in pairs]
     rows, segments = padded(texts, 8)
     sources = [source for source, _ in pairs]
@@ -115,7 +159,7 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
     step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8] * 4), 1)
 
     def loss_at(number):
-        return float(step(fresh_state()._replace(step=jnp.int32(number)), batch)[1])
+        return float(step(fresh_state()._replace(step=jnp.int32(number)), batch)[1].loss)
 
     assert loss_at(3) == loss_at(3)
     assert loss_at(3) != loss_at(4)

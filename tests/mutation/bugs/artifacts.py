@@ -14,8 +14,8 @@ RUN = "artifacts/test_run.py"
 
 def deletes_first(save):
     def broken(self, step, params, rest, progress):
-        for old in self.steps():
-            shutil.rmtree(self._folder / str(old))
+        for old in self._folder.glob("*"):
+            shutil.rmtree(old)
         return save(self, step, params, rest, progress)
 
     return broken
@@ -41,9 +41,21 @@ BUGS = (
     ),
     Bug(
         "the old checkpoints go before the new one is there",  # verl#4873
-        "artifacts.checkpoint:Checkpoints.save",
+        "artifacts.checkpoint_writer:CheckpointWriter.save",
         deletes_first,
         f"{TESTS}::test_without_room_on_the_disk_nothing_is_begun",
+    ),
+    Bug(
+        "what fails beside training is forgotten",
+        "artifacts.checkpoint_writer:CheckpointWriter.wait",
+        Replace("writing.result()", "writing.exception()"),
+        f"{TESTS}::test_what_fails_beside_training_is_raised",
+    ),
+    Bug(
+        "checkpoints of every so many steps are not kept",
+        "artifacts.checkpoint_writer:CheckpointWriter.__init__",
+        Replace("[EveryNSteps(keep_every)] if keep_every else []", "[]"),
+        f"{TESTS}::test_the_newest_and_every_so_many_are_kept",
     ),
     Bug(
         "a checkpoint half deleted ends the run",
@@ -53,7 +65,7 @@ BUGS = (
     ),
     Bug(
         "a folder's name is taken for a pattern",
-        "artifacts.checkpoint:_without_wildcards",
+        "artifacts.checkpoint:without_wildcards",
         with_wildcards,
         f"{TESTS}::test_the_newest_is_restored_and_the_newest_few_are_kept",
     ),
@@ -97,7 +109,7 @@ BUGS = (
     ),
     Bug(
         "what is not finite is saved",
-        "artifacts.checkpoint:Checkpoints.save",
+        "artifacts.checkpoint_writer:CheckpointWriter.save",
         Replace('not_finite({"params": params, "rest": rest})', "None"),
         f"{DAMAGE}::test_what_is_not_finite_is_not_saved "
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",

@@ -1,5 +1,7 @@
 """Losses, updates, dropout and what a run keeps."""
 
+from signal import SIGINT
+
 import jax
 import jax.numpy as jnp
 
@@ -98,7 +100,7 @@ BUGS = (
     ),
     Bug(
         "the last evaluation scores the whole text alone",
-        "training.loop:score_line",
+        "training.log:score_line",
         lambda score_line: lambda measure, score, part=None: score_line(measure, score),
         "cli/test_verbs.py::test_every_evaluation_scores_the_same_windows",
     ),
@@ -153,13 +155,46 @@ BUGS = (
         "metrics after the restored step are kept",
         "artifacts.run:RunFolder.cut_after",
         gives(None),
-        "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
+        "training/test_resume.py::test_ended_and_resumed_equals_uninterrupted",
     ),
     Bug(
         "the data position is not restored",
         "training.windows:WindowBatches.restore",
         gives(None),
-        "training/test_resume.py::test_ended_twice_and_resumed_equals_uninterrupted",
+        "training/test_resume.py::test_ended_and_resumed_equals_uninterrupted",
+    ),
+    Bug(
+        "the signal of a scheduler ends a run at once",
+        "training.signals:_USUAL",
+        lambda usual: {SIGINT: usual[SIGINT]},
+        "training/test_resume.py::test_ended_and_resumed_equals_uninterrupted",
+    ),
+    Bug(
+        "an update that is not finite is made",
+        "training.step:make_step.step",
+        Replace("jnp.where(good, new, old)", "new"),
+        f"{STEP}::test_an_update_that_is_not_finite_is_left_out",
+    ),
+    Bug(
+        "a gradient that is not finite passes with a finite loss",
+        "training.step:make_step.step",
+        Replace(
+            "jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)",
+            "jnp.isfinite(measured.loss)",
+        ),
+        f"{STEP}::test_a_gradient_that_is_not_finite_is_left_out_too",
+    ),
+    Bug(
+        "the gradient norm is of what was clipped",
+        "training.step:make_step.step",
+        Replace("optax.global_norm(gradients)", "jnp.minimum(optax.global_norm(gradients), 1)"),
+        f"{STEP}::test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped",
+    ),
+    Bug(
+        "a figure that is not finite stands in metrics.jsonl",
+        "training.log:_line",
+        Replace("np.isfinite(value)", "True"),
+        "training/test_log.py::test_what_is_not_finite_is_named_and_left_out",
     ),
     # ---- tasks, time and placement
     Bug(

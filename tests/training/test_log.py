@@ -1,0 +1,90 @@
+"""What a run writes down, and who else is told."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.models.config import DecoderConfig
+from jaxformer.training.config import TextTraining
+from jaxformer.training.log import RunLog
+from jaxformer.training.step import Measured
+from jaxformer.training.trackers import open_trackers
+
+MEASURED = [
+    Measured(jnp.float32(loss), jnp.float32(norm)) for loss, norm in ((2.5, 1), (np.nan, 3))
+]
+
+
+def written(folder, log):
+    """A log of two updates, the second of them not finite."""
+    with log:
+        for step, measured in enumerate(MEASURED, 1):
+            log.update(step, 0.1 * step, measured)
+        lines = log.flush({"tokens_per_second": 7.0})
+    assert folder.read_metrics() == lines
+    return lines
+
+
+def test_what_is_not_finite_is_named_and_left_out(tmp_path):
+    """So that each line is JSON for whoever reads it."""
+    folder = RunFolder(tmp_path)
+    lines = written(folder, RunLog(folder, TextTraining(DecoderConfig()), None))
+    assert lines == [
+        {"step": 1, "loss": 2.5, "gradient_norm": 1.0, "learning_rate": 0.1},
+        {
+            "step": 2,
+            "gradient_norm": 3.0,
+            "learning_rate": 0.2,
+            "not_finite": ["loss"],
+            "tokens_per_second": 7.0,
+        },
+    ]
+    strict = {"parse_constant": lambda name: pytest.fail(name)}
+    assert [json.loads(line, **strict) for line in folder.metrics.read_text().splitlines()] == lines
+
+
+def test_services_are_told_what_is_written(tmp_path, monkeypatch):
+    """By the interface that trackio and wandb share; numbers alone."""
+    told = []
+    service = SimpleNamespace(
+        __spec__=SimpleNamespace(),
+        init=lambda **run: told.append(("init", run["name"], run["config"]["seed"])),
+        log=lambda figures, step: told.append((step, figures)),
+        finish=lambda: told.append("finish"),
+    )
+    monkeypatch.setitem(sys.modules, "trackio", service)
+    folder = RunFolder(tmp_path / "a run")
+    folder.path.mkdir()
+    first, second = written(
+        folder, RunLog(folder, TextTraining(DecoderConfig(), trackers=("trackio",), seed=5), None)
+    )
+    del first["step"], second["step"], second["not_finite"]
+    assert told == [("init", "a run", 5), (1, first), (2, second), "finish"]
+
+
+def test_tensorboard_is_told_what_is_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = RunFolder(tmp_path)
+    config = TextTraining(DecoderConfig(), trackers=("tensorboard",))
+    written(folder, RunLog(folder, config, None))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {
+        name: [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors(name)]
+        for name in events.Tags()["tensors"]
+    }
+    assert found["loss"] == [(1, 2.5)] and found["gradient_norm"] == [(1, 1.0), (2, 3.0)]
+    assert found["tokens_per_second"] == [(2, 7.0)]
+
+
+def test_one_that_is_not_installed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxformer.training.trackers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="wandb is not installed; pip install wandb"):
+        open_trackers(("wandb",), RunFolder(tmp_path), {})

@@ -3,6 +3,7 @@
     python experiments/meshes.py
     python experiments/meshes.py --kinds decoder --meshes fsdp=8 data=2,fsdp=2,tensor=2
     python experiments/meshes.py --exchanges         # what the compiled step of each mesh exchanges
+    python experiments/meshes.py --processes 2       # of four devices each
 
 The devices are simulated on the CPU. For each kind of model and each mesh: 20 updates, the gradient
 of the first batch, and what is generated, greedily and by a beam of 4.
@@ -11,10 +12,13 @@ of the first batch, and what is generated, greedily and by a beam of 4.
 import itertools
 import os
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 
 # Before JAX starts. Small collectives of many devices block one another on few threads.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("NPROC", "16")
 
 import jax
@@ -25,13 +29,14 @@ import jaxformer as jf
 from jaxformer.models.build import parameter_count
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.models.placement import AXES, make_mesh
+from jaxformer.models.placement import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.loop import updates
 from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
+from jaxformer.training.processes import Processes, is_first, join
 from jaxformer.training.step import init_state, make_step
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
@@ -77,7 +82,7 @@ def trained(kind: str, mesh):
         total, count = summed_loss(model, params, jax.tree.map(lambda x: x[0], batch))
         return total / count
 
-    gradient = jax.device_get(jax.jit(jax.grad(loss))(start.params, batch))
+    gradient = jax.tree.map(to_host, jax.jit(jax.grad(loss))(start.params, batch))
     losses, rates = [], Schedule(RECIPE, STEPS).rates()
     step, data = make_step(model, optimizer), itertools.repeat(batch)
     for state, now in updates(step, start, data, rates):
@@ -117,12 +122,35 @@ def difference(one, other) -> dict:
     return {"losses": float(losses), "gradients": float(gradient), "same tokens": same}
 
 
+def several(number: int) -> int:
+    """This very command in so many processes; the status of the first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // number}"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            env={**os.environ, **devices, "PROCESS": f"{coordinator} {number} {place}"},
+            stdout=None if place == 0 else subprocess.DEVNULL,
+        )
+        for place in range(number)
+    ]
+    return max([process.wait() for process in started])
+
+
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--exchanges", action="store_true", help="of the decoder's step alone")
+    parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
     arguments = parser.parse_args()
+    if arguments.processes > 1:
+        if "PROCESS" not in os.environ:
+            sys.exit(several(arguments.processes))
+        coordinator, number, place = os.environ["PROCESS"].split()
+        join(Processes(coordinator, int(number), int(place)))
     meshes = {
         name: make_mesh({axis: int(n) for axis, n in (x.split("=") for x in name.split(","))})
         for name in arguments.meshes
@@ -142,7 +170,8 @@ def main():
                 found = difference(one, trained(kind, mesh))
             print(f"  {name:24} " + ", ".join(f"{k} {v}" for k, v in found.items()), flush=True)
             figures.append({"kind": kind, "mesh": name, **found})
-    conclude(figures, arguments.record)
+    if is_first():
+        conclude(figures, arguments.record)
 
 
 if __name__ == "__main__":

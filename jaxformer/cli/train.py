@@ -3,8 +3,9 @@
 import errno
 import shlex
 import shutil
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
+from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
 from jaxformer.training.run_config import read_run, write_run
 
 RUNS = Path("runs")
@@ -49,6 +51,7 @@ class TrainArguments(Generic[Training]):
     """the run folder; by default the next free name below runs/"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """continue the run in --out (by default the newest of this preset and kind)"""
+    processes: Processes = field(default_factory=Processes)
 
     @property
     def inputs(self) -> Inputs:
@@ -71,15 +74,16 @@ def main(argv: list[str]) -> int:
         default = TrainArguments(training, kind=kind, preset=first.preset, out=first.out)
         arguments = parse(_arguments_for(kind), "train", argv, default)
         refuse_changes(folder, training, arguments)
-        return _train(folder, inputs, arguments.training, resume=True)
+        return _train(folder, inputs, arguments, resume=True)
     training = training_preset(first.preset, first.kind)
     if first.by_time:
         training = replace(training, steps=None, minutes=1.0)
     default = TrainArguments(training, kind=first.kind, preset=first.preset)
     arguments = parse(_arguments_for(first.kind), "train", argv, default)
+    if arguments.processes.coordinator and arguments.out is None:
+        raise ValueError("--out is missing; several processes must be told where their run is")
     folder = RunFolder(arguments.out or next_free(RUNS, name))
-    _refuse_taken(folder)
-    return _train(folder, arguments.inputs, arguments.training, resume=False)
+    return _train(folder, arguments.inputs, arguments, resume=False)
 
 
 def _arguments_for(kind: str):
@@ -157,22 +161,27 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
             )
 
 
-def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume: bool) -> int:
+def _train(folder: RunFolder, inputs: Inputs, arguments: TrainArguments, *, resume: bool) -> int:
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
     from jaxformer.training.trackers import require_trackers
 
+    config = arguments.training
     require_trackers(config.trackers)
-    screen, kind, gathered = Screen(), task_of(config), None
+    join(arguments.processes)
+    first = arguments.processes.coordinator is None or is_first()
+    screen, kind = Screen(quiet=not first), task_of(config)
     mesh = mesh_of(config, screen.say)
-    if not resume:
-        gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
-        claim(folder.path)
     try:
-        with _alone(folder, screen.say):
-            task = _prepare(folder, inputs, config, screen.say, gathered)
+        with ExitStack() as held:
+            begin = partial(_begin, folder, inputs, config, screen.say, held, resume)
+            done_by_first("the text is read", begin)
+            task = kind.read(folder, config)
+            for line in task.description():
+                screen.say(line)
             config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
-            write_run(folder, inputs, config)
+            if first:
+                write_run(folder, inputs, config)
             _run(config, folder, task, screen, mesh, resume)
     except Exception as error:
         if _disk_is_full(error):
@@ -181,7 +190,9 @@ def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume:
             last = Checkpoints(folder.checkpoints).last()
             raise OSError(f"the disk is full, so the run ends here; {last}") from error
         raise
-    _report(folder, task, screen.say)
+    if first:
+        _report(folder, task, screen.say)
+    wait_for_all("the end")
     return 0
 
 
@@ -197,21 +208,6 @@ def _run(config: TrainingConfig, folder: RunFolder, task, screen, mesh, resume: 
         training.run()
 
 
-@contextmanager
-def _alone(folder: RunFolder, say):
-    """While open, no other process trains in the folder."""
-    with ExitStack() as held:
-        try:
-            if not held.enter_context(locked(folder.lock)):
-                say(f"no locks for {folder.path}: a second start on it would not be noticed")
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder.path} is being trained by another process; wait until it ends, or "
-                "choose another --out"
-            ) from None
-        yield
-
-
 def _disk_is_full(error: BaseException | None) -> bool:
     """Whether this is the reason, however deep in what the libraries made of it."""
     full = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED: No space")
@@ -222,29 +218,41 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _prepare(folder: RunFolder, inputs: Inputs, config: TrainingConfig, say, gathered):
-    """The task; what it learns from is read unless an earlier start has. gathered: what `gather`
-    gave a new run, else None."""
+def _begin(folder: RunFolder, inputs: Inputs, config, say, held: ExitStack, resume: bool) -> None:
+    """The folder is this run's own while `held` is open, and what it learns from is read, unless an
+    earlier start has."""
     from jaxformer.training.prepare import is_prepared
     from jaxformer.training.tasks import task_of
 
-    kind = task_of(config)
+    kind, gathered = task_of(config), None
+    if not resume:
+        _refuse_taken(folder)
+        gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
+        claim(folder.path)
+    _hold_alone(folder, say, held)
     if not is_prepared(folder):
-        new = gathered is not None
-        gathered = gathered if new else kind.gather(inputs, config)
+        gathered = kind.gather(inputs, config) if resume else gathered
         write_run(folder, inputs, config)
         say("reading …")
         try:
             kind.write(folder, config, gathered)
         except ValueError:
-            if new:  # refused after all: there is no run
+            if not resume:  # refused after all: there is no run
                 shutil.rmtree(folder.path)
             raise
-    task = kind.read(folder, config)
     say(f"run folder: {folder.path}   documents: {folder.documents}")
-    for line in task.description():
-        say(line)
-    return task
+
+
+def _hold_alone(folder: RunFolder, say, held: ExitStack) -> None:
+    """No other process trains in the folder while `held` is open."""
+    try:
+        if not held.enter_context(locked(folder.lock)):
+            say(f"no locks for {folder.path}: a second start on it would not be noticed")
+    except BlockingIOError:
+        raise ValueError(
+            f"{folder.path} is being trained by another process; wait until it ends, or "
+            "choose another --out"
+        ) from None
 
 
 def claim(path: Path) -> None:

@@ -14,6 +14,7 @@ from jaxformer.functional.positions import continued_segments, document_position
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.models.check import as_array, check_tokens, checked_hooks
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.placement import to_host
 from jaxformer.models.rows import bucket, power_of_two
 
 
@@ -175,7 +176,7 @@ def _check_reading(model, cache, needed: int, segments, shape):
         return  # nothing to find
     with jax.ensure_compile_time_eval():  # inside somebody's jit too, where nothing is traced
         segments = continued_segments(segments, cache.cursor, shape)
-        read = np.asarray(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
+        read = to_host(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
     short, long = (read > 0) & (read < least), read > most
     if short.any():
         row = int(short.argmax())

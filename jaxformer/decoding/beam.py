@@ -30,6 +30,7 @@ from jaxformer.decoding.generate import STEPS, Prefill, check_prompts, prefill
 from jaxformer.decoding.prepared import prepared_variables, weights_of
 from jaxformer.decoding.protocol import require_autoregressive
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.placement import to_host
 from jaxformer.models.rows import padded
 
 
@@ -124,12 +125,12 @@ def beam_search(
         until = max_new_tokens if live is None else min(max_new_tokens, live - width)
         search, over = _go_on(model, weights, search, stops, penalty, until, live)
     beam = _best(search, penalty)
-    refuse_broken(np.asarray(search.broken), variables)
-    lengths, scores = np.asarray(beam.lengths()), np.asarray(beam.scores(length_penalty))
-    lengths = np.where(np.isfinite(beam.log_probs), lengths, 0)
-    tokens = np.asarray(beam.tokens)[..., :max_new_tokens]
+    refuse_broken(to_host(search.broken), variables)
+    scores = to_host(beam.scores(length_penalty))
+    tokens, lengths, log_probs = map(to_host, (beam.tokens, beam.lengths(), beam.log_probs))
+    lengths, tokens = np.where(np.isfinite(log_probs), lengths, 0), tokens[..., :max_new_tokens]
     tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], tokens, 0)
-    found = (tokens, lengths, scores, np.asarray(beam.log_probs))
+    found = (tokens, lengths, scores, log_probs)
     return Hypotheses(*(x[:, :num_hypotheses] for x in found))
 
 

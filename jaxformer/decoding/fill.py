@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxformer.decoding.autoregressive import refuse_broken
 from jaxformer.models.encoder import Encoder
+from jaxformer.models.placement import to_host
 from jaxformer.models.rows import bucket, padded, row_of_ids
 
 
@@ -35,7 +36,7 @@ def fill(model, variables, rows, mask_token: int, top_k: int = 1) -> list[Filled
     if not 1 <= longest <= config.max_length:
         raise ValueError(f"rows have up to {longest} tokens; 1 … {config.max_length} are accepted")
     tokens, segments = padded(rows, min(config.max_length, bucket(longest)))
-    best, probabilities = map(np.asarray, _most_probable(model, variables, tokens, segments, top_k))
+    best, probabilities = map(to_host, _most_probable(model, variables, tokens, segments, top_k))
     refuse_broken(np.isnan(probabilities).any(axis=(1, 2)), variables)
     places = [np.flatnonzero(ids == mask_token) for ids in rows]
     return [Filled(at, best[row, at], probabilities[row, at]) for row, at in enumerate(places)]

@@ -29,6 +29,7 @@ from jaxformer.functional.losses import token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.placement import to_host
 from jaxformer.models.rows import padded, row_of_ids
 
 STEPS = 16  # tokens a block
@@ -112,20 +113,20 @@ def generate(
     arrays, found, room = sampler.arrays(), [], max_new_tokens
     state, new = first_token(passed, arrays, key, stops)
     while True:
-        found.append(jax.tree.map(np.asarray, new))
+        found.append(jax.tree.map(to_host, new))
         wanted = found[-1].log_probs[:, :room]
         refuse_broken(np.isnan(wanted).any(axis=1), variables)
         if on_tokens:
             on_tokens(_new_tokens(found[-1].tokens, room))
         room -= found[-1].tokens.shape[1]
-        if room <= 0 or np.asarray(state.stopped).all():
+        if room <= 0 or to_host(state.stopped).all():
             break
         live = live_slots(state.cache, width + max_new_tokens - room - 1 + STEPS)
         state, new = decode_block(model, weights, state, arrays, key, stops, live, hooks)
     generation = collected(found, max_new_tokens, model.layer_points)
     weights_by_position = by_position(generation.captured, list(map(len, prompts)), width)
     captured = {**read, **generation.captured, **weights_by_position}
-    return generation._replace(captured=jax.tree.map(np.asarray, captured))
+    return generation._replace(captured=jax.tree.map(to_host, captured))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)

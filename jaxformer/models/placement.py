@@ -145,3 +145,12 @@ def batch_sharding(mesh, before: int = 0) -> NamedSharding:
 def replicated(mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def to_host(x) -> np.ndarray:
+    """The values of an array, whole on this process, though its parts be on devices of others."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)

@@ -1,4 +1,5 @@
-"""What a run writes down: metrics.jsonl, samples, and the picture of both."""
+"""What a run writes down: metrics.jsonl, samples, and the picture of both; of several processes
+the first does."""
 
 import json
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.build import parameter_count
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.picture import draw_run
+from jaxformer.training.processes import is_first
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Score, Task
 from jaxformer.training.trackers import Tracker, open_trackers
@@ -29,7 +31,9 @@ class RunLog:
         self._pending: list[tuple[int, float, Measured]] = []
 
     def __enter__(self) -> "RunLog":
-        self._trackers = open_trackers(self._config.trackers, self._folder, asdict(self._config))
+        if is_first():
+            config = asdict(self._config)
+            self._trackers = open_trackers(self._config.trackers, self._folder, config)
         return self
 
     def __exit__(self, *_) -> None:
@@ -59,6 +63,8 @@ class RunLog:
     def evaluation(self, step: int, part: Score, whole: Score | None, sample: str) -> None:
         """Scores of the part that every evaluation scores and, at the end, of all that is held out;
         and what the model made of its own."""
+        if not is_first():
+            return
         line = score_line(self._task.measure.name, whole or part, part if whole else None)
         self._write([{"step": step, **line}])
         if sample:
@@ -82,6 +88,8 @@ class RunLog:
         return any(line["step"] == step and line.get("scored") == targets for line in lines)
 
     def _write(self, lines: list[dict]) -> None:
+        if not is_first():
+            return
         with self._folder.metrics.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         for tracker in self._trackers:

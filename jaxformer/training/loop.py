@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from signal import SIGINT, Signals
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from jaxformer.training.config import TrainingConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes
+from jaxformer.training.processes import are_several, gather, is_first, wait_for_all
 from jaxformer.training.profile import Profile
 from jaxformer.training.screen import Screen
 from jaxformer.training.signals import stop_signal
@@ -97,6 +98,7 @@ class Training:
         self.update = make_step(self.model, optimizer, config.label_smoothing, skip)
         self.step = 0
         self._clock = Clock()
+        self._agreed = 0.0
         self._skipped = 0  # the last so many updates
 
     # ---- saving and resuming
@@ -108,13 +110,16 @@ class Training:
             where = jax.tree.map(lambda x: x.sharding, self.state)
             self.state = jax.device_put(TrainState.of_parts(self.step, *parts), where)
             self.batches.restore(progress["data"])
-            self._clock.trained = progress.get("seconds", 0.0)
-            for path in self.checkpoints.set_aside_after(self.step):
+            self._clock.trained = self._agreed = progress.get("seconds", 0.0)
+            wait_for_all("until the checkpoint is read")
+            for path in self.checkpoints.set_aside_after(self.step) if is_first() else ():
                 self.screen.say(f"a newer checkpoint cannot be read; it is now {path}")
             self.screen.say(f"resuming from the checkpoint of step {self.step}")
         else:
             self.screen.say("no checkpoint yet: starting from the beginning")
-        self.folder.cut_after(self.step)
+        if is_first():
+            self.folder.cut_after(self.step)
+        wait_for_all("until later checkpoints are put aside")
 
     def save(self) -> None:
         """A checkpoint of this very step: parameters, optimiser, key and position in the data. It
@@ -132,7 +137,24 @@ class Training:
     @property
     def done(self) -> float:
         """Share of the run that is over; from 1 on its steps or its minutes are used up."""
-        return self.schedule.done(self.step, self._clock.seconds)
+        return self.schedule.done(self.step, self._seconds)
+
+    @property
+    def _seconds(self) -> float:
+        """Of training; of several processes, what the first had when they last agreed."""
+        return self._agreed if are_several() else self._clock.seconds
+
+    def _agree(self, stop: Callable[[], Signals | None]) -> Signals | None:
+        """The signal to stop, if there was one. Several processes tell one another from time to
+        time, since all must end, and change the learning rate, at the same step."""
+        if not are_several():
+            return stop()
+        if self.step % FLUSH_EVERY:
+            return None
+        told = gather(self._clock.seconds, float(stop() or 0))
+        self._agreed = told[0][0]
+        received = max(int(signal) for _, signal in told)
+        return Signals(received) if received else None
 
     def run(self) -> None:
         """Train to the end. Raises Interrupted or Ended when it is not reached."""
@@ -152,7 +174,8 @@ class Training:
                 self.state, self.step = state, self.step + 1
                 self.log.update(self.step, self._last_rate, measured)
                 profile.updated()
-                last, signal = self.done >= 1, stop()
+                signal = self._agree(stop)
+                last = self.done >= 1
                 if last or self.step % FLUSH_EVERY == 0:
                     advance(self.flush())
                     last = self.done >= 1
@@ -173,7 +196,7 @@ class Training:
 
     def _rates(self) -> Iterator[float]:
         while True:
-            self._last_rate = self.schedule.rate(self.step, self._clock.seconds)
+            self._last_rate = self.schedule.rate(self.step, self._seconds)
             yield self._last_rate
 
     def _compile(self) -> CompiledStep:

@@ -35,8 +35,14 @@ def init_on(mesh, model, optimizer, seed: int) -> TrainState:
 
 
 def place_batch(batch, mesh):
-    """Micro-batches along the first axis, the rows of each spread over the devices."""
-    return jax.device_put(batch, batch_sharding(mesh, before=1))
+    """Micro-batches along the first axis, the rows of each spread over the devices; of several
+    processes, each with the whole batch, every one takes the rows of its own devices."""
+    where = batch_sharding(mesh, before=1)
+    if jax.process_count() == 1:
+        return jax.device_put(batch, where)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, where, lambda index: x[index]), batch
+    )
 
 
 def placed_shapes(batch, mesh):

@@ -1,0 +1,123 @@
+"""Two processes on this machine, with two simulated devices each, train one model."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxformer.training.processes import Processes
+
+SETTINGS = (
+    "--preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 --num-heads 4 --batch-size 8 "
+    "--steps 40 --checkpoint-every 20 --evaluate-every 20 --evaluation-windows 8 --dropout 0.1 "
+    "--sample-tokens 12"
+).split()
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "NPROC": "16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_processes": 2}, "num_processes and process_id are"),
+        ({"coordinator": "auto", "process_id": 0}, "they go with the HOST:PORT"),
+        ({"coordinator": "somewhere", "num_processes": 2, "process_id": 0}, "must be HOST:PORT"),
+        ({"coordinator": "a:1", "num_processes": 2}, "both must be given"),
+        ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, "must be in 0 … 1"),
+        ({"process_timeout": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_meet_is_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        Processes(**fields)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `jaxformer train` as one process of so many, on so many devices each."""
+    text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
+    (tmp_path / "text.py").write_text(text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+
+    def process(place, number, *words, devices=2):
+        several = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
+        several += ["--process-id", str(place)]
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "jaxformer", "train", *words, *several * (number > 1)],
+                cwd=tmp_path,
+                env={**os.environ, **QUICK, "XLA_FLAGS": flags},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield process
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+def ended(*processes):
+    """(status, what it said) of each."""
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+
+
+def figures(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line.get("loss", line.get("held_out_loss")) for line in lines]
+
+
+@pytest.mark.slow
+def test_two_processes_compute_what_one_does_and_end_together(start, tmp_path):
+    """The second is told to stop: both save, at the same step, and one process goes on, on one
+    device; the losses are those of a run that was always on one."""
+    words = ["text.py", *SETTINGS]
+    ((status, said),) = ended(start(0, 1, *words, "--out", "one", devices=1))
+    assert status == 0, said
+    mesh = ["--mesh", "fsdp=2,tensor=2", "--out", "two"]
+    both = [start(place, 2, *words, *mesh) for place in (0, 1)]
+    metrics = tmp_path / "two/metrics.jsonl"
+    while not metrics.exists() and both[0].poll() is None:
+        time.sleep(0.01)
+    both[1].send_signal(signal.SIGTERM)
+    for status, said in ended(*both):
+        assert status == 128 + signal.SIGTERM, said
+    begun = figures(tmp_path / "two")
+    assert 0 < len(begun) < len(figures(tmp_path / "one"))
+    words = ["--resume", "--mesh", "data=1", "--out", "two"]
+    ((status, said),) = ended(start(0, 1, *words, devices=1))
+    assert status == 0, said
+    assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
+    samples = [(tmp_path / name / "samples.txt").read_text() for name in ("one", "two")]
+    assert samples[0] == samples[1]
+
+
+@pytest.mark.slow
+def test_what_the_first_refuses_all_refuse(start):
+    """And none waits for long."""
+    words = ["no-such-file.py", *SETTINGS, "--out", "run"]
+    for status, said in ended(*(start(place, 2, *words) for place in (0, 1))):
+        assert status == 2 and "no-such-file.py" in said.splitlines()[-1], said
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_is_missed(start):
+    """After the time that was given, in one line."""
+    words = ["text.py", *SETTINGS, "--out", "run", "--process-timeout", "3"]
+    for place in (0, 1):
+        begun = time.monotonic()
+        ((status, said),) = ended(start(place, 2, *words))
+        assert status == 2 and "not all processes came" in said.splitlines()[-1], said
+        assert time.monotonic() - begun < 60

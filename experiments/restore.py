@@ -1,0 +1,104 @@
+"""A checkpoint saved on 1, 2, 4 or 8 devices, and loaded on every other number of them.
+
+    python experiments/restore.py
+    python experiments/restore.py --kinds decoder
+
+The devices are simulated on the CPU. For each kind of model: five updates on each number of
+devices, a checkpoint, and that checkpoint on every number: the parameters and the optimiser's
+state, bit by bit, and the loss of the next update.
+"""
+
+import tempfile
+from pathlib import Path
+
+import jax
+import meshes  # first: it says how many devices there are
+import numpy as np
+from record import Parser, conclude, run
+
+import jaxformer as jf
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.models.config import KINDS
+from jaxformer.models.placement import make_mesh
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.placed import init_on, place_batch
+from jaxformer.training.step import TrainState, make_step
+
+SIZES = {
+    1: {},
+    2: {"fsdp": 2},
+    4: {"fsdp": 2, "tensor": 2},
+    8: {"data": 2, "fsdp": 2, "tensor": 2},
+}
+UPDATES = 5
+
+
+class On:
+    """A model in training on so many devices."""
+
+    def __init__(self, kind: str, devices: int):
+        self.mesh = make_mesh(SIZES[devices], jax.devices()[:devices])
+        self.model = jf.build(meshes.CONFIGS[kind])
+        self.optimizer = make_optimizer(meshes.RECIPE)
+        with jax.set_mesh(self.mesh):
+            self._batch = place_batch(meshes.batch_of(self.model.config), self.mesh)
+            self._step = make_step(self.model, self.optimizer)
+
+    def fresh(self) -> TrainState:
+        with jax.set_mesh(self.mesh):
+            return init_on(self.mesh, self.model, self.optimizer, 0)
+
+    def update(self, state: TrainState) -> tuple[TrainState, float]:
+        with jax.set_mesh(self.mesh):
+            state, measured = self._step(state, self._batch, np.float32(1e-3))
+            return state, float(measured.loss)
+
+    def load(self, folder: Path) -> TrainState:
+        state = self.fresh()
+        step, *parts, _ = Checkpoints(folder).restore(*state.parts())
+        where = jax.tree.map(lambda x: x.sharding, state)
+        return jax.device_put(TrainState.of_parts(step, *parts), where)
+
+
+def compare(kind: str) -> list[dict]:
+    """For each pair of numbers of devices."""
+    found, all_of_them = [], {devices: On(kind, devices) for devices in SIZES}
+    for saved, on in all_of_them.items():
+        state = on.fresh()
+        for _ in range(UPDATES):
+            state, _ = on.update(state)
+        with tempfile.TemporaryDirectory() as folder:
+            with CheckpointWriter(Path(folder)) as writer:
+                writer.save(UPDATES, *state.parts(), {})
+            kept = jax.device_get(state.parts())
+            _, wanted = on.update(state)
+            for loaded, other in all_of_them.items():
+                state = other.load(Path(folder))
+                same = jax.tree.map(np.array_equal, kept, jax.device_get(state.parts()))
+                _, loss = other.update(state)
+                figures = {"kind": kind, "saved on": saved, "loaded on": loaded}
+                figures["bitwise equal"] = all(jax.tree.leaves(same))
+                figures["next loss"] = abs(loss / wanted - 1)
+                found.append(figures)
+    return found
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    arguments = parser.parse_args()
+    figures = []
+    for kind in arguments.kinds:
+        some = compare(kind)
+        equal = all(pair["bitwise equal"] for pair in some)
+        worst = max(pair["next loss"] for pair in some)
+        print(
+            f"{kind}: {len(some)} pairs, equal: {equal}, next loss within {worst:.1e}", flush=True
+        )
+        figures += some
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -164,11 +164,11 @@ def _train(folder: RunFolder, inputs: Inputs, config: TrainingConfig, *, resume:
     screen, kind, gathered = Screen(), task_of(config), None
     mesh = mesh_of(config, screen.say)
     if not resume:
-        gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
+        gathered = kind.gather(inputs, config, screen)  # nothing is created before it is accepted
         claim(folder.path)
     try:
         with _alone(folder, screen.say):
-            task = _prepare(folder, inputs, config, screen.say, gathered)
+            task = _prepare(folder, inputs, config, screen, gathered)
             config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
             write_run(folder, inputs, config)
             _run(config, folder, task, screen, mesh, resume)
@@ -220,7 +220,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _prepare(folder: RunFolder, inputs: Inputs, config: TrainingConfig, say, gathered):
+def _prepare(folder: RunFolder, inputs: Inputs, config: TrainingConfig, screen, gathered):
     """The task; what it learns from is read unless an earlier start has. gathered: what `gather`
     gave a new run, else None."""
     from jaxformer.training.prepare import is_prepared
@@ -229,19 +229,19 @@ def _prepare(folder: RunFolder, inputs: Inputs, config: TrainingConfig, say, gat
     kind = task_of(config)
     if not is_prepared(folder):
         new = gathered is not None
-        gathered = gathered if new else kind.gather(inputs, config)
+        gathered = gathered if new else kind.gather(inputs, config, screen)
         write_run(folder, inputs, config)
-        say("reading …")
+        screen.say("reading …")
         try:
-            kind.write(folder, config, gathered)
+            kind.write(folder, config, gathered, screen)
         except ValueError:
             if new:  # refused after all: there is no run
                 shutil.rmtree(folder.path)
             raise
     task = kind.read(folder, config)
-    say(f"run folder: {folder.path}   documents: {folder.documents}")
+    screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
     for line in task.description():
-        say(line)
+        screen.say(line)
     return task
 
 

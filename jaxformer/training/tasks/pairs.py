@@ -13,9 +13,10 @@ from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
-from jaxformer.training.corpus import Document
+from jaxformer.training.documents import Document
 from jaxformer.training.pairs import PairBatches, best_widths
 from jaxformer.training.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 
@@ -62,7 +63,7 @@ class Pairs:
     held_out: EncodedPairs
 
     @classmethod
-    def gather(cls, inputs: Inputs, config: PairTraining) -> list[Pair]:
+    def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
         if inputs.text:
             raise ValueError(
                 f"TEXT ({inputs.text[0]}) was given, but this kind of model learns from pairs: "
@@ -82,7 +83,7 @@ class Pairs:
         return pairs
 
     @classmethod
-    def write(cls, folder, config: PairTraining, gathered: list[Pair]) -> None:
+    def write(cls, folder, config: PairTraining, gathered: list[Pair], screen: Screen) -> None:
         train, held_out = split_pairs(gathered, config.held_out)
         folder.tokens.mkdir(parents=True, exist_ok=True)
         size = config.model.vocab_size

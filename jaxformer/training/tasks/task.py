@@ -7,6 +7,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import Inputs
+from jaxformer.training.screen import Screen
 
 
 class Measure(NamedTuple):
@@ -57,7 +58,7 @@ class Task(Protocol):
     """in all that is held out"""
 
     @classmethod
-    def gather(cls, inputs: Inputs, config) -> Any:
+    def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:
         """What is at the inputs, read and accepted before anything is written.
 
         ValueError if there is nothing to learn from, or if it is of another kind.
@@ -65,7 +66,7 @@ class Task(Protocol):
         ...
 
     @classmethod
-    def write(cls, folder: RunFolder, config, gathered) -> None:
+    def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
         """Hold some of it out, train the tokenizer on the rest, and write both as tokens."""
         ...
 

@@ -171,6 +171,8 @@ class TextTraining(TrainingConfig[Model]):
     """windows per micro-batch"""
     window_length: int | None = None
     """tokens per window; None: max_length"""
+    packing: Literal["windows", "documents"] = "windows"
+    """a window is a stretch of the text, or documents side by side that do not see one another"""
     evaluation_windows: int = 128
     """held-out windows per evaluation, the same each time; the last one scores all the text too"""
     sample_tokens: int = 200

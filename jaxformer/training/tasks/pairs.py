@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.artifacts.run import write_whole
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.documents import Document
@@ -135,7 +136,7 @@ class Pairs:
         lengths = np.concatenate([self.train.lengths, self.held_out.lengths])
         return best_widths(lengths, self.config.lengths)
 
-    def batches(self) -> PairBatches:
+    def batches(self, share: Share = WHOLE) -> PairBatches:
         config = self.config
         return PairBatches(
             self.train,
@@ -145,6 +146,7 @@ class Pairs:
             accumulate=config.accumulate,
             multiple=1 if config.mesh is None else config.mesh.parts,
             widths=self._widths,
+            share=share,
         )
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:

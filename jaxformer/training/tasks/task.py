@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import Inputs
 from jaxformer.training.screen import Screen
 
@@ -79,8 +79,8 @@ class Task(Protocol):
         """What there is to learn from, in lines."""
         ...
 
-    def batches(self) -> Batches:
-        """From the beginning."""
+    def batches(self, share: Share = WHOLE) -> Batches:
+        """From the beginning, for one of several processes its share."""
         ...
 
     def score(

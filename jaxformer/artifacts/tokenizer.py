@@ -194,20 +194,9 @@ class Tokenizer:
         return [part for token in ids for part in self._spelled.get(token, (token,))]
 
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
-        """A text, which may come in parts, cut where that cannot change its tokens.
-
-        No word of GPT-2's has a space or a line break after a non-space (a space can only lead), so
-        a word begins at each of those and takes no notice of what stands before it. With other
-        words the text stays whole.
-        """
-        waiting = ""
-        for part in parts:
-            waiting, start = waiting + part, 0
-            while self._may_be_cut and (cut := _SAFE_CUT.search(waiting, start + _PIECE_LENGTH)):
-                yield waiting[start : cut.start()]
-                start = cut.start()
-            waiting = waiting[start:]
-        yield waiting
+        """A text, which may come in parts, cut where that cannot change its tokens; whole, if it
+        is not known where that is."""
+        return cut(parts, _PIECE_LENGTH) if self._may_be_cut else iter(["".join(parts)])
 
     @property
     def opening(self) -> list[int]:
@@ -270,6 +259,22 @@ class StreamDecoder:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
+
+
+def cut(parts: Iterable[str], length: int) -> Iterator[str]:
+    """A text, which may come in parts, in pieces of about so many characters, cut between words.
+
+    No word of GPT-2's has a space or a line break after a non-space (a space can only lead), so a
+    word begins at each of those and takes no notice of what stands before it.
+    """
+    waiting = ""
+    for part in parts:
+        waiting, start = waiting + part, 0
+        while found := _SAFE_CUT.search(waiting, start + length):
+            yield waiting[start : found.start()]
+            start = found.start()
+        waiting = waiting[start:]
+    yield waiting
 
 
 def _refuse_surrogates(texts: Sequence[str]) -> None:

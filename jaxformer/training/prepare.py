@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.run import RunFolder, write_whole
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
 from jaxformer.training.config import HiddenTraining, TextTraining
 from jaxformer.training.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.documents import Document
@@ -23,6 +23,7 @@ from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 # A tokenizer learns from so much text at most: its merges hardly change beyond, and what it keeps
 # of the words in memory does.
 TOKENIZER_BYTES = 64_000_000
+_SAMPLED_TOGETHER = 1 << 14  # characters; the library works on 256 such pieces at once
 
 
 class Prepared(NamedTuple):
@@ -138,10 +139,10 @@ def _how_much(config: TextTraining) -> tuple[float, float, float]:
 
 
 def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
-    """About that share of the text: pieces from all over it. All of it, if the share is 1."""
+    """About that share of the text: pieces from all over it, cut between words."""
     room = 0.0
     for document in documents:
-        for piece in [document.text] if share == 1 else document.pieces():
+        for piece in cut(document.pieces(), _SAMPLED_TOGETHER):
             room += share * len(piece)
             if room >= len(piece):
                 room -= len(piece)

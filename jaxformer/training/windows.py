@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grain
@@ -152,63 +152,61 @@ def document_segments(ids: np.ndarray, end_of_text: int) -> np.ndarray:
     return begins.cumsum(axis=1, dtype=np.int32)
 
 
-def evaluation_windows(tokens: Sequence[int], length: int, stride: int) -> Iterator[Batch]:
-    """Windows that score each token of a document once, as arrays [length].
+class EvaluationWindows(Sequence):
+    """Windows that score each token of each document once, as batches of one row, [1, length].
 
-    The first of ``tokens`` (the end-of-text) is context alone; the others are targets. Windows
-    start ``stride`` apart and score what no window before them did, so past the first window
-    each target is predicted from more than ``length - stride`` tokens. A document of n targets
-    takes 1 + ceil((n - length) / stride) windows, or one if n <= length.
+    A document begins with the end-of-text, which is context alone; its other tokens are targets.
+    Windows start ``stride`` apart and score what no window before them did, so past the first
+    window each target is predicted from more than ``length - stride`` tokens. A document of n
+    targets takes 1 + ceil((n - length) / stride) windows, or one if n <= length. They are made
+    when they are asked for.
 
     Errors: ``ValueError`` unless 1 <= stride <= length.
     """
-    if not 1 <= stride <= length:
-        raise ValueError(f"stride: {stride} is not accepted; 1 to the window length {length} is")
-    tokens = np.asarray(tokens, np.int32)
-    num_targets = len(tokens) - 1
-    start = scored = 0
-    while scored < num_targets:
-        size = min(length, num_targets - start)
-        window = Batch(
-            inputs=np.zeros(length, np.int32),
-            targets=np.zeros(length, np.int32),
-            weights=np.zeros(length, np.float32),
-            segments=np.zeros(length, np.int32),
-        )
-        window.inputs[:size] = tokens[start : start + size]
-        window.targets[:size] = tokens[start + 1 : start + size + 1]
-        window.weights[scored - start : size] = 1
-        window.segments[:size] = 1
-        yield window
-        scored = start + size
-        start += stride
+
+    def __init__(self, documents: Sequence[Sequence[int]], length: int, stride: int):
+        if not 1 <= stride <= length:
+            raise ValueError(
+                f"stride: {stride} is not accepted; 1 to the window length {length} is"
+            )
+        self._documents, self._length, self._stride = documents, length, stride
+        targets = np.array([len(document) - 1 for document in documents], int)
+        beyond = np.maximum(targets - length, 0)
+        self._ends = np.cumsum((targets > 0) + -(-beyond // stride))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        document = int(np.searchsorted(self._ends, number, side="right"))
+        tokens = self._documents[document]
+        number -= int(self._ends[document - 1]) if document else 0
+        start = number * self._stride
+        scored = (number > 0) * (start - self._stride + self._length)
+        part = np.asarray(tokens[start : start + self._length + 1], np.int32)
+        size, (inputs, targets, segments) = len(part) - 1, np.zeros((3, 1, self._length), np.int32)
+        weights = np.zeros((1, self._length), np.float32)
+        inputs[0, :size], targets[0, :size], segments[0, :size] = part[:-1], part[1:], 1
+        weights[0, max(0, scored - start) : size] = 1
+        return Batch(inputs, targets, weights, segments)
 
 
 def evaluation_batches(
-    documents: Iterable[Sequence[int]], length: int, stride: int, batch_size: int
+    documents: Sequence[Sequence[int]], length: int, stride: int, batch_size: int
 ) -> Iterator[Batch]:
     """The evaluation windows of all documents, in batches of one shape [batch_size, length].
 
     Each document is a sequence of tokens that begins with the end-of-text. The last batch is
     filled with rows of padding, whose weights and segments are 0.
 
-    Errors: ``ValueError`` for a batch size below 1, and as ``evaluation_windows``.
+    Errors: ``ValueError`` for a batch size below 1, and as ``EvaluationWindows``.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size: {batch_size} is not accepted; at least 1 is")
-    rows: list[Batch] = []
-    for document in documents:
-        for window in evaluation_windows(document, length, stride):
-            rows.append(window)
-            if len(rows) == batch_size:
-                yield _stacked(rows)
-                rows = []
-    if rows:
-        padding = jax.tree.map(np.zeros_like, rows[0])
-        rows += [padding] * (batch_size - len(rows))
-        yield _stacked(rows)
-
-
-def _stacked(rows: Sequence[Batch]) -> Batch:
-    """Rows [length] as one batch."""
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *rows)
+    windows = EvaluationWindows(documents, length, stride)
+    for start in range(0, len(windows), batch_size):
+        rows = [windows[n] for n in range(start, min(start + batch_size, len(windows)))]
+        rows += [jax.tree.map(np.zeros_like, rows[0])] * (batch_size - len(rows))
+        yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -11,8 +12,15 @@ from hypothesis import strategies as st
 
 from jaxformer.training import windows
 from jaxformer.training.batch import Share
-from jaxformer.training.windows import WindowBatches, evaluation_batches, evaluation_windows
+from jaxformer.training.windows import EvaluationWindows, WindowBatches, evaluation_batches
 from tests.errors import error_of
+
+
+def evaluation_windows(tokens, length, stride):
+    """Those of one document, as rows."""
+    for window in EvaluationWindows([tokens], length, stride):
+        yield jax.tree.map(lambda x: x[0], window)
+
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 

@@ -78,9 +78,8 @@ def train(text: Path, out: Path, steps: int) -> dict:
             peak["seconds"], begin = peak["seconds"] + now - begin, now
             time.sleep(SETTLE)
     if process.returncode:
-        raise ValueError(
-            f"training on {text} ended with status {process.returncode}: see {log.name}"
-        )
+        said = Path(log.name).read_text().strip().rpartition("\n")[2]
+        raise ValueError(f"training on {text} ended with status {process.returncode}: {said}")
     return peaks
 
 

@@ -17,6 +17,7 @@ from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
+from jaxformer.training.documents import HUB
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
 from jaxformer.training.run_config import read_run, write_run
 
@@ -36,7 +37,8 @@ class TrainArguments(Generic[Training]):
 
     training: Training
     text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
-    """files or folders of UTF-8 text"""
+    """files or folders of UTF-8 text; .jsonl and .parquet hold a text in each record; .gz and .zst
+    are decompressed; hf:OWNER/NAME is a dataset of the hub"""
     source: Path | None = None
     """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
     target: Path | None = None
@@ -53,7 +55,7 @@ class TrainArguments(Generic[Training]):
     @property
     def inputs(self) -> Inputs:
         """What is read, wherever a later start of the run may be."""
-        text = tuple(path.absolute() for path in self.text)
+        text = tuple(x if str(x).startswith(HUB) else x.absolute() for x in self.text)
         return Inputs(text, *(x and x.absolute() for x in (self.source, self.target)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,16 +151,16 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
 @contextmanager
 def opened(path: str) -> Iterator:
     """A file of bytes, what was compressed decompressed. ``NotText`` if it cannot be opened."""
-    if path.endswith(".zst"):
-        opening = needed("zstandard", f"read {path}", "data").open
-    else:
-        opening = gzip.open if path.endswith(".gz") else open
     try:
-        file = opening(path, "rb")
+        if path.endswith(".zst"):
+            pyarrow = needed("pyarrow", f"read {path}", "data")
+            with open(path, "rb") as file, pyarrow.CompressedInputStream(file, "zstd") as stream:
+                yield io.BufferedReader(stream)
+        else:
+            with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+                yield file
     except OSError as error:
         raise NotText(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    with file:
-        yield file
 
 
 def damaged(path: str, where: str, begun: bool, error: Exception) -> ValueError:
@@ -175,8 +176,9 @@ def needed(package: str, what: str, extra: str):
     try:
         return import_module(package)
     except ImportError:
+        name = package.partition(".")[0]
         raise ValueError(
-            f"to {what} the package {package} is needed: pip install -e '.[{extra}]'"
+            f"to {what} the package {name} is needed: pip install -e '.[{extra}]'"
         ) from None
 
 

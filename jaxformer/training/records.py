@@ -118,7 +118,7 @@ class HubDataset:
         name, _, split = self.name.removeprefix(HUB).partition(":")
         owner, *rest = name.split("/")
         if not 1 <= len(rest) <= 2 or not all((owner, *rest)):
-            raise ValueError(f"{self.name}: it must be hf:OWNER/NAME, hf:OWNER/NAME/SUBSET")
+            raise ValueError(f"{self.name}: it must be hf:OWNER/NAME or hf:OWNER/NAME/SUBSET")
         try:
             table = datasets.load_dataset(f"{owner}/{rest[0]}", *rest[1:], split=split or "train")
         except Exception as error:  # of many kinds: no such name, no network, no such split

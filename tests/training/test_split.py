@@ -129,6 +129,14 @@ def test_the_minimum_takes_up_to_a_tenth():
     assert sizes == [20_000, 50_000, 100_000]
 
 
+def test_of_a_large_text_no_more_than_the_maximum_is_held_out():
+    """From large documents the end, from small ones whole ones."""
+    book = [Document("book", "x" * 1_000_000)]
+    assert [_size(split(book, 0.1, 0, most)[1]) for most in (50_000, 10**9)] == [50_000, 100_000]
+    small = [Document("", f"{number} {'x' * 90}") for number in range(2000)]
+    assert 5000 <= _size(split(small, 0.1, 50_000, 5000)[1]) <= 1.25 * 5000
+
+
 @many_cases
 @given(st.integers(0, 1000), st.integers(30, 400), st.sampled_from([0.01, 0.03, 0.2]))
 def test_a_fraction_that_is_given_is_held_out_exactly(seed, number, fraction):

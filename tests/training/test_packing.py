@@ -60,7 +60,7 @@ def _alone(batch: Batch) -> Batch:
 
 
 documents = st.lists(st.lists(st.integers(1, 11), max_size=15), min_size=2, max_size=6).filter(
-    lambda some: sum(map(len, some)) >= 14
+    lambda some: sum(len(one) + 1 for one in some) > 16
 )
 
 
@@ -95,3 +95,14 @@ def test_what_processes_read_together_is_the_batch_of_one(name):
         together = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *map(next, parts))
         assert jax.tree.all(jax.tree.map(np.array_equal, together, next(one)))
         assert parts[0].state() == one.state()
+
+
+def test_the_segments_of_hidden_tokens_are_their_own():
+    """A model that sees both sides reads the targets, of which each stands in its document."""
+    model, _ = _model("encoder")
+    batch = next(_batches(model, [[1, 2, 3] * 2, [4, 5, 6, 7], [8] * 20]))
+    rows = zip(*(x.reshape(-1, x.shape[-1]) for x in (batch.targets, batch.segments)), strict=True)
+    for targets, segments in rows:
+        begins = np.diff(segments, prepend=0) > 0
+        real = segments > 0
+        assert np.array_equal(begins[1:] & real[1:], (targets[1:] == END) & real[1:])

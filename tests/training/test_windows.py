@@ -173,6 +173,13 @@ def test_a_large_text_is_shuffled_in_blocks(shape, block):
         assert np.array_equal(epochs, _epochs(_batches(shape), length, 2))
 
 
+def test_the_words_of_an_epoch_are_one_stream():
+    """So that what a block is shuffled by is its own, wherever it begins."""
+    batches = WindowBatches(np.arange(100), 2, 1)
+    words = batches._words(3, 0, 51)
+    assert all(np.array_equal(batches._words(3, at, 5), words[at : at + 5]) for at in range(46))
+
+
 def test_the_order_is_what_it_always_was():
     """A run that began with an earlier version goes on with the same batches."""
     batches = WindowBatches(np.arange(1000), 7, 5, 3)

@@ -23,6 +23,7 @@ from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 # A tokenizer learns from so much text at most: its merges hardly change beyond, and what it keeps
 # of the words in memory does.
 TOKENIZER_BYTES = 64_000_000
+_REASONS = 3  # why a file was left out, on the screen
 _SAMPLED_TOGETHER = 1 << 14  # characters; the library works on 256 such pieces at once
 
 
@@ -94,9 +95,9 @@ def write_data(
     train, held_out = split(documents, *_how_much(config))
     folder.tokens.mkdir(parents=True, exist_ok=True)
     if skipped:
-        screen.say(
-            f"left out: {len(skipped):,} files, in part or whole; {folder.documents} says why"
-        )
+        more = f" … {folder.documents} has them all" if len(skipped) > _REASONS else ""
+        reasons = "".join(f"\n  {reason}" for reason in skipped[:_REASONS])
+        screen.say(f"left out, in part or whole: {len(skipped):,} files{reasons}{more}")
     repeated = repeated_lines(train, held_out)
     screen.say(str(repeated))
     _list_documents(folder, train, held_out, skipped, repeated)

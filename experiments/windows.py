@@ -1,5 +1,6 @@
 """Windows of a text, to learn from and to be scored on."""
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,9 @@ from record import Parser, at_least, picture
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import Batch
-from jaxformer.training.corpus import DEFAULT_SPLIT, read_documents, split, standard_library
+from jaxformer.training.corpus import read_documents, standard_library
 from jaxformer.training.loss import summed_loss
+from jaxformer.training.split import DEFAULT_SPLIT, split
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
@@ -26,7 +28,9 @@ def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
     standard library's source; the tokenizer has learnt from every fourth training document."""
     documents = read_documents(paths)[0] if paths else standard_library()
     train, held_out = split(documents, *DEFAULT_SPLIT)
-    tokenizer = Tokenizer.train((document.text for document in train[::4]), vocab_size)
+    tokenizer = Tokenizer.train(
+        (document.text for document in islice(train, 0, None, 4)), vocab_size
+    )
 
     def stream(documents):
         rows = tokenizer.encode_many(document.text for document in documents)

@@ -161,9 +161,9 @@ class Subwords:
         ids = [token for encoding in self._encoded(parts) for token in encoding.ids]
         return [token for token in ids if token not in self._special]
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """The text, whole: where it may be cut is not known."""
-        yield text
+    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
+        """The text that comes in parts, whole: where it may be cut is not known."""
+        yield "".join(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; special tokens are nothing, and so are ids that no token has, of

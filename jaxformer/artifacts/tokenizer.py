@@ -42,7 +42,7 @@ _LONGEST_TRAINED_WORD = 64
 # The encoder keeps some hundred bytes for each token of a text until that text is done, and
 # spreads its work over threads by whole texts. So long texts are handed to it in pieces.
 _PIECE_LENGTH = 1 << 18
-_SAFE_CUT = re.compile(r"(?<=\S) ")
+_SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 
 
 class Tokenizer:
@@ -176,7 +176,7 @@ class Tokenizer:
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """The token ids of each text, in parallel; equal to ``encode`` of one at a time."""
         texts = list(texts)
-        pieces = [list(self.pieces(text)) for text in texts]
+        pieces = [list(self.pieces([text])) for text in texts]
         flat = list(itertools.chain.from_iterable(pieces))
         try:
             encodings = iter(self._backend.encode_batch_fast(flat, add_special_tokens=False))
@@ -193,18 +193,10 @@ class Tokenizer:
             return ids
         return [part for token in ids for part in self._spelled.get(token, (token,))]
 
-    def pieces(self, text: str) -> Iterator[str]:
-        """Cuts a long text where that cannot change its tokens; short ones stay whole.
-
-        No word of GPT-2's has a space after a non-space (a space can only lead), so a word begins
-        at each such space and takes no notice of what stands before it. With other words the text
-        stays whole.
-        """
-        start = 0
-        while self._may_be_cut and (cut := _SAFE_CUT.search(text, start + _PIECE_LENGTH)):
-            yield text[start : cut.start()]
-            start = cut.start()
-        yield text[start:]
+    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
+        """A text, which may come in parts, cut where that cannot change its tokens; whole, if it
+        is not known where that is."""
+        return cut(parts, _PIECE_LENGTH) if self._may_be_cut else iter(["".join(parts)])
 
     @property
     def opening(self) -> list[int]:
@@ -267,6 +259,22 @@ class StreamDecoder:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
+
+
+def cut(parts: Iterable[str], length: int) -> Iterator[str]:
+    """A text, which may come in parts, in pieces of about so many characters, cut between words.
+
+    No word of GPT-2's has a space or a line break after a non-space (a space can only lead), so a
+    word begins at each of those and takes no notice of what stands before it.
+    """
+    waiting = ""
+    for part in parts:
+        waiting, start = waiting + part, 0
+        while found := _SAFE_CUT.search(waiting, start + length):
+            yield waiting[start : found.start()]
+            start = found.start()
+        waiting = waiting[start:]
+    yield waiting
 
 
 def _refuse_surrogates(texts: Sequence[str]) -> None:

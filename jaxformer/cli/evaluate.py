@@ -97,8 +97,8 @@ def _scorer(model, arguments: EvaluateArguments):
 
 
 def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
-    from jaxformer.training.corpus import baselines
     from jaxformer.training.evaluate import evaluate_documents
+    from jaxformer.training.held_out import baselines
 
     model, variables, tokenizer = checkpoint
     encoded = tokenizer.encode_many(document.text for document in documents)

@@ -18,6 +18,7 @@ from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
+from jaxformer.training.documents import HUB
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
 from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
 from jaxformer.training.run_config import read_run, write_run
@@ -38,7 +39,8 @@ class TrainArguments(Generic[Training]):
 
     training: Training
     text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
-    """files or folders of UTF-8 text"""
+    """files or folders of UTF-8 text; .jsonl and .parquet hold a text in each record; .gz and .zst
+    are decompressed; hf:OWNER/NAME is a dataset of the hub"""
     source: Path | None = None
     """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
     target: Path | None = None
@@ -56,7 +58,7 @@ class TrainArguments(Generic[Training]):
     @property
     def inputs(self) -> Inputs:
         """What is read, wherever a later start of the run may be."""
-        text = tuple(path.absolute() for path in self.text)
+        text = tuple(x if str(x).startswith(HUB) else x.absolute() for x in self.text)
         return Inputs(text, *(x and x.absolute() for x in (self.source, self.target)))
 
 
@@ -174,7 +176,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments: TrainArguments, *, resu
     mesh = mesh_of(config, screen.say)
     try:
         with ExitStack() as held:
-            begin = partial(_begin, folder, inputs, config, screen.say, held, resume)
+            begin = partial(_begin, folder, inputs, config, screen, held, resume)
             done_by_first("the text is read", begin)
             task = kind.read(folder, config)
             for line in task.description():
@@ -218,7 +220,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _begin(folder: RunFolder, inputs: Inputs, config, say, held: ExitStack, resume: bool) -> None:
+def _begin(folder: RunFolder, inputs: Inputs, config, screen, held, resume: bool) -> None:
     """The folder is this run's own while `held` is open, and what it learns from is read, unless an
     earlier start has."""
     from jaxformer.training.prepare import is_prepared
@@ -227,20 +229,20 @@ def _begin(folder: RunFolder, inputs: Inputs, config, say, held: ExitStack, resu
     kind, gathered = task_of(config), None
     if not resume:
         _refuse_taken(folder)
-        gathered = kind.gather(inputs, config)  # nothing is created before it is accepted
+        gathered = kind.gather(inputs, config, screen)  # nothing is created before it is accepted
         claim(folder.path)
-    _hold_alone(folder, say, held)
+    _hold_alone(folder, screen.say, held)
     if not is_prepared(folder):
-        gathered = kind.gather(inputs, config) if resume else gathered
+        gathered = kind.gather(inputs, config, screen) if resume else gathered
         write_run(folder, inputs, config)
-        say("reading …")
+        screen.say("reading …")
         try:
-            kind.write(folder, config, gathered)
+            kind.write(folder, config, gathered, screen)
         except ValueError:
             if not resume:  # refused after all: there is no run
                 shutil.rmtree(folder.path)
             raise
-    say(f"run folder: {folder.path}   documents: {folder.documents}")
+    screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
 
 
 def _hold_alone(folder: RunFolder, say, held: ExitStack) -> None:

@@ -129,8 +129,8 @@ class TrainingConfig(Generic[Model]):
     accumulate: int = 1
     """micro-batches per update"""
     held_out: float | None = None
-    """fraction that is held out; None: 0.05 or, if more, 500 kB of text, but at most 0.1; of pairs
-    0.05, but at most 1,000"""
+    """fraction that is held out; None: 0.05 or, if more, 500 kB of text (but at most 0.1), and no
+    more than 10 MB; of pairs 0.05, but at most 1,000"""
     label_smoothing: float = 0.0
     """share of the target probability that is spread over all tokens"""
     seed: int = 0
@@ -175,10 +175,14 @@ class TrainingConfig(Generic[Model]):
 class TextTraining(TrainingConfig[Model]):
     """A run that reads text in windows, and predicts each next token."""
 
+    text_field: str = "text"
+    """of records (.jsonl, .parquet, hf:), the field or column that has the text"""
     batch_size: int = 16
     """windows per micro-batch"""
     window_length: int | None = None
     """tokens per window; None: max_length"""
+    packing: Literal["windows", "documents"] = "windows"
+    """a window is a stretch of the text, or documents side by side that do not see one another"""
     evaluation_windows: int = 128
     """held-out windows per evaluation, the same each time; the last one scores all the text too"""
     sample_tokens: int = 200

@@ -1,15 +1,25 @@
-"""Which text is trained on, and which of it is held out."""
+"""Which text there is to train on."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import lzma
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
+
+from jaxformer.training.documents import (
+    HUB,
+    Document,
+    NotText,
+    Source,
+    TextFile,
+    measure,
+    source_of,
+)
+from jaxformer.training.records import HubDataset
 
 # Folders of the standard library that are tests, other people's packages or built for one machine.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
@@ -18,27 +28,111 @@ _NOT_LIBRARY |= {"__pycache__", "ensurepip", "lib-dynload"}
 _NOT_LIBRARY |= {"encodings"}
 _MACHINE_MADE = ("config-", "_sysconfigdata")
 
-# Unless told otherwise: (fraction, minimum_bytes) of `split`. Of a small text the fraction alone is
-# too little to tell two models apart.
-DEFAULT_SPLIT = (0.05, 500_000)
 
-# A document may be at most this part of the held-out text; one that is larger gives its end.
-_LARGEST_SHARE = 1 / 4
+class Documents:
+    """Documents at some sources, which are read anew on each walk and are never in memory at once.
 
+    What is kept of each is a digest of its text (bytes [16]), its UTF-8 bytes and its characters.
+    """
 
-class Document(NamedTuple):
-    """One text; ``name`` is its path relative to the folder in which it was found."""
+    def __init__(self, sources: Iterable[Source] = ()):
+        """Reads all sources once; errors are theirs."""
+        self._sources: list[Source] = []
+        self._ends: list[int] = []  # number of documents up to the end of each source
+        self._digests, self._sizes, self._characters = bytearray(), array("q"), array("q")
+        self._kept = np.ones(0, bool)
+        for source in sources:
+            self.add(source)
 
-    name: str
-    text: str
+    def add(self, source: Source, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Reads one more source; what cannot be read leaves no trace."""
+        begin = len(self._sizes)
+        try:
+            for document in source.documents():
+                digest, num_bytes, num_characters = measure(document, on_read)
+                self._digests += digest
+                self._sizes.append(num_bytes)
+                self._characters.append(num_characters)
+        except ValueError:
+            del self._digests[16 * begin :], self._sizes[begin:], self._characters[begin:]
+            raise
+        self._sources.append(source)
+        self._ends.append(len(self._sizes))
+        self._kept = np.ones(len(self._sizes), bool)
+
+    def drop_copies(self) -> list[str]:
+        """Leaves out documents that are empty, or the same as one before them; one line for each
+        source that has such documents."""
+        if not self._sizes:
+            return []
+        order, group = grouped(self._all_digests())
+        first = np.empty(len(order), int)
+        first[order] = order[np.append(0, np.flatnonzero(np.diff(group)) + 1)][group]
+        copies = first != np.arange(len(first))
+        self._kept = ~copies & (np.array(self._sizes) > 0)
+        found = []
+        for source, begin, end in zip(self._sources, [0, *self._ends], self._ends, strict=False):
+            if isinstance(source, TextFile):
+                if copies[begin]:
+                    original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
+                    found.append(f"{source.path}: a copy of {original.path}")
+            elif dropped := int((~self._kept[begin:end]).sum()):
+                found.append(
+                    f"{source.path}: {dropped:,} of {end - begin:,} records, copies of others or "
+                    "empty"
+                )
+        return found
+
+    def __iter__(self) -> Iterator[Document | TextFile]:
+        number = 0
+        for source, end in zip(self._sources, self._ends, strict=True):
+            for document in source.documents():
+                if number < end and self._kept[number]:
+                    yield document
+                number += 1
+            if number != end:
+                raise ValueError(f"{source.path}: the file was changed while it was read")
+
+    def __len__(self) -> int:
+        return int(self._kept.sum())
+
+    @property
+    def num_sources(self) -> int:
+        return len(self._sources)
 
     @property
     def num_bytes(self) -> int:
-        """Length in UTF-8 bytes."""
-        return len(self.text.encode())
+        """UTF-8 bytes of all documents."""
+        return int(self.sizes.sum())
+
+    @property
+    def digests(self) -> np.ndarray:
+        """Big-endian uint64 [len, 2]: they sort as the bytes do."""
+        return self._all_digests()[self._kept]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """UTF-8 bytes, int64 [len]."""
+        return np.array(self._sizes)[self._kept]
+
+    @property
+    def characters(self) -> np.ndarray:
+        """Lengths in characters, int64 [len]."""
+        return np.array(self._characters)[self._kept]
+
+    def _all_digests(self) -> np.ndarray:
+        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)
 
 
-def standard_library() -> list[Document]:
+def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that sorts digests, equal ones as they come, and in that order the number of the
+    group of equal ones that each is in."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    is_new = (np.diff(digests[order], axis=0) != 0).any(axis=1)
+    return order, np.append(0, np.cumsum(is_new))[: len(order)]
+
+
+def standard_library() -> Documents:
     """The source of this Python's own standard library, without its tests, sorted by name.
 
     About 10 MB that every machine with Python has. Files that are not UTF-8, and files that
@@ -46,168 +140,104 @@ def standard_library() -> list[Document]:
 
     Errors: ``ValueError`` if this Python came without its source.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    documents = []
+    root = sysconfig.get_path("stdlib")
+    names = []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if _is_library(name)]
         for name in files:
             if name.endswith(".py") and _is_library(name):
-                path = Path(folder, name)
-                text, problem = _read(path)
-                if problem is None:
-                    documents.append(Document(path.relative_to(root).as_posix(), text))
-    if not documents:
+                names.append(Path(folder, name).relative_to(root).as_posix())
+    documents = Documents()
+    for name in sorted(names):
+        try:
+            documents.add(TextFile(root, name))
+        except NotText:
+            continue
+    if not documents.num_sources:
         raise ValueError(f"{root}: this Python has no library source; name files to train on")
-    return sorted(documents)
+    return documents
 
 
-def read_documents(paths: Sequence[Path | str]) -> tuple[list[Document], list[str]]:
-    """Reads files, and the files in folders, as they are: line ends are kept.
+def read_documents(
+    paths: Sequence[Path | str],
+    text_field: str = "text",
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> tuple[Documents, list[str]]:
+    """What is in files, and in the files in folders, as it is: line ends are kept.
 
-    Folders are read to the bottom in sorted order without hidden files. A file met twice counts
-    once.
+    A file is one document, but each line of a .jsonl, and each row of a .parquet, is one; .gz and
+    .zst are decompressed. Folders are read to the bottom in sorted order without hidden files. Of
+    documents that are the same the first counts. `hf:OWNER/NAME` is a dataset of the hub.
+
+    text_field: the field, or the column, of records that has the text. on_read: is told how many
+    bytes of the files' have been read.
 
     Returns:
       The documents, and one line "path: why" for each file in a folder that was left out: it is
-      empty, not text, unreadable, or a link to a folder (these are not followed, so no loop).
+      empty, not text, unreadable, a copy, or a link to a folder (these are not followed, so no
+      loop); and for each file of which records were.
 
     Errors: ``ValueError`` for a path that does not exist, a named file that is empty or not
-    UTF-8 text, or a folder without text.
+    UTF-8 text, a folder without text, or, naming the line or row, for records that are damaged.
     """
-    documents, skipped, seen = [], [], set()
-    for named in map(Path, paths):
-        is_folder = named.is_dir()
-        texts_found = 0
-        for path in _files_below(named, skipped) if is_folder else [named]:
-            text, problem = _read(path)
-            if problem is None:
-                texts_found += 1
-                if (identity := path.resolve()) not in seen:
-                    seen.add(identity)
-                    name = path.relative_to(named).as_posix() if is_folder else path.name
-                    documents.append(Document(name, text))
-            elif is_folder:
-                skipped.append(f"{path}: {problem}")
-            else:
-                raise ValueError(f"{path}: {problem}")
-        if not texts_found:
+    documents, skipped, before = Documents(), [], 0
+    for named in map(str, paths):
+        sources_before = documents.num_sources
+        for source in _sources(named, text_field, skipped):
+            size = _size(source)
+
+            def advance(num_bytes, before=before, size=size):
+                on_read(before + min(num_bytes, size))
+
+            try:
+                documents.add(source, advance)
+            except NotText as error:
+                if not os.path.isdir(named):
+                    raise
+                skipped.append(str(error))
+            before += size
+        if documents.num_sources == sources_before:
             raise ValueError(f"{named}: the folder has no UTF-8 text files")
+    skipped += documents.drop_copies()
     return documents, skipped
 
 
-def split(
-    documents: Sequence[Document], fraction: float = 0.05, minimum_bytes: int = 0
-) -> tuple[list[Document], list[Document]]:
-    """Divides the text into a part to train on and a part held out; both keep the order given.
-
-    The held-out part aims at ``fraction`` of the bytes, or at ``minimum_bytes`` where that is
-    more, though not at more than a tenth for the sake of the minimum. Whole documents are taken
-    in the order of a digest of their content until it is reached. A document that would be more
-    than a quarter of the held-out part (every document, when there are few) is not taken: its
-    end, cut at a line break, is. So the held-out part is never more than 1.25 times its aim
-    (and a line break or so), and ``split([book], 0.1)`` holds out the last tenth of a book.
-
-    The digest is of the content, not of the name: copies fall on the same side, so that nothing
-    held out was trained on under another name, and neither the machine nor where the folder lies
-    nor the order matters. Every character is in exactly one part.
-
-    Errors: ``ValueError`` for a fraction outside (0, 0.5] or text too short to divide.
-    """
-    if not 0 < fraction <= 0.5:
-        raise ValueError(f"fraction: {fraction} is not accepted; more than 0 and at most 0.5 is")
-    total = sum(document.num_bytes for document in documents)
-    aim = max(fraction * total, min(minimum_bytes, total / 10))
-    cut, taken = _choose(documents, aim, aim / max(total, 1))
-
-    train, held_out = [], []
-    for document in documents:
-        digest = _digest(document)
-        if digest in cut:
-            position = _cut_position(document.text, aim / total)
-            train.append(Document(document.name, document.text[:position]))
-            held_out.append(Document(document.name, document.text[position:]))
-        else:
-            (held_out if digest in taken else train).append(document)
-    train, held_out = ([part for part in side if part.text] for side in (train, held_out))
-    if not train or not held_out:
-        raise ValueError(f"documents: {total} bytes of text are too few to hold some of them out")
-    return train, held_out
+def total_size(paths: Sequence[Path | str]) -> int:
+    """Bytes that files, and the files in folders, have on disk."""
+    return sum(_size(source) for named in map(str, paths) for source in _sources(named, "", []))
 
 
-def baselines(held_out: Iterable[Document]) -> dict[str, float]:
-    """Bits per byte of ``gzip -9`` and ``xz -9e`` on the documents concatenated.
+def _sources(named: str, text_field: str, skipped: list[str]) -> Iterator[Source]:
+    """What reads a named file or the files of a folder; why others are left out is ``skipped``."""
+    if named.startswith(HUB):
+        yield HubDataset(named, text_field)
+    elif os.path.isdir(named):
+        for path in _files_below(named, skipped):
+            yield source_of(named, os.path.relpath(path, named), text_field)
+    else:
+        yield source_of(*os.path.split(named), text_field)
 
-    What a model's bits per byte must beat to have learnt anything beyond repetition.
 
-    Errors: ``ValueError`` if there is no text.
-    """
-    data = "".join(document.text for document in held_out).encode()
-    if not data:
-        raise ValueError("held_out: there is no text to compress")
-    compressed = {
-        "gzip": gzip.compress(data, compresslevel=9, mtime=0),
-        "xz": lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
-    }
-    return {name: 8 * len(output) / len(data) for name, output in compressed.items()}
+def _size(source: Source) -> int:
+    try:
+        return os.path.getsize(source.path)
+    except OSError:
+        return 0
 
 
 def _is_library(name: str) -> bool:
     return name not in _NOT_LIBRARY and not name.startswith(_MACHINE_MADE)
 
 
-def _files_below(root: Path, skipped: list[str]) -> Iterator[Path]:
+def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
     """Every file below ``root`` that is not hidden, sorted; what cannot be read is ``skipped``."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for path in (Path(folder, name) for name in subfolders):
-            if path.is_symlink():
+        for path in (os.path.join(folder, name) for name in subfolders):
+            if os.path.islink(path):
                 skipped.append(f"{path}: a link to a folder")
-        for path in (Path(folder, name) for name in sorted(files) if not name.startswith(".")):
-            if path.is_file():  # to open a pipe would wait for ever
+        for path in (os.path.join(folder, n) for n in sorted(files) if not n.startswith(".")):
+            if os.path.isfile(path):  # to open a pipe would wait for ever
                 yield path
             else:
                 skipped.append(f"{path}: not a file")
-
-
-def _read(path: Path) -> tuple[str, str | None]:
-    """The text of a file and None, or "" and why there is none."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        return "", (error.strerror or str(error)).lower()
-    if not data:
-        return "", "the file is empty"
-    if b"\0" in data:
-        return "", "not a text file (it has NUL bytes)"
-    try:
-        return data.decode("utf-8"), None
-    except UnicodeDecodeError as error:
-        return "", f"not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x})"
-
-
-def _digest(document: Document) -> bytes:
-    return hashlib.blake2b(document.text.encode(), digest_size=16).digest()
-
-
-def _choose(documents: Sequence[Document], aim: float, share: float) -> tuple[set, set]:
-    """Digests of the documents to cut, and of those to hold out whole."""
-    sizes: dict[bytes, int] = {}
-    for document in documents:
-        digest = _digest(document)
-        sizes[digest] = sizes.get(digest, 0) + document.num_bytes
-    cut = {digest for digest, size in sizes.items() if size > _LARGEST_SHARE * aim}
-    missing = aim - share * sum(sizes[digest] for digest in cut)
-    taken = set()
-    for digest in sorted(sizes.keys() - cut):
-        if missing <= 0:
-            break
-        taken.add(digest)
-        missing -= sizes[digest]
-    return cut, taken
-
-
-def _cut_position(text: str, share: float) -> int:
-    """Where the last ``share`` of a text begins: after a line break if one is near, or as is."""
-    position = max(1, min(round((1 - share) * len(text)), len(text) - 1))
-    line_break = text.find("\n", position - 1, position + (len(text) - position) // 4)
-    return position if line_break < 0 else line_break + 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformer.training.batch import Batch
 from jaxformer.training.loss import summed_correct, summed_loss
-from jaxformer.training.windows import evaluation_batches
+from jaxformer.training.windows import EvaluationWindows, evaluation_batches
 
 
 class Evaluation(NamedTuple):
@@ -121,7 +121,7 @@ def spread_windows(
     documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
 ) -> list[Batch]:
     """So many of the documents' evaluation windows (all, if there are fewer), evenly spread."""
-    return spread(list(evaluation_batches(documents, length, half(length), 1)), number, batch_size)
+    return spread(EvaluationWindows(documents, length, half(length)), number, batch_size)
 
 
 def spread(rows: Sequence[Batch], number: int, batch_size: int) -> list[Batch]:

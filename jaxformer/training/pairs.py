@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import WHOLE, Batch, Share
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
@@ -52,11 +52,12 @@ class PairBatches:
         accumulate: int = 1,
         widths: list[int] | None = None,
         multiple: int = 1,
+        share: Share = WHOLE,
     ):
         """pairs: ids of (source, target), the target without the end of text. start: what a target
         is written after; None: the end of text. accumulate: micro-batches of one width per batch.
         widths: in the place of the best ``num_buckets``. multiple: of which the rows of a
-        micro-batch are one.
+        micro-batch are one. share: of each micro-batch, the rows that are given.
 
         Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` or
         the widths are less than the longest pair's.
@@ -78,7 +79,9 @@ class PairBatches:
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed
         self._start, self._accumulate = end_of_text if start is None else start, accumulate
-        self._multiple = multiple
+        self._multiple, self._share = multiple, share
+        for bucket in range(len(self.widths)):
+            share.rows(self._rows(bucket))
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
@@ -104,7 +107,8 @@ class PairBatches:
         """The shape of a batch of each width."""
         shapes = []
         for bucket, width in enumerate(self.widths):
-            shape = (self._accumulate, self._rows(bucket), width)
+            rows = self._rows(bucket) // self._share.count
+            shape = (self._accumulate, rows, width)
             ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
             shapes.append(Batch(ids, ids, weights, ids, ids, ids))
         return shapes
@@ -150,16 +154,17 @@ class PairBatches:
 
     def _batch(self, bucket: int, chosen: list[int]) -> Batch:
         """[accumulate, rows, width]; rows beyond those chosen repeat the first, with weight 0."""
-        shape = (self._accumulate * self._rows(bucket), self.widths[bucket])
+        rows = self._share.rows(self._rows(bucket), self._accumulate)
+        shape = (len(rows), self.widths[bucket])
         ids = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "source")}
         real, source_real = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         weights = np.zeros(shape, np.float32)
-        for row in range(len(real)):
-            source, target = self._pairs[chosen[row] if row < len(chosen) else chosen[0]]
+        for row, number in enumerate(rows):
+            source, target = self._pairs[chosen[number] if number < len(chosen) else chosen[0]]
             ids["inputs"][row, : len(target) + 1] = [self._start, *target]
             ids["targets"][row, : len(target) + 1] = [*target, self._end]
             ids["source"][row, : len(source)] = source
             real[row, : len(target) + 1] = source_real[row, : len(source)] = 1
-            weights[row, : len(target) + 1] = row < len(chosen)
+            weights[row, : len(target) + 1] = number < len(chosen)
         batch = Batch(ids["inputs"], ids["targets"], weights, real, ids["source"], source_real)
         return jax.tree.map(lambda x: x.reshape(self._accumulate, -1, x.shape[1]), batch)

@@ -1,24 +1,30 @@
 """From text to what a run reads: tokenizer, token files and the compressors' scores, made once."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxformer.artifacts.run import RunFolder, write_whole
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
 from jaxformer.training.config import HiddenTraining, TextTraining
-from jaxformer.training.corpus import (
-    DEFAULT_SPLIT,
-    Document,
-    baselines,
-    read_documents,
-    split,
-    standard_library,
-)
+from jaxformer.training.corpus import Documents, read_documents, standard_library, total_size
+from jaxformer.training.documents import Document
+from jaxformer.training.held_out import Repeated, baselines, repeated_lines
+from jaxformer.training.screen import Screen
+from jaxformer.training.split import DEFAULT_SPLIT, split
 from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
+
+# A tokenizer learns from so much text at most: its merges hardly change beyond, and what it keeps
+# of the words in memory does.
+TOKENIZER_BYTES = 64_000_000
+_REASONS = 3  # why a file was left out, on the screen
+_SAMPLED_TOGETHER = 1 << 14  # characters; the library works on 256 such pieces at once
 
 
 class Prepared(NamedTuple):
@@ -54,7 +60,9 @@ def is_prepared(folder: RunFolder) -> bool:
     return folder.baselines.exists()
 
 
-def gather(paths: Sequence[Path], config: TextTraining) -> tuple[list[Document], list[str]]:
+def gather(
+    paths: Sequence[Path], config: TextTraining, screen: Screen
+) -> tuple[Documents, list[str]]:
     """(documents, why others were skipped) at `paths`; without paths, the standard library.
 
     ValueError if there is no text, or too little for one window of this config.
@@ -65,28 +73,42 @@ def gather(paths: Sequence[Path], config: TextTraining) -> tuple[list[Document],
             f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
             f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
         )
-    documents, skipped = read_documents(paths) if paths else (standard_library(), [])
-    size = sum(document.num_bytes for document in documents)
-    if size * (1 - _how_much(config)[0]) < config.window + 1:  # a token is at least a byte
+    with _megabytes(screen, total_size(paths), "reading") as read:
+        documents, skipped = (
+            read_documents(paths, config.text_field, read) if paths else (standard_library(), [])
+        )
+    if documents.num_bytes * (1 - _how_much(config)[0]) < config.window + 1:  # a token has a byte
         raise ValueError(
-            f"the text has {size} bytes, too few for one window of {config.window} tokens; "
-            "give more text, or a smaller --window-length or --max-length"
+            f"the text has {documents.num_bytes} bytes, too few for one window of {config.window} "
+            "tokens; give more text, or a smaller --window-length or --max-length"
         )
     return documents, skipped
 
 
-def write_data(folder: RunFolder, config: TextTraining, documents, skipped) -> None:
+def write_data(
+    folder: RunFolder, config: TextTraining, documents: Documents, skipped, screen: Screen
+) -> None:
     """Hold some of the text out, train the tokenizer on the rest and write the token files.
 
     ValueError if the rest comes to fewer tokens than a window has.
     """
     train, held_out = split(documents, *_how_much(config))
     folder.tokens.mkdir(parents=True, exist_ok=True)
-    _list_documents(folder, train, held_out, skipped)
-    texts, size = (d.text for d in train), config.model.vocab_size
-    tokenizer = Tokenizer.train(texts, size, mask=_hides(config))
+    if skipped:
+        more = f" … {folder.documents} has them all" if len(skipped) > _REASONS else ""
+        reasons = "".join(f"\n  {reason}" for reason in skipped[:_REASONS])
+        screen.say(f"left out, in part or whole: {len(skipped):,} files{reasons}{more}")
+    repeated = repeated_lines(train, held_out)
+    screen.say(str(repeated))
+    _list_documents(folder, train, held_out, skipped, repeated)
+    share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
+    if share < 1:
+        screen.say(f"tokenizer: learns from {share:.1%} of the text, taken from all over it")
+    texts = _sample(train, share)
+    tokenizer = Tokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
     tokenizer.save(folder.tokenizer)
-    num_tokens = len(write_tokens(train, tokenizer, folder.train_tokens).ids)
+    with _megabytes(screen, documents.num_bytes, "tokenising") as done:
+        num_tokens = len(write_tokens(train, tokenizer, folder.train_tokens, done).ids)
     if num_tokens < config.window + 1:
         raise ValueError(
             f"the text to train on has {num_tokens} tokens, too few for one window of "
@@ -112,13 +134,38 @@ def _hides(config: TextTraining) -> bool:
     return isinstance(config, HiddenTraining)
 
 
-def _how_much(config: TextTraining) -> tuple[float, int]:
-    """(fraction, minimum_bytes) to hold out."""
-    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0)
+def _how_much(config: TextTraining) -> tuple[float, float, float]:
+    """(fraction, minimum_bytes, maximum_bytes) to hold out."""
+    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0, math.inf)
 
 
-def _list_documents(folder, train, held_out, skipped):
-    lines = [f"train     {d.num_bytes:9d}  {d.name}" for d in train]
-    lines += [f"held out  {d.num_bytes:9d}  {d.name}" for d in held_out]
-    lines += [f"skipped              {reason}" for reason in skipped]
-    write_whole(folder.documents, "\n".join(lines) + "\n")
+def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
+    """About that share of the text: pieces from all over it, cut between words."""
+    room = 0.0
+    for document in documents:
+        for piece in cut(document.pieces(), _SAMPLED_TOGETHER):
+            room += share * len(piece)
+            if room >= len(piece):
+                room -= len(piece)
+                yield piece
+
+
+@contextmanager
+def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar; gives a function of how many bytes are done."""
+    with screen.count(round(num_bytes / 1e6), name, "MB") as show:
+        yield lambda done: show(round(done / 1e6))
+
+
+def _list_documents(folder: RunFolder, train, held_out, skipped, repeated: Repeated) -> None:
+    """documents.txt: a line for each file; its records are counted."""
+    temporary = folder.documents.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        for part, documents in (("train   ", train), ("held out", held_out)):
+            for name, some in groupby(documents, lambda document: document.name):
+                sizes = [document.num_bytes for document in some]
+                records = f" ({len(sizes):,} records)" if len(sizes) > 1 else ""
+                file.write(f"{part}  {sum(sizes):9d}  {name}{records}\n")
+        file.writelines(f"skipped              {reason}\n" for reason in skipped)
+        file.write(f"{repeated}\n")
+    temporary.replace(folder.documents)

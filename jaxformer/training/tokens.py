@@ -9,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformer.artifacts.run import write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.corpus import Document
+from jaxformer.training.documents import Document, measure
 
 _FORMAT = "jaxformer tokens 1"
 _HEADER_BYTES = 1024
-_GROUP_CHARACTERS = 1 << 22
+_GROUP_CHARACTERS = 1 << 21
+_THREADS = 2  # groups at work at once: one's ids are gathered while another's are found
 
 
 class TokenStream(NamedTuple):
@@ -39,43 +44,41 @@ class TokenStream(NamedTuple):
 
 
 def write_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, path: str | Path
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    path: str | Path,
+    on_encoded: Callable[[int], None] = lambda num_bytes: None,
 ) -> TokenStream:
     """Tokenises documents into a file at ``path``, or reuses it if it was made from the same.
 
     The file is a line of JSON padded to 1024 bytes, then the ids, little-endian, in two bytes
-    each while the vocabulary fits in them and in four otherwise. It appears whole or not at all.
+    each while the vocabulary fits in them and in four otherwise. It appears whole or not at all:
+    until then it is ``path``.unfinished, and a start after one that was ended goes on there.
+
+    documents: are walked twice, and only a few MB of them are in memory. on_encoded: is told how
+    many bytes of text are done.
 
     Errors: ``ValueError`` if there are no documents.
     """
-    documents = list(documents)
-    if not documents:
-        raise ValueError("documents: there are none to tokenise")
-    header: dict[str, Any] = {
-        "format": _FORMAT,
-        "dtype": "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4",
-        "num_documents": len(documents),
-        "num_bytes": sum(document.num_bytes for document in documents),
-        "tokenizer": tokenizer.fingerprint,
-        "documents": fingerprint(document.text.encode() for document in documents),
-    }
+    header = _describe(documents, tokenizer)
     if (existing := _read_header(path)) and header.items() <= existing.items():
         return open_tokens(path)
-
-    unfinished = Path(f"{path}.unfinished-{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(b" " * _HEADER_BYTES)
-            num_tokens = 0
-            for ids in _encode(documents, tokenizer):
-                np.asarray(ids, header["dtype"]).tofile(file)
-                num_tokens += len(ids)
-            file.seek(0)
-            line = json.dumps({**header, "num_tokens": num_tokens})
-            file.write(line.encode().ljust(_HEADER_BYTES - 1) + b"\n")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    unfinished, journal = Path(f"{path}.unfinished"), Path(f"{path}.unfinished.json")
+    done = _Progress.read(journal, header, unfinished)
+    with unfinished.open("r+b" if done.groups else "wb") as file:
+        file.seek(_HEADER_BYTES + done.num_tokens * np.dtype(header["dtype"]).itemsize)
+        file.truncate()
+        for progress, ids in _encode(documents, tokenizer, done):
+            np.asarray(ids, header["dtype"]).tofile(file)
+            os.fsync(file.fileno())
+            write_whole(journal, json.dumps({**progress._asdict(), "header": header}))
+            on_encoded(progress.num_bytes)
+            done = progress
+        file.seek(0)
+        line = json.dumps({**header, "num_tokens": done.num_tokens})
+        file.write(line.encode().ljust(_HEADER_BYTES - 1) + b"\n")
+    os.replace(unfinished, path)
+    journal.unlink()
     return open_tokens(path)
 
 
@@ -93,28 +96,94 @@ def open_tokens(path: str | Path) -> TokenStream:
     )
 
 
-def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The stream of tokens, in parts: some MB of text at a time, whatever the documents' sizes."""
-    group: list[tuple[bool, str]] = []
-    size = 0
-    pieces = (
-        (number == 0, piece)
-        for document in documents
-        for number, piece in enumerate(tokenizer.pieces(document.text))
-    )
-    for begins, piece in pieces:
-        group.append((begins, piece))
-        size += len(piece)
-        if size > _GROUP_CHARACTERS:
-            yield from _encode_group(group, tokenizer)
-            group, size = [], 0
-    yield from _encode_group(group, tokenizer)
+def _describe(documents: Iterable[Document], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The header of their file of tokens, but for how many tokens there are."""
+    number = num_bytes = 0
+    digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
+    for measured in map(measure, documents):
+        number += 1
+        num_bytes += measured.num_bytes
+        digest.update(measured.digest)
+    if not number:
+        raise ValueError("documents: there are none to tokenise")
+    return {
+        "format": _FORMAT,
+        "dtype": "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4",
+        "num_documents": number,
+        "num_bytes": num_bytes,
+        "tokenizer": tokenizer.fingerprint,
+        "documents": digest.hexdigest(),
+    }
 
 
-def _encode_group(group: Sequence[tuple[bool, str]], tokenizer: Tokenizer) -> Iterator[list[int]]:
+class _Progress(NamedTuple):
+    """How much has been written: groups of pieces, and the tokens and bytes of text in them."""
+
+    groups: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+
+    @classmethod
+    def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> _Progress:
+        """What an earlier start has written of the same file, none if there was no such start."""
+        try:
+            found = json.loads(journal.read_text())
+            done = cls(**{name: found[name] for name in cls._fields})
+            needed = _HEADER_BYTES + done.num_tokens * np.dtype(header["dtype"]).itemsize
+            if found["header"] == header and unfinished.stat().st_size >= needed:
+                return done
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return cls()
+
+
+def _encode(
+    documents: Iterable[Document], tokenizer: Tokenizer, done: _Progress
+) -> Iterator[tuple[_Progress, np.ndarray]]:
+    """The tokens of each group that is not done yet, and how much is done with it."""
+    waiting: deque[tuple[int, Future]] = deque()
+
+    def take(done: _Progress) -> tuple[_Progress, np.ndarray]:
+        num_bytes, future = waiting.popleft()
+        ids = future.result()
+        groups, num_tokens = done.groups + 1, done.num_tokens + len(ids)
+        return _Progress(groups, num_tokens, done.num_bytes + num_bytes), ids
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for group in islice(_groups(documents, tokenizer), done.groups, None):
+            num_bytes = sum(len(piece.encode()) for _, piece in group)
+            waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer)))
+            if len(waiting) > _THREADS:
+                done, ids = take(done)
+                yield done, ids
+        while waiting:
+            done, ids = take(done)
+            yield done, ids
+
+
+def _groups(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[list]:
+    """The text in groups of (whether a document begins, piece): some MB each, whatever the
+    documents' sizes."""
+    group, size = [], 0
+    for document in documents:
+        for number, piece in enumerate(tokenizer.pieces(document.pieces())):
+            group.append((number == 0, piece))
+            size += len(piece)
+            if size > _GROUP_CHARACTERS:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _encode_group(group: Sequence[tuple[bool, str]], tokenizer: Tokenizer) -> np.ndarray:
+    """The tokenizer spreads a group over threads of its own, and Python waits meanwhile."""
     encoded = tokenizer.encode_many(piece for _, piece in group)
-    for (begins, _), ids in zip(group, encoded, strict=True):
-        yield [tokenizer.end_of_text, *ids] if begins else ids
+    ids = (
+        [tokenizer.end_of_text, *ids] if begins else ids
+        for (begins, _), ids in zip(group, encoded, strict=True)
+    )
+    return np.concatenate([np.asarray(some, np.uint32) for some in ids])
 
 
 def fingerprint(parts: Iterable[Any]) -> str:

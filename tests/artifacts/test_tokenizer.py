@@ -64,19 +64,23 @@ def test_many_at_once_equal_one_at_a_time(many):
 
 
 @many_cases
-@given(texts, st.integers(1, 5))
-def test_a_long_text_has_the_tokens_that_it_has_in_one_piece(text, piece_length):
+@given(texts, st.integers(1, 5), st.integers(1, 9))
+def test_a_long_text_has_the_tokens_that_it_has_in_one_piece(text, piece_length, part):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_LENGTH", piece_length)
-        assert "".join(LEARNT.pieces(text)) == text
+        assert "".join(LEARNT.pieces([text])) == text
+        parts = (text[at : at + part] for at in range(0, len(text), part))
+        arriving = LEARNT.encode_many(LEARNT.pieces(parts))
         in_pieces = LEARNT.encode(text)
+    assert [token for ids in arriving for token in ids] == in_pieces
     assert in_pieces == LEARNT._backend.encode(text).ids
 
 
 def test_long_texts_are_cut_into_pieces(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 8)
-    assert list(LEARNT.pieces("one two three  four five")) == ["one two three", "  four five"]
-    assert list(LEARNT.pieces("x" * 100)) == ["x" * 100]
+    assert list(LEARNT.pieces(["one two three  four five"])) == ["one two three", "  four five"]
+    assert list(LEARNT.pieces(["一二三四五六七八九\n十"])) == ["一二三四五六七八九", "\n十"]
+    assert list(LEARNT.pieces(["x" * 100])) == ["x" * 100]
 
 
 @many_cases

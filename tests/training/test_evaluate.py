@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.training.evaluate import half, spread_windows
-from jaxformer.training.windows import evaluation_windows
+from jaxformer.training.windows import EvaluationWindows
 
 
 @given(
@@ -19,14 +19,15 @@ def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_s
     batches of one shape whose padding weighs nothing."""
     starts = np.cumsum([0, *lengths])
     documents = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=False)]
-    every = [w for d in documents for w in evaluation_windows(d, length, half(length))]
+    windows = EvaluationWindows(documents, length, half(length))
+    every = [[x[0] for x in window[:4]] for window in windows]
     batches = spread_windows(documents, length, number, batch_size)
     assert {batch.inputs.shape for batch in batches} == {(batch_size, length)}
     rows = [tuple(row) for batch in batches for row in zip(*batch[:4], strict=True)]
     kept = min(number, len(every))
     places = []
     for row in rows[:kept]:
-        same = [all(np.array_equal(*pair) for pair in zip(row, w[:4], strict=True)) for w in every]
+        same = [all(np.array_equal(*pair) for pair in zip(row, w, strict=True)) for w in every]
         places.append(same.index(True))
     assert (places[0], places[-1]) == (0, len(every) - 1 if kept > 1 else 0)
     gaps = np.diff(places)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformer.training.batch import Share
 from jaxformer.training.pairs import PairBatches
 
 END = 0
@@ -76,3 +77,23 @@ def test_pairs_that_make_no_batch_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             PairBatches(given_pairs, tokens, END)
+
+
+@given(
+    pairs=pairs,
+    seed=st.integers(0, 5),
+    count=st.sampled_from([1, 2, 3]),
+    accumulate=st.sampled_from([1, 2]),
+)
+def test_what_processes_read_together_is_the_batch_of_one(pairs, seed, count, accumulate):
+    def read(share):
+        how = {"accumulate": accumulate, "multiple": count, "share": share}
+        return PairBatches(pairs, 200, END, seed, **how)
+
+    one, parts = read(Share()), [read(Share(index, count)) for index in range(count)]
+    for _ in range(3):
+        shares = [next(part) for part in parts]
+        for name, whole in next(one)._asdict().items():
+            together = np.concatenate([getattr(share, name) for share in shares], axis=1)
+            assert np.array_equal(together, whole)
+        assert all(part.state() == one.state() for part in parts)

@@ -8,7 +8,7 @@ import pytest
 from jaxformer.artifacts import tokenizer as tokenizer_module
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training import tokens
-from jaxformer.training.corpus import Document
+from jaxformer.training.documents import Document
 from jaxformer.training.tokens import open_tokens, write_tokens
 from tests.errors import error_of
 
@@ -46,7 +46,7 @@ def _tokenizer_of_size(vocab_size):
         vocab_size=vocab_size,
         end_of_text=vocab_size - 1,
         fingerprint="",
-        pieces=lambda text: [text],
+        pieces=lambda parts: parts,
         encode_many=lambda texts: [[vocab_size - 2] * len(text) for text in texts],
     )
 
@@ -84,19 +84,55 @@ def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeyp
     assert times_encoded(moved, TOKENIZER) == 1
 
 
-def test_what_goes_wrong_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "tokens"
-    write_tokens(DOCUMENTS, TOKENIZER, path)
+def _in_small_groups(monkeypatch):
+    monkeypatch.setattr(tokens, "_GROUP_CHARACTERS", 20)
+    monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
 
-    def broken(documents, tokenizer):
-        yield [1, 2, 3]
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokens, "_encode", broken)
-    with pytest.raises(KeyboardInterrupt):
+def _ended_after(monkeypatch, groups, *arguments):
+    """write_tokens, killed in the middle of what comes after so many groups."""
+    write_whole, written = tokens.write_whole, []
+
+    def ended(journal, text):
+        write_whole(journal, text)
+        written.append(text)
+        if len(written) == groups:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tokens, "write_whole", ended)
+        write_tokens(*arguments)
+    with open(f"{arguments[-1]}.unfinished", "ab") as file:
+        file.write(b"half a group")
+
+
+def test_a_start_that_was_ended_is_gone_on_with(tmp_path, monkeypatch):
+    """Wherever it was ended, and twice: what is written down is not tokenised again, the file is
+    the same in the end, and until then the old one stands."""
+    _in_small_groups(monkeypatch)
+    path, whole, encoded = tmp_path / "tokens", tmp_path / "whole", []
+    write_tokens(DOCUMENTS, TOKENIZER, whole)
+    groups = len(list(tokens._groups(DOCUMENTS, TOKENIZER)))
+    encode_group = tokens._encode_group
+    monkeypatch.setattr(tokens, "_encode_group", lambda *x: encoded.append(1) or encode_group(*x))
+    for first in range(1, groups):
         write_tokens(DOCUMENTS[:1], TOKENIZER, path)
-    assert open_tokens(path).ids.tolist() == STREAM
-    assert list(tmp_path.iterdir()) == [path]
+        old = path.read_bytes()
+        _ended_after(monkeypatch, first, DOCUMENTS, TOKENIZER, path)
+        _ended_after(monkeypatch, 1, DOCUMENTS, TOKENIZER, path)
+        assert path.read_bytes() == old
+        encoded.clear()
+        write_tokens(DOCUMENTS, TOKENIZER, path)
+        assert len(encoded) == groups - first - 1
+        assert path.read_bytes() == whole.read_bytes()
+        assert sorted(tmp_path.iterdir()) == [path, whole]
+
+
+def test_what_was_begun_of_another_text_is_begun_anew(tmp_path, monkeypatch):
+    _in_small_groups(monkeypatch)
+    path = tmp_path / "tokens"
+    _ended_after(monkeypatch, 2, [Document("a", "x " * 90)], TOKENIZER, path)
+    assert write_tokens(DOCUMENTS, TOKENIZER, path).ids.tolist() == STREAM
 
 
 def test_no_documents_are_refused(tmp_path):

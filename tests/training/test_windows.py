@@ -1,13 +1,17 @@
-"""Each token is a target once per epoch, resuming changes nothing, and scoring misses nothing."""
+"""Each token is a target once per epoch, resuming changes nothing, and processes share the work."""
 
+import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training.windows import WindowBatches, evaluation_batches, evaluation_windows
+from jaxformer.training import windows
+from jaxformer.training.batch import Share
+from jaxformer.training.windows import WindowBatches
 from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
@@ -143,59 +147,113 @@ def test_sizes_out_of_range_are_refused(name, value, least):
     assert error_of(lambda: WindowBatches(np.arange(100), **shape)) == message
 
 
-# Windows for scoring
+@many_cases
+@given(shapes, st.integers(1, 9))
+def test_a_large_text_is_shuffled_in_blocks(shape, block):
+    """Whose order alone is in memory: each token is a target once per epoch all the same, and
+    where there is one block the order is what it was without them."""
+    num_tokens, length, _, _ = shape
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "BLOCK", block)
+        batches = _batches(shape)
+        epochs = _epochs(batches, length, 2)
+        assert len(batches._block(0, 0, -(-batches.num_windows // block))[1]) <= block
+    for epoch in epochs:
+        counts = np.bincount(epoch.ravel(), minlength=num_tokens)
+        assert counts.max() == 1 and np.sum(counts == 0) == num_tokens % length
+    if batches.num_windows <= block:
+        assert np.array_equal(epochs, _epochs(_batches(shape), length, 2))
+
+
+def test_the_words_of_an_epoch_are_one_stream():
+    """So that what a block is shuffled by is its own, wherever it begins."""
+    batches = WindowBatches(np.arange(100), 2, 1)
+    words = batches._words(3, 0, 51)
+    assert all(np.array_equal(batches._words(3, at, 5), words[at : at + 5]) for at in range(46))
+
+
+def test_the_order_is_what_it_always_was():
+    """A run that began with an earlier version goes on with the same batches."""
+    batches = WindowBatches(np.arange(1000), 7, 5, 3)
+    starts = [next(batches).inputs[:, 0].tolist() for _ in range(60)]
+    assert starts[0] == [188, 496, 489, 859, 118] and starts[-1] == [188, 34, 670, 146, 244]
+
+
+# Several processes
+
+
+@given(shapes, st.integers(1, 3), st.integers(1, 3))
+def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumulate):
+    """Whatever their number, in each micro-batch; and each may go on where another count stood."""
+    num_tokens, length, size, seed = shape
+    assume(num_tokens > length)
+    tokens, batch_size = np.arange(num_tokens), count * size
+
+    def read(share):
+        rows = share.rows(batch_size, accumulate)
+        return WindowBatches(tokens, length, accumulate * batch_size, seed, rows=rows)
+
+    one, parts = read(Share()), [read(Share(index, count)) for index in range(count)]
+    for _ in range(3):
+        whole = next(one).inputs.reshape(accumulate, batch_size, length)
+        shares = [next(part).inputs.reshape(accumulate, size, length) for part in parts]
+        assert np.array_equal(np.concatenate(shares, axis=1), whole)
+        assert all(part.state() == one.state() for part in parts)
+        parts[0].restore(json.loads(json.dumps(one.state())))
+
+
+@pytest.mark.parametrize(
+    "share, message",
+    [
+        (Share(0, 3), "share: 4 rows of a micro-batch do not divide by 3 processes"),
+        (Share(2, 2), "share: 2 of 2 is not accepted; 0 to count - 1"),
+        (Share(-1, 2), "share: -1 of 2 is not accepted; 0 to count - 1"),
+    ],
+)
+def test_a_share_that_is_none_is_refused(share, message):
+    assert error_of(share.rows, 4) == message
+
+
+# Packed documents
+
+END = 0
+packed = st.lists(st.integers(0, 30), min_size=1, max_size=8)
+
+
+def _packed(sizes, length, batch_size, seed):
+    """Documents whose tokens differ from one another, and batches of them."""
+    ends = np.cumsum(sizes)
+    documents = [np.arange(end - size, end) + 1 for size, end in zip(sizes, ends, strict=True)]
+    tokens = np.concatenate([[END, *document] for document in documents])
+    assume(len(tokens) > length)
+    return documents, WindowBatches(tokens, length, batch_size, seed, end_of_text=END)
 
 
 @many_cases
-@given(st.integers(0, 70), st.integers(1, 16), st.data())
-def test_each_token_of_a_document_is_scored_once_with_its_context(num_targets, length, draw):
-    stride = draw.draw(st.integers(1, length))
-    document = np.arange(100, 100 + num_targets + 1)  # token - 100 is its place
-    times_scored = np.zeros(num_targets, int)
-    windows = list(evaluation_windows(document, length, stride))
-    for number, window in enumerate(windows):
-        for array in window[:4]:
-            assert array.shape == (length,)
-        real = window.segments == 1
-        assert np.all(window.segments[~real] == 0) and np.all(np.diff(window.segments) <= 0)
-        assert np.all(window.weights[~real] == 0) and set(window.weights) <= {0, 1}
-        assert np.array_equal(window.targets[real], window.inputs[real] + 1)
-        assert np.all(np.diff(window.inputs[real]) == 1)
-        for place in np.flatnonzero(window.weights):
-            times_scored[window.targets[place] - 101] += 1
-            context = place + 1
-            assert number == 0 or context > length - stride
-    assert np.all(times_scored == 1)
-    beyond = max(0, num_targets - length)
-    assert len(windows) == (num_targets > 0) + -(-beyond // stride)
+@given(packed, st.integers(1, 20), st.integers(1, 5), st.integers(0, 3))
+def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length, size, seed):
+    """And so is each document's end; each after what stands before it in its own document."""
+    documents, batches = _packed(sizes, length, size, seed)
+    wholes = [[END, *document.tolist(), END] for document in documents]
+    pairs = Counter(pair for whole in wholes for pair in itertools.pairwise(whole))
+    rows = ((batch, row) for batch in batches for row in range(size))
+    for _ in range(2):
+        found = Counter()
+        for batch, row in itertools.islice(rows, batches.num_windows):
+            real = batch.weights[row] == 1
+            assert np.array_equal(real, batch.segments[row] > 0)
+            inputs, targets = (ids[row][real].tolist() for ids in batch[:2])
+            found.update(zip(inputs, targets, strict=True))
+        assert found == pairs
 
 
 @many_cases
-@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 10))
-def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, length):
-    stride = max(1, length // 2)
-    documents = [np.arange(size + 1) + 1 for size in sizes]
-    expected = [row for tokens in documents for row in evaluation_windows(tokens, length, stride)]
-    batches = list(evaluation_batches(documents, length, stride, batch_size))
-    assert len(batches) == -(-len(expected) // batch_size)
-    rows = []
-    for batch in batches:
-        for array in batch[:4]:
-            assert array.shape == (batch_size, length)
-        assert [array.dtype for array in batch[:4]] == [np.int32, np.int32, np.float32, np.int32]
-        rows += zip(*batch[:4], strict=True)
-    for row, window in zip(rows, expected, strict=False):
-        assert all(map(np.array_equal, row, window[:4]))
-    for padding in rows[len(expected) :]:
-        assert not np.any(padding)
-
-
-@pytest.mark.parametrize("stride", [0, 5])
-def test_a_stride_that_would_miss_tokens_is_refused(stride):
-    message = f"stride: {stride} is not accepted; 1 to the window length 4 is"
-    assert error_of(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
-
-
-def test_an_evaluation_batch_of_none_is_refused():
-    message = "batch_size: 0 is not accepted; at least 1 is"
-    assert error_of(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message
+@given(packed, st.integers(1, 20), st.integers(0, 3))
+def test_each_document_of_a_window_is_a_segment(sizes, length, seed):
+    _, batches = _packed(sizes, length, 3, seed)
+    batch = next(batches)
+    for inputs, segments in zip(batch.inputs, batch.segments, strict=True):
+        for place in range(1, length):
+            begins = segments[place] > 0 and segments[place] != segments[place - 1]
+            assert begins == (segments[place] > 0 and inputs[place] == END)
+        assert segments[0] in (0, 1) and set(np.diff(segments)) <= {0, 1, -segments.max()}

@@ -12,13 +12,14 @@ import numpy as np
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.masking import mask_tokens
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.evaluate import spread
 from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
 from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
+from jaxformer.training.windows import document_segments
 
 HIDDEN = "▒"  # in what is shown to a person
 MASK_WORD = "[MASK]"  # in what a person writes
@@ -56,8 +57,8 @@ class HiddenTokens(TextTask):
     def num_targets(self) -> int:
         return int(sum(row.weights.sum() for row in self.rows))
 
-    def batches(self) -> "HiddenBatches":
-        return HiddenBatches(self.data.train.ids, self.config, self.tokenizer)
+    def batches(self, share: Share = WHOLE) -> "HiddenBatches":
+        return HiddenBatches(self.data.train.ids, self.config, self.tokenizer, share)
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
         rows = len(self.rows) if whole else self.config.evaluation_windows
@@ -93,10 +94,18 @@ _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate"
 
 class HiddenBatches:
     """Windows of tokens of which some are hidden: those of `MicroBatches`, and what batch n hides
-    is a function of the seed and n."""
+    is a function of the seed and n. share: of each micro-batch, the rows that are given."""
 
-    def __init__(self, tokens: np.ndarray, config: HiddenTraining, tokenizer: Tokenizer):
-        self._windows, self._number = MicroBatches(tokens, config), 0
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        config: HiddenTraining,
+        tokenizer: Tokenizer,
+        share: Share = WHOLE,
+    ):
+        self._windows = MicroBatches(tokens, config, tokenizer.end_of_text)
+        self._rows, self._number = share.rows(config.batch_size), 0
+        self._end_of_text = tokenizer.end_of_text
         self._key = jax.random.key(config.seed)
         self._how = {
             "mask_token": tokenizer.mask_token,
@@ -108,15 +117,23 @@ class HiddenBatches:
         return self
 
     def __next__(self) -> Batch:
-        tokens = next(self._windows).targets
+        windows = next(self._windows)
+        tokens = windows.targets
         key = jax.random.fold_in(self._key, self._number)
         inputs, weights = _hide(key, tokens, **self._how)
         self._number += 1
-        return Batch(inputs, tokens, weights)
+        batch = Batch(inputs, tokens, weights)
+        if windows.segments is not None:
+            real, rows = windows.weights, tokens.reshape(-1, tokens.shape[-1])
+            segments = document_segments(rows, self._end_of_text).reshape(tokens.shape)
+            batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
+        return jax.tree.map(lambda x: x[:, self._rows], batch)
 
     def shapes(self) -> list[Batch]:
-        (ids, *_) = self._windows.shapes()[0]
-        return [Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, np.float32))]
+        whole = self._windows.shapes()[0]
+        shape = (whole.inputs.shape[0], len(self._rows), whole.inputs.shape[2])
+        ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
+        return [Batch(ids, ids, weights, None if whole.segments is None else ids)]
 
     def state(self) -> dict[str, Any]:
         return {"windows": self._windows.state(), "number": self._number}

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import TextTraining
 from jaxformer.training.evaluate import evaluate_documents, evaluate_windows
 from jaxformer.training.tasks.task import Measure, Score
@@ -31,8 +31,8 @@ class NextTokens(TextTask):
     def num_targets(self) -> int:
         return self.data.held_out.num_targets
 
-    def batches(self) -> "MicroBatches":
-        return MicroBatches(self.data.train.ids, self.config)
+    def batches(self, share: Share = WHOLE) -> "MicroBatches":
+        return MicroBatches(self.data.train.ids, self.config, self.tokenizer.end_of_text, share)
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
@@ -72,12 +72,23 @@ class NextTokens(TextTask):
 
 
 class MicroBatches:
-    """Windows of tokens, int32 [accumulate, batch, length]."""
+    """Windows of tokens, int32 [accumulate, batch, length]; with segments, where documents are
+    packed. share: of each micro-batch, the rows that are read."""
 
-    def __init__(self, tokens: np.ndarray, config: TextTraining):
-        self._shape = (config.accumulate, config.batch_size, config.window)
+    def __init__(
+        self, tokens: np.ndarray, config: TextTraining, end_of_text: int, share: Share = WHOLE
+    ):
         rows = config.accumulate * config.batch_size
-        self._windows = WindowBatches(tokens, config.window, rows, config.seed)
+        self._shape = (config.accumulate, config.batch_size // share.count, config.window)
+        self._packed = config.packing == "documents"
+        self._windows = WindowBatches(
+            tokens,
+            config.window,
+            rows,
+            config.seed,
+            rows=share.rows(config.batch_size, config.accumulate),
+            end_of_text=end_of_text if self._packed else None,
+        )
         self.state, self.restore = self._windows.state, self._windows.restore
 
     def __iter__(self) -> "MicroBatches":
@@ -87,8 +98,8 @@ class MicroBatches:
         return jax.tree.map(lambda x: x.reshape(self._shape), next(self._windows))
 
     def shapes(self) -> list[Batch]:
-        ids = jax.ShapeDtypeStruct(self._shape, np.int32)
-        return [Batch(ids, ids)]
+        ids, weights = (jax.ShapeDtypeStruct(self._shape, x) for x in (np.int32, np.float32))
+        return [Batch(ids, ids, weights, ids) if self._packed else Batch(ids, ids)]
 
 
 def first_words(text: str, fits) -> str:

@@ -11,11 +11,13 @@ import numpy as np
 from jaxformer.artifacts.run import write_whole
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
-from jaxformer.training.corpus import Document
+from jaxformer.training.documents import Document
 from jaxformer.training.pairs import PairBatches, best_widths
 from jaxformer.training.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 
@@ -62,7 +64,7 @@ class Pairs:
     held_out: EncodedPairs
 
     @classmethod
-    def gather(cls, inputs: Inputs, config: PairTraining) -> list[Pair]:
+    def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
         if inputs.text:
             raise ValueError(
                 f"TEXT ({inputs.text[0]}) was given, but this kind of model learns from pairs: "
@@ -82,7 +84,7 @@ class Pairs:
         return pairs
 
     @classmethod
-    def write(cls, folder, config: PairTraining, gathered: list[Pair]) -> None:
+    def write(cls, folder, config: PairTraining, gathered: list[Pair], screen: Screen) -> None:
         train, held_out = split_pairs(gathered, config.held_out)
         folder.tokens.mkdir(parents=True, exist_ok=True)
         size = config.model.vocab_size
@@ -134,7 +136,7 @@ class Pairs:
         lengths = np.concatenate([self.train.lengths, self.held_out.lengths])
         return best_widths(lengths, self.config.lengths)
 
-    def batches(self) -> PairBatches:
+    def batches(self, share: Share = WHOLE) -> PairBatches:
         config = self.config
         return PairBatches(
             self.train,
@@ -144,6 +146,7 @@ class Pairs:
             accumulate=config.accumulate,
             multiple=1 if config.mesh is None else config.mesh.parts,
             widths=self._widths,
+            share=share,
         )
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:

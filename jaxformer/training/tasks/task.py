@@ -5,8 +5,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import Inputs
+from jaxformer.training.screen import Screen
 
 
 class Measure(NamedTuple):
@@ -57,7 +58,7 @@ class Task(Protocol):
     """in all that is held out"""
 
     @classmethod
-    def gather(cls, inputs: Inputs, config) -> Any:
+    def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:
         """What is at the inputs, read and accepted before anything is written.
 
         ValueError if there is nothing to learn from, or if it is of another kind.
@@ -65,7 +66,7 @@ class Task(Protocol):
         ...
 
     @classmethod
-    def write(cls, folder: RunFolder, config, gathered) -> None:
+    def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
         """Hold some of it out, train the tokenizer on the rest, and write both as tokens."""
         ...
 
@@ -78,8 +79,8 @@ class Task(Protocol):
         """What there is to learn from, in lines."""
         ...
 
-    def batches(self) -> Batches:
-        """From the beginning."""
+    def batches(self, share: Share = WHOLE) -> Batches:
+        """From the beginning, for one of several processes its share."""
         ...
 
     def score(

@@ -6,6 +6,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training import prepare
 from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.prepare import Prepared
+from jaxformer.training.screen import Screen
 
 
 @dataclass(frozen=True)
@@ -16,16 +17,16 @@ class TextTask:
     data: Prepared
 
     @classmethod
-    def gather(cls, inputs: Inputs, config: TextTraining):
+    def gather(cls, inputs: Inputs, config: TextTraining, screen: Screen):
         if inputs.source or inputs.target:
             raise ValueError(
                 "--source and --target were given, but this kind of model learns from TEXT"
             )
-        return prepare.gather(inputs.text, config)
+        return prepare.gather(inputs.text, config, screen)
 
     @classmethod
-    def write(cls, folder, config: TextTraining, gathered) -> None:
-        prepare.write_data(folder, config, *gathered)
+    def write(cls, folder, config: TextTraining, gathered, screen: Screen) -> None:
+        prepare.write_data(folder, config, *gathered, screen)
 
     @classmethod
     def read(cls, folder, config: TextTraining) -> "TextTask":

@@ -55,7 +55,7 @@ BUGS = (
         "rows that fill a batch up count",
         "training.pairs:PairBatches._batch",
         Replace(
-            "weights[row, : len(target) + 1] = row < len(chosen)",
+            "weights[row, : len(target) + 1] = number < len(chosen)",
             "weights[row, : len(target) + 1] = 1",
         ),
         "training/test_pairs.py::test_an_epoch_has_every_pair_once",
@@ -64,8 +64,8 @@ BUGS = (
         "the end of a text is not to be learnt",
         "training.pairs:PairBatches._batch",
         Replace(
-            "weights[row, : len(target) + 1] = row < len(chosen)",
-            "weights[row, : len(target)] = row < len(chosen)",
+            "weights[row, : len(target) + 1] = number < len(chosen)",
+            "weights[row, : len(target)] = number < len(chosen)",
         ),
         "training/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),

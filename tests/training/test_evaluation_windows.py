@@ -1,0 +1,73 @@
+"""Scoring misses no token, and takes none twice."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.training.windows import EvaluationWindows, evaluation_batches
+from tests.errors import error_of
+
+many_cases = settings(max_examples=5 * settings().max_examples)
+
+
+def evaluation_windows(tokens, length, stride):
+    """Those of one document, as rows."""
+    for window in EvaluationWindows([tokens], length, stride):
+        yield jax.tree.map(lambda x: x[0], window)
+
+
+@many_cases
+@given(st.integers(0, 70), st.integers(1, 16), st.data())
+def test_each_token_of_a_document_is_scored_once_with_its_context(num_targets, length, draw):
+    stride = draw.draw(st.integers(1, length))
+    document = np.arange(100, 100 + num_targets + 1)  # token - 100 is its place
+    times_scored = np.zeros(num_targets, int)
+    windows = list(evaluation_windows(document, length, stride))
+    for number, window in enumerate(windows):
+        for array in window[:4]:
+            assert array.shape == (length,)
+        real = window.segments == 1
+        assert np.all(window.segments[~real] == 0) and np.all(np.diff(window.segments) <= 0)
+        assert np.all(window.weights[~real] == 0) and set(window.weights) <= {0, 1}
+        assert np.array_equal(window.targets[real], window.inputs[real] + 1)
+        assert np.all(np.diff(window.inputs[real]) == 1)
+        for place in np.flatnonzero(window.weights):
+            times_scored[window.targets[place] - 101] += 1
+            context = place + 1
+            assert number == 0 or context > length - stride
+    assert np.all(times_scored == 1)
+    beyond = max(0, num_targets - length)
+    assert len(windows) == (num_targets > 0) + -(-beyond // stride)
+
+
+@many_cases
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5), st.integers(1, 10))
+def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, length):
+    stride = max(1, length // 2)
+    documents = [np.arange(size + 1) + 1 for size in sizes]
+    expected = [row for tokens in documents for row in evaluation_windows(tokens, length, stride)]
+    batches = list(evaluation_batches(documents, length, stride, batch_size))
+    assert len(batches) == -(-len(expected) // batch_size)
+    rows = []
+    for batch in batches:
+        for array in batch[:4]:
+            assert array.shape == (batch_size, length)
+        assert [array.dtype for array in batch[:4]] == [np.int32, np.int32, np.float32, np.int32]
+        rows += zip(*batch[:4], strict=True)
+    for row, window in zip(rows, expected, strict=False):
+        assert all(map(np.array_equal, row, window[:4]))
+    for padding in rows[len(expected) :]:
+        assert not np.any(padding)
+
+
+@pytest.mark.parametrize("stride", [0, 5])
+def test_a_stride_that_would_miss_tokens_is_refused(stride):
+    message = f"stride: {stride} is not accepted; 1 to the window length 4 is"
+    assert error_of(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
+
+
+def test_an_evaluation_batch_of_none_is_refused():
+    message = "batch_size: 0 is not accepted; at least 1 is"
+    assert error_of(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message

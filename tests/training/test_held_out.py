@@ -1,0 +1,94 @@
+"""What a score is judged by: compressors, and lines that could be known by heart."""
+
+import gzip
+import lzma
+import random
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.training import documents, held_out
+from jaxformer.training.corpus import standard_library
+from jaxformer.training.documents import Document
+from jaxformer.training.held_out import baselines, repeated_lines
+from jaxformer.training.split import DEFAULT_SPLIT, split
+from tests.errors import error_of
+
+
+def test_baselines_are_those_of_the_programs():
+    documents = list(standard_library())[:20]
+    data = "".join(document.text for document in documents).encode()
+    bits = baselines(documents)
+    extreme = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+    assert bits["gzip"] == 8 * len(gzip.compress(data, 9)) / len(data)
+    assert bits["xz"] == 8 * len(extreme) / len(data)
+    assert len(gzip.compress(data, 9)) < len(gzip.compress(data, 6))  # so the levels matter here
+    assert len(extreme) < len(lzma.compress(data, preset=9))
+    for program, options in ("gzip", ["-9"]), ("xz", ["-9e"]):
+        if shutil.which(program):
+            command = [program, *options, "--stdout"]
+            output = subprocess.run(command, input=data, capture_output=True, check=True).stdout
+            assert bits[program] == pytest.approx(8 * len(output) / len(data), rel=5e-3)
+
+
+def test_baselines_of_no_text_are_refused():
+    assert error_of(baselines, []) == "held_out: there is no text to compress"
+
+
+def test_compressors_are_given_a_bounded_part(monkeypatch):
+    """Its beginning, wherever documents and pieces end: xz would take hours of gigabytes."""
+    texts = [random.Random(n).choices("abcdef \n", k=300) for n in range(9)]
+    some = [Document("", "".join(text)) for text in texts]
+    monkeypatch.setattr(held_out, "MOST_COMPRESSED", 1000)
+    bits = baselines(some)
+    whole = "".join(document.text for document in some)
+    monkeypatch.undo()
+    assert bits == baselines([Document("", whole[:1000])]) != baselines(some)
+
+
+lines = st.lists(
+    st.tuples(st.integers(0, 12), st.sampled_from(["", "  ", "\t"]), st.sampled_from([" ", "  "])),
+    max_size=12,
+)
+
+
+def _text(drawn):
+    """Lines that are long, or short, with any white space in and around them."""
+    return "\n".join(
+        indent + space.join([f"word{number}"] * (3 if number % 3 else 20))
+        for number, indent, space in drawn
+    )
+
+
+@given(st.lists(lines, max_size=4), st.lists(lines, max_size=3), st.integers(1, 200))
+def test_long_lines_that_stand_in_both_parts_are_counted(train, held, together):
+    """Each as often as it is held out, but for white space; short ones say nothing."""
+    train, held = ([Document("", _text(drawn)) for drawn in part] for part in (train, held))
+
+    def long(part):
+        found = [" ".join(line.split()) for some in part for line in some.text.split("\n")]
+        return [line for line in found if len(line) >= held_out.LONG_LINE]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "_HASHED_TOGETHER", together)
+        found = repeated_lines(train, held)
+    known = set(long(train))
+    assert found == (len(long(held)), sum(line in known for line in long(held)))
+
+
+def test_lines_are_found_across_the_pieces_of_a_file(tmp_path, monkeypatch):
+    line = "this line is long enough that to meet it twice cannot be an accident\n"
+    (tmp_path / "a.txt").write_text("short\n" + line * 3 + "a short end")
+    file = documents.TextFile(str(tmp_path), "a.txt")
+    monkeypatch.setattr(documents, "PIECE_BYTES", 10)
+    assert repeated_lines([file], [Document("", line)]) == (1, 1)
+    assert repeated_lines([Document("", "other")], [file]) == (3, 0)
+
+
+def test_the_standard_library_repeats_some_of_its_lines():
+    """Licences, signatures and idioms; so the default job says how many."""
+    found = repeated_lines(*split(standard_library(), *DEFAULT_SPLIT))
+    assert found.lines > 1000 and 0.03 < found.repeated / found.lines < 0.15

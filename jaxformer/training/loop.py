@@ -22,7 +22,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.picture import draw_run
 from jaxformer.training.placed import init_on, place_batch, placed_shapes
 from jaxformer.training.screen import Screen
-from jaxformer.training.step import TrainState, init_state, make_step
+from jaxformer.training.step import TrainState, make_step
 from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between looks at the losses, which wait for the device
@@ -73,8 +73,10 @@ class Training:
         task: Task,
         screen: Screen,
         mesh: Mesh | None = None,
+        base: dict | None = None,
     ):
-        """mesh: of devices, which is also the one in context; None: one device."""
+        """mesh: of devices, which is also the one in context; None: one device. base: parameters to
+        begin with, which are given away; None: fresh ones."""
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.mesh = mesh
         self.model = build(config.model, config.execution)
@@ -82,11 +84,11 @@ class Training:
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
         self.batches = task.batches()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep)
-        if mesh is None:
-            self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
-        else:
-            self.state = init_on(mesh, self.model, optimizer, config.seed)
-        self.update = make_step(self.model, optimizer, config.label_smoothing)
+        decay, lora = config.optimizer.average_decay, config.lora
+        how = {"lora": lora, "averages": decay is not None}
+        self.state = init_on(mesh, self.model, optimizer, config.seed, base, **how)
+        how = {"lora_scale": lora.scale, "average_decay": decay}
+        self.update = make_step(self.model, optimizer, config.label_smoothing, **how)
         self.step = 0
         self._pending: list[tuple[int, float, jax.Array]] = []  # step, learning rate, loss
         self._clock = Clock()
@@ -98,7 +100,7 @@ class Training:
         if self.checkpoints.steps():
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
             where = jax.tree.map(lambda x: x.sharding, self.state)
-            self.state = jax.device_put(TrainState.of_parts(self.step, *parts), where)
+            self.state = jax.device_put(self.state.restored(self.step, *parts), where)
             self.batches.restore(progress["data"])
             self._clock.trained = progress.get("seconds", 0.0)
             for path in self.checkpoints.set_aside_after(self.step):
@@ -172,7 +174,9 @@ class Training:
     def _compile(self) -> CompiledStep:
         """The compiled step, for each shape of batch; says what it will need before anything is
         trained."""
-        self.screen.say(f"parameters: {parameter_count(self.config.model):,}")
+        learnt = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        part = "" if self.state.frozen is None else f" (frozen), {learnt:,} of an adapter"
+        self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
         begin = time.perf_counter()
         rate = jax.ShapeDtypeStruct((), np.float32)
         compiled = {}
@@ -221,7 +225,8 @@ class Training:
         """Held-out score (of all that is held out too, if `whole`), a sample, and the picture."""
         self.flush()
         with self._clock.paused():
-            variables, measure = {"params": self.state.params}, self.task.measure
+            weights, measure = self.state.weights(self.config.lora.scale), self.task.measure
+            variables = {"params": weights}
             score = self.task.score(self.model, variables, whole=False)
             line = score_line(measure.name, score)
             if whole and score.targets < self.task.num_targets:

@@ -1,7 +1,8 @@
 """A tokenised text in a memory-mapped file.
 
 A stream of tokens is ``[end_of_text] + document + [end_of_text] + document + ...``: the token in
-front of a document lets its first byte be predicted, and ends the document before.
+front of a document lets its first byte be predicted, and ends the document before. By another's
+tokenizer it is what that begins a text with, and may end one with another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.corpus import Document
 
@@ -39,9 +41,13 @@ class TokenStream(NamedTuple):
 
 
 def write_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, path: str | Path
+    documents: Iterable[Document],
+    tokenizer: Tokenizer | Subwords,
+    path: str | Path,
+    after: Sequence[int] = (),
 ) -> TokenStream:
     """Tokenises documents into a file at ``path``, or reuses it if it was made from the same.
+    ``after``: ids that stand after each.
 
     The file is a line of JSON padded to 1024 bytes, then the ids, little-endian, in two bytes
     each while the vocabulary fits in them and in four otherwise. It appears whole or not at all.
@@ -59,6 +65,8 @@ def write_tokens(
         "tokenizer": tokenizer.fingerprint,
         "documents": fingerprint(document.text.encode() for document in documents),
     }
+    if after:
+        header["after"] = list(after)
     if (existing := _read_header(path)) and header.items() <= existing.items():
         return open_tokens(path)
 
@@ -67,7 +75,7 @@ def write_tokens(
         with unfinished.open("wb") as file:
             file.write(b" " * _HEADER_BYTES)
             num_tokens = 0
-            for ids in _encode(documents, tokenizer):
+            for ids in _encode(documents, tokenizer, after):
                 np.asarray(ids, header["dtype"]).tofile(file)
                 num_tokens += len(ids)
             file.seek(0)
@@ -93,28 +101,26 @@ def open_tokens(path: str | Path) -> TokenStream:
     )
 
 
-def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[list[int]]:
+def _encode(documents: Sequence[Document], tokenizer, after) -> Iterator[list[int]]:
     """The stream of tokens, in parts: some MB of text at a time, whatever the documents' sizes."""
-    group: list[tuple[bool, str]] = []
+    group: list[tuple[bool, bool, str]] = []
     size = 0
-    pieces = (
-        (number == 0, piece)
-        for document in documents
-        for number, piece in enumerate(tokenizer.pieces(document.text))
-    )
-    for begins, piece in pieces:
-        group.append((begins, piece))
-        size += len(piece)
-        if size > _GROUP_CHARACTERS:
-            yield from _encode_group(group, tokenizer)
-            group, size = [], 0
-    yield from _encode_group(group, tokenizer)
+    for document in documents:
+        pieces = list(tokenizer.pieces(document.text))
+        for number, piece in enumerate(pieces, 1):
+            group.append((number == 1, number == len(pieces), piece))
+            size += len(piece)
+            if size > _GROUP_CHARACTERS:
+                yield from _encode_group(group, tokenizer, after)
+                group, size = [], 0
+    yield from _encode_group(group, tokenizer, after)
 
 
-def _encode_group(group: Sequence[tuple[bool, str]], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    encoded = tokenizer.encode_many(piece for _, piece in group)
-    for (begins, _), ids in zip(group, encoded, strict=True):
-        yield [tokenizer.end_of_text, *ids] if begins else ids
+def _encode_group(group, tokenizer, after) -> Iterator[list[int]]:
+    """group: (whether it begins a document, whether it ends one, text)."""
+    encoded = tokenizer.encode_many(piece for *_, piece in group)
+    for (begins, ends, _), ids in zip(group, encoded, strict=True):
+        yield [*(tokenizer.opening if begins else ()), *ids, *(after if ends else ())]
 
 
 def fingerprint(parts: Iterable[Any]) -> str:

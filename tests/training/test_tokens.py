@@ -44,7 +44,7 @@ def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
 def _tokenizer_of_size(vocab_size):
     return SimpleNamespace(
         vocab_size=vocab_size,
-        end_of_text=vocab_size - 1,
+        opening=[vocab_size - 1],
         fingerprint="",
         pieces=lambda text: [text],
         encode_many=lambda texts: [[vocab_size - 2] * len(text) for text in texts],
@@ -88,7 +88,7 @@ def test_what_goes_wrong_while_writing_leaves_the_old_file(tmp_path, monkeypatch
     path = tmp_path / "tokens"
     write_tokens(DOCUMENTS, TOKENIZER, path)
 
-    def broken(documents, tokenizer):
+    def broken(documents, tokenizer, after):
         yield [1, 2, 3]
         raise KeyboardInterrupt
 

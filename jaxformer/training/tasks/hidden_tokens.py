@@ -1,7 +1,7 @@
 """Hidden tokens: those that are hidden in a text, from what stands on both sides of them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.masking import mask_tokens
@@ -45,7 +46,9 @@ class HiddenTokens(TextTask):
         """The held-out text as it is scored."""
         config = self.config
         how = {"rate": config.mask_rate, "seed": config.seed}
-        documents = [document[1:] for document in self.data.held_out_documents]
+        how |= {"before": self.tokenizer.before, "after": self.tokenizer.after}
+        begin = len(self.tokenizer.opening)
+        documents = [document[begin:] for document in self.data.held_out_documents]
         return hidden_rows(documents, self.mask, config.model.max_length, **how)
 
     @cached_property
@@ -92,15 +95,18 @@ _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate"
 
 
 class HiddenBatches:
-    """Windows of tokens of which some are hidden: those of `MicroBatches`, and what batch n hides
-    is a function of the seed and n."""
+    """Windows of tokens of which some are hidden: those of `MicroBatches`, each between what the
+    tokenizer puts around a text, and what batch n hides is a function of the seed and n."""
 
-    def __init__(self, tokens: np.ndarray, config: HiddenTraining, tokenizer: Tokenizer):
-        self._windows, self._number = MicroBatches(tokens, config), 0
+    def __init__(self, tokens: np.ndarray, config: HiddenTraining, tokenizer: Tokenizer | Subwords):
+        self._around = (list(tokenizer.before), list(tokenizer.after))
+        room = config.window - sum(map(len, self._around))
+        self._windows = MicroBatches(tokens, replace(config, window_length=room))
+        self._number = 0
         self._key = jax.random.key(config.seed)
         self._how = {
             "mask_token": tokenizer.mask_token,
-            "vocab_size": tokenizer.vocab_size,
+            "vocab_size": min(tokenizer.vocab_size, config.model.vocab_size),
             "rate": config.mask_rate,
         }
 
@@ -112,10 +118,18 @@ class HiddenBatches:
         key = jax.random.fold_in(self._key, self._number)
         inputs, weights = _hide(key, tokens, **self._how)
         self._number += 1
-        return Batch(inputs, tokens, weights)
+        before, after = self._around
+        zeros = [0.0] * len(before), [0.0] * len(after)
+        return Batch(
+            _between(before, inputs, after),
+            _between(before, tokens, after),
+            _between(zeros[0], weights, zeros[1]),
+        )
 
     def shapes(self) -> list[Batch]:
         (ids, *_) = self._windows.shapes()[0]
+        length = ids.shape[-1] + sum(map(len, self._around))
+        ids = jax.ShapeDtypeStruct((*ids.shape[:-1], length), ids.dtype)
         return [Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, np.float32))]
 
     def state(self) -> dict[str, Any]:
@@ -124,3 +138,15 @@ class HiddenBatches:
     def restore(self, state: dict[str, Any]) -> None:
         self._windows.restore(state["windows"])
         self._number = state["number"]
+
+
+def _between(before: list, rows, after: list):
+    """Rows [*batch, length] with the same before, and after, each of them."""
+    if not before and not after:
+        return rows
+    sides = (
+        np.broadcast_to(np.asarray(side, rows.dtype), (*rows.shape[:-1], len(side)))
+        for side in (before, after)
+    )
+    left, right = sides
+    return np.concatenate([left, rows, right], axis=-1)

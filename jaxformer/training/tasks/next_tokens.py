@@ -49,18 +49,18 @@ class NextTokens(TextTask):
         return Score(found.loss, found.bits_per_byte, found.tokens)
 
     def sample(self, model, variables, key) -> str:
-        room = min(self.config.sample_tokens, model.config.max_length - 1)
-        if not room:
+        opening = self.tokenizer.opening
+        room = min(self.config.sample_tokens, model.config.max_length - len(opening))
+        if room < 1:
             return ""
-        end = self.tokenizer.end_of_text
         sample = generate(
             model,
             variables,
-            [[end]],
+            [opening],
             max_new_tokens=room,
             sampler=Sampler(temperature=0.8, top_p=0.95),
             key=key,
-            stop_tokens=(end,),
+            stop_tokens=self.tokenizer.stop_tokens,
         )
         return self.tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
 

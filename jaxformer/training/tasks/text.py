@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training import prepare
 from jaxformer.training.config import Inputs, TextTraining
@@ -21,7 +22,7 @@ class TextTask:
             raise ValueError(
                 "--source and --target were given, but this kind of model learns from TEXT"
             )
-        return prepare.gather(inputs.text, config)
+        return prepare.gather(inputs, config)
 
     @classmethod
     def write(cls, folder, config: TextTraining, gathered) -> None:
@@ -32,7 +33,7 @@ class TextTask:
         return cls(config, prepare.read_data(folder))
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | Subwords:
         return self.data.tokenizer
 
     def description(self) -> list[str]:

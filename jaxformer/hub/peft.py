@@ -52,6 +52,11 @@ def export_adapter(out, folder, *, family: str | None = None) -> str:
             a, b = _joined(entry, updates)
             tensors[f"{_PREFIX}{module}.lora_A.weight"] = a
             tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
+    if "embed_out" in maps:
+        raise ValueError(
+            "the head has an update, but transformers calls a gpt_neox's head by another name in "
+            "each of its versions; export the whole model, or learn no update of the head"
+        )
     several = {module: number for module, number in maps.items() if number > 1}
     content = {
         "peft_type": "LORA",

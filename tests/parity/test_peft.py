@@ -54,6 +54,8 @@ def test_peft_gives_our_logits(family, tmp_path):
     model, variables, _ = jf.load(base)
     paths = flat(variables["params"])
     maps = {path.split("/")[-2] for path in paths if path.endswith("/kernel")}
+    if family == "gpt_neox":  # refused: its head has two names
+        maps.remove("head")
     lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_maps=",".join(sorted(maps)))
     learnt(base, lora, tmp_path / "run")
     export_adapter(tmp_path / "adapter", tmp_path / "run")

@@ -1,6 +1,7 @@
 """Low-rank updates: what they are at first, what is learnt and saved, and what they add up to."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +100,7 @@ def test_gradients_are_the_dense_one_s_projections():
 
 def test_the_adapter_alone_is_learnt_and_saved():
     """After updates the base is what it was, bit for bit; a checkpoint has what the adapter needs
-    and no more."""
+    and no more; and what is scored is what is learnt."""
     optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1, warmup_steps=0))
     base = tiny.weights(MODEL, 0)["params"]
     state = init_state(MODEL, optimizer, 0, base, lora=LORA)
@@ -111,6 +112,8 @@ def test_the_adapter_alone_is_learnt_and_saved():
         state, loss = step(state, batch, np.float32(0.1))
         losses.append(float(loss))
     assert losses[-1] < 0.9 * losses[0]
+    one = Batch(batch.inputs[0], batch.targets[0])
+    scored, count = jax.jit(partial(summed_loss, MODEL))(state.weights(LORA.scale), one)
     jax.tree.map(np.testing.assert_array_equal, state.frozen, before[1])
     assert not any(
         np.array_equal(*x)
@@ -126,6 +129,8 @@ def test_the_adapter_alone_is_learnt_and_saved():
         np.testing.assert_array_equal(
             *(jax.random.key_data(x) if x.dtype.name.startswith("key") else x for x in (one, other))
         )
+    _, loss = step(state, batch, np.float32(0))
+    np.testing.assert_allclose(scored / count, loss, rtol=1e-5)
 
 
 def adapted_shapes(base):

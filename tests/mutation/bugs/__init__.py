@@ -17,6 +17,7 @@ from tests.mutation.bugs import (
     source,
     taint,
     training,
+    tuning,
     verify,
 )
 from tests.mutation.changes import changed
@@ -36,6 +37,7 @@ BUGS = (
     *verify.BUGS,
     *scores.BUGS,
     *hub.BUGS,
+    *tuning.BUGS,
 )
 
 

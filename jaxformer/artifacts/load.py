@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.run import RunFolder, parse_kind
-from jaxformer.artifacts.saved import read_saved, read_sections
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
+from jaxformer.artifacts.saved import read_saved, read_sections, stored_tokenizer
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.build import shape_tree
+from jaxformer.models.config.lora import LoraConfig
 
 
 class Checkpoint(NamedTuple):
@@ -43,15 +45,32 @@ def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
         return Stored(*read_saved(folder, sections, dtype))
 
     def read(model):
-        params = load_variables(run, model)["params"]
+        params = newest_params(run, shape_tree(model))
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
-    return Stored(parse_kind(sections, run.config), read, Tokenizer.load(run.tokenizer))
+    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run))
 
 
-def load_variables(folder: RunFolder, model) -> dict:
-    """The parameters of the newest whole checkpoint, checked against the model's."""
+def newest_params(run: RunFolder, like) -> dict:
+    """What is learnt, as the newest whole checkpoint has it; ValueError if it is not like that.
+
+    Of a run that keeps a moving average of its weights it is the average.
+    """
     from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
 
-    _, params, _, _ = Checkpoints(folder.checkpoints).restore(shape_tree(model))
-    return {"params": params}
+    return Checkpoints(run.checkpoints).restore(like)[1]
+
+
+def run_tokenizer(run: RunFolder) -> Tokenizer | Subwords:
+    """The tokenizer of a run: its own, or that of the checkpoint which it began from."""
+    tokenizer = stored_tokenizer(run.path, run.read_config() if run.holds_run else {})
+    if tokenizer is None:
+        raise ValueError(f"{run.tokenizer} is not there")
+    return tokenizer
+
+
+def lora_of(sections: dict, where) -> LoraConfig:
+    """What the config.json of a run says of an adapter; of a saved folder, that there is none."""
+    training = sections.get("training")
+    found = training.get("lora") if isinstance(training, dict) else None
+    return LoraConfig() if found is None else parse_config(LoraConfig, found, where)

@@ -82,10 +82,11 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
 
         return filled(tree, dict(in_threads(leaf, shapes, lambda x: math.prod(shapes[x]))))
 
-    return config, read, _tokenizer(folder, sections)
+    return config, read, stored_tokenizer(folder, sections)
 
 
-def _tokenizer(folder: Path, sections: dict) -> Tokenizer | Subwords | None:
+def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | Subwords | None:
+    """The tokenizer of a folder of ours, None if it has none. sections: of its config.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

@@ -22,6 +22,13 @@ class ExportArguments:
     """a model_type of transformers; None: what it was imported from, or the first that fits"""
     dtype: Literal["f32", "q8_0"] = "f32"
     """of the matrices in a gguf file"""
+    adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """of a run with a LoRA rank the adapter alone, as PEFT opens it; else it is added to the
+    weights"""
+
+    def __post_init__(self):
+        if self.adapter and self.format == "gguf":
+            raise ValueError("--adapter was given, but a gguf file has all the weights of a model")
 
 
 def main(argv: list[str]) -> int:
@@ -38,6 +45,12 @@ def main(argv: list[str]) -> int:
     start_jax()
     from jaxformer.hub.load import family_name, load
 
+    if arguments.adapter:
+        from jaxformer.hub.peft import export_adapter
+
+        name = export_adapter(arguments.out, arguments.run, family=arguments.family)
+        print(f"{arguments.out}: an adapter for transformers.{name}, as peft.PeftModel opens it")
+        return 0
     checkpoint = load(arguments.run)
     family = arguments.family or family_name(arguments.run)
     if arguments.format == "gguf":

@@ -7,19 +7,21 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
 from jaxformer.artifacts.lock import locked
 from jaxformer.artifacts.run import RunFolder, newest, next_free
-from jaxformer.cli.arguments import UsageError, parse
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.base import open_base, origin_of
+from jaxformer.cli.first import peek
 from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
 from jaxformer.training.documents import HUB
-from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
+from jaxformer.training.presets import TRAININGS, kinds_of, training_preset
 from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
 from jaxformer.training.run_config import read_run, write_run
 
@@ -45,10 +47,13 @@ class TrainArguments(Generic[Training]):
     """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
     target: Path | None = None
     """what they are to become, line by line"""
+    base: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """what to begin with: a run, a saved folder, a folder in Hugging Face's format or a hub id; its
+    tokenizer reads the text"""
     kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
     """the kind of model"""
     preset: str = "stdlib"
-    """the settings to start from; the other flags override them"""
+    """the settings to start from; the other flags override them. With --from, plain ones"""
     out: Path | None = None
     """the run folder; by default the next free name below runs/"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -64,7 +69,7 @@ class TrainArguments(Generic[Training]):
 
 def main(argv: list[str]) -> int:
     """Parse, prepare, train."""
-    first = _peek(argv)
+    first = peek(argv)
     name = first.preset if first.kind == kinds_of(first.preset)[0] else None
     name = name or f"{first.preset}-{first.kind}"
     if first.resume:
@@ -77,15 +82,24 @@ def main(argv: list[str]) -> int:
         arguments = parse(_arguments_for(kind), "train", argv, default)
         refuse_changes(folder, training, arguments)
         return _train(folder, inputs, arguments, resume=True)
-    training = training_preset(first.preset, first.kind)
+    base = None if first.base is None else open_base(first)
+    training = training_preset(first.preset, first.kind) if base is None else base.training
     if first.by_time:
         training = replace(training, steps=None, minutes=1.0)
-    default = TrainArguments(training, kind=first.kind, preset=first.preset)
-    arguments = parse(_arguments_for(first.kind), "train", argv, default)
+    kind, name = (first.kind, name) if base is None else (base.kind, base.name)
+    default = TrainArguments(training, base=first.base, kind=kind, preset=first.preset)
+    arguments = parse(_arguments_for(kind), "train", argv, default)
     if arguments.processes.coordinator and arguments.out is None:
         raise ValueError("--out is missing; several processes must be told where their run is")
     folder = RunFolder(arguments.out or next_free(RUNS, name))
-    return _train(folder, arguments.inputs, arguments, resume=False)
+    if base is not None:
+        base.accept(arguments.training)
+    elif arguments.training.lora.lora_rank is not None:
+        raise ValueError(
+            f"--lora-rank is {arguments.training.lora.lora_rank}, but there is no --from: an "
+            "adapter is learnt of weights that are there"
+        )
+    return _train(folder, arguments.inputs, arguments, resume=False, base=base)
 
 
 def _arguments_for(kind: str):
@@ -104,48 +118,12 @@ def _refuse_taken(folder: RunFolder) -> None:
         raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
 
 
-class _First(NamedTuple):
-    """The arguments that decide on the defaults of the others. asked: the kind that was named;
-    by_time: minutes end the run."""
-
-    asked: str | None
-    kind: str
-    preset: str
-    out: Path | None
-    resume: bool
-    by_time: bool
-
-
-def _peek(argv) -> _First:
-    """Read leniently beforehand."""
-    import argparse
-
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--model")
-    parser.add_argument("--preset")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--minutes")
-    parser.add_argument("--steps")
-    try:
-        parsed, _ = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UsageError(str(error)) from None
-    if parsed.model not in (None, *KINDS):
-        raise ValueError(f"--model is {parsed.model!r}; it must be one of {', '.join(KINDS)}")
-    kind = parsed.model or next(iter(kinds_of(parsed.preset or "stdlib")), "decoder")
-    preset = parsed.preset or usual_preset(kind)
-    training_preset(preset, kind)
-    by_time = parsed.minutes is not None and parsed.steps is None
-    return _First(parsed.model, kind, preset, parsed.out, parsed.resume, by_time)
-
-
 def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
     """A resumed run computes what it would have: only its length and its watching may change."""
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
-    for name in Inputs._fields:
-        if getattr(arguments, name):
+    for name, value in (*arguments.inputs._asdict().items(), ("--from", arguments.base)):
+        if value:
             raise ValueError(f"{name} was given, but {folder.path} resumes on what it began with")
     for name, (before, after) in refused.items():
         accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
@@ -163,28 +141,35 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
             )
 
 
-def _train(folder: RunFolder, inputs: Inputs, arguments: TrainArguments, *, resume: bool) -> int:
+def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=None) -> int:
+    """base: the `Base` of a new run, None: it begins with nothing."""
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
     from jaxformer.training.trackers import require_trackers
 
-    config = arguments.training
+    config, params = arguments.training, None
     require_trackers(config.trackers)
     join(arguments.processes)
     first = arguments.processes.coordinator is None or is_first()
     screen, kind = Screen(quiet=not first), task_of(config)
     mesh = mesh_of(config, screen.say)
+    if base is not None:
+        params, origin = base.read()
+        inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as held:
-            begin = partial(_begin, folder, inputs, config, screen, held, resume)
+            begin = partial(_begin, folder, inputs, config, screen, held, resume, base)
             done_by_first("the text is read", begin)
             task = kind.read(folder, config)
             for line in task.description():
                 screen.say(line)
-            config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
+            if inputs.origin is None:
+                config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
+            elif resume:
+                params = origin_of(folder, inputs.origin, config)
             if first:
                 write_run(folder, inputs, config)
-            _run(config, folder, task, screen, mesh, resume)
+            _run(config, folder, task, screen, mesh, resume, params)
     except Exception as error:
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -198,15 +183,18 @@ def _train(folder: RunFolder, inputs: Inputs, arguments: TrainArguments, *, resu
     return 0
 
 
-def _run(config: TrainingConfig, folder: RunFolder, task, screen, mesh, resume: bool) -> None:
+def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params) -> None:
+    """params: what the run begins with; None: fresh parameters, or those of its checkpoint."""
     import jax
 
     from jaxformer.training.loop import Training
 
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        training = Training(config, folder, task, screen, mesh)
+        training = Training(config, folder, task, screen, mesh, params)
         if resume:
             training.resume()
+        elif params is not None:
+            training.save()  # to go on from without the checkpoint that it began from
         training.run()
 
 
@@ -220,7 +208,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
     )
 
 
-def _begin(folder: RunFolder, inputs: Inputs, config, screen, held, resume: bool) -> None:
+def _begin(folder, inputs: Inputs, config, screen, held, resume: bool, base) -> None:
     """The folder is this run's own while `held` is open, and what it learns from is read, unless an
     earlier start has."""
     from jaxformer.training.prepare import is_prepared
@@ -231,6 +219,8 @@ def _begin(folder: RunFolder, inputs: Inputs, config, screen, held, resume: bool
         _refuse_taken(folder)
         gathered = kind.gather(inputs, config, screen)  # nothing is created before it is accepted
         claim(folder.path)
+        if base is not None:
+            base.tokenizer.save(folder.tokenizer)
     _hold_alone(folder, screen.say, held)
     if not is_prepared(folder):
         gathered = kind.gather(inputs, config, screen) if resume else gathered

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 FEW_ROWS = 64  # rows of x up to which a packed kernel is multiplied part by part
@@ -218,9 +219,32 @@ def concatenated(kernels):
                 for name in ("scale", "offset")
             ),
         )
+    if LowRankKernel in kinds:
+        return _concatenated_updates(kernels)
     if any(map(is_kernel, kernels)):
         return None
     return jnp.concatenate(kernels, axis=-1)
+
+
+def _concatenated_updates(kernels):
+    """The same where some are `LowRankKernel`s: their updates are one, A side by side and B block
+    by block, whose rank is the sum of theirs."""
+    updated = [isinstance(kernel, LowRankKernel) for kernel in kernels]
+    updates = [kernel for kernel, has_one in zip(kernels, updated, strict=True) if has_one]
+    frozen = concatenated(
+        [kernel.frozen if x else kernel for kernel, x in zip(kernels, updated, strict=True)]
+    )
+    if frozen is None or len({kernel.scale for kernel in updates}) > 1:
+        return None
+    ends = np.cumsum([kernel.shape[-1] for kernel in kernels])
+    rows = []
+    for kernel, end in zip(kernels, ends, strict=True):
+        if isinstance(kernel, LowRankKernel):
+            sides = [(0, 0)] * (kernel.up.ndim - 1)
+            places = (int(end) - kernel.shape[-1], int(ends[-1] - end))
+            rows.append(jnp.pad(kernel.up, [*sides, places]))
+    down = jnp.concatenate([kernel.down for kernel in updates], axis=-1)
+    return LowRankKernel(frozen, down, jnp.concatenate(rows, axis=-2), updates[0].scale)
 
 
 @jax.tree_util.register_dataclass

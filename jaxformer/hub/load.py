@@ -6,10 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxformer.artifacts.fetch import fetched
-from jaxformer.artifacts.load import Checkpoint, own_folder
+from jaxformer.artifacts.load import (
+    Checkpoint,
+    Stored,
+    lora_of,
+    newest_params,
+    own_folder,
+    run_tokenizer,
+)
 from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.saved import filled, flat_shapes
+from jaxformer.artifacts.origin import Origin, digest_of, read_origin
+from jaxformer.artifacts.run import RunFolder, parse_kind
+from jaxformer.artifacts.saved import filled, flat_shapes, read_sections
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.table import Entry, entries, read_leaves
 from jaxformer.artifacts.tensors import read_json, stored_tensors
@@ -19,6 +30,8 @@ from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.models.build import build, shape_tree
 from jaxformer.models.config import Execution
+from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.lora import init_adapter, merged
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
@@ -38,7 +51,8 @@ def load(
     """The model, variables and tokenizer (or None) of a training run, a folder that `save` wrote, a
     folder in Hugging Face's format or, where huggingface_hub is installed, a hub id.
 
-    Of a run: its newest whole checkpoint; a warning if newer ones are damaged. dtype: of the
+    Of a run: its newest whole checkpoint, a warning if newer ones are damaged; the average, if it
+    keeps one of its weights; an adapter added to the weights that it is of. dtype: of the
     parameters and of the activations, "float32" or "bfloat16"; None: float32 parameters, and
     activations as the run's config says. kernels: "int8" quantises every matrix.
     Errors: ValueError that names the file and what is wrong in it, before anything large is read.
@@ -48,12 +62,61 @@ def load(
     if kernels not in KERNELS:
         raise ValueError(f"kernels is {kernels!r}; it must be one of {KERNELS}")
     folder = fetched(source)
-    stored = own_folder(folder, dtype) or foreign_folder(folder, dtype or "float32")
+    stored = opened(folder, dtype)
     config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
     model = build(config, execution)
     params = stored.read(model)
     params = params if kernels == "dense" else quantize_all(params)
     return Checkpoint(model, {"params": params}, stored.tokenizer)
+
+
+def opened(folder: Path, dtype: str | None = None):
+    """What a folder of any format holds, `Stored` or `Foreign`; no parameters are read yet. dtype:
+    of the parameters; None: float32."""
+    return (
+        adapted_run(folder, dtype)
+        or own_folder(folder, dtype)
+        or foreign_folder(folder, dtype or "float32")
+    )
+
+
+def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
+    """A run that learnt an adapter: its parameters are those of the checkpoint that it began from,
+    with the updates added. None for any other folder."""
+    sections, run = read_sections(folder), RunFolder(folder)
+    lora = lora_of(sections or {}, run.config)
+    if lora.lora_rank is None:
+        return None
+    origin = read_origin(sections, run.config)
+    if origin is None:
+        raise ValueError(f"{run.config} has no section 'from': what its adapter is of is unknown")
+
+    def read(model):
+        params = origin_params(origin, model, run)
+        params = merged(params, read_adapter(run, lora, params), lora.scale)
+        return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+
+    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run))
+
+
+def read_adapter(run: RunFolder, lora: LoraConfig, params) -> dict:
+    """The newest adapter of a run; params: arrays or shapes of the model that it is of."""
+    like = jax.eval_shape(lambda key: init_adapter(key, params, lora), jax.random.key(0))
+    return newest_params(run, like)
+
+
+def origin_params(origin: Origin, model, run: RunFolder) -> dict:
+    """The parameters that a run began from. ValueError if they are no longer what they were."""
+    where = f"the weights that {run.path} began from"
+    if not origin.path.exists():
+        raise ValueError(
+            f"{origin.path} is not there, and had {where}; put it back, or write where it is into "
+            f"{run.config}"
+        )
+    params = opened(origin.path).read(model)
+    if digest_of(params) != origin.digest:
+        raise ValueError(f"{origin.path} has changed: its weights are not {where}")
+    return params
 
 
 class Foreign(NamedTuple):

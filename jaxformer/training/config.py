@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import ConvolutionalConfig, DecoderConfig, Execution
-from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.config.lora import LoraConfig
 
 Model = TypeVar("Model")
 
@@ -37,11 +38,13 @@ def _refuse_huge(config) -> None:
 
 class Inputs(NamedTuple):
     """What a run reads, as config.json has it: text (files and folders; none: the standard
-    library), or a source and, unless that holds both sides, a target."""
+    library), or a source and, unless that holds both sides, a target; and the `Origin` of its
+    weights and tokenizer, None: both are new."""
 
     text: tuple[Path, ...] = ()
     source: Path | None = None
     target: Path | None = None
+    origin: Origin | None = None
 
 
 class Mesh:
@@ -94,6 +97,9 @@ class OptimizerConfig:
     """decay rate of the squared gradient's moving average (not of Adafactor)"""
     clip_norm: float = 1.0
     """the gradient is scaled down to this global norm if it is larger"""
+    average_decay: float | None = None
+    """decay rate of a moving average of the weights, by which the model is scored, sampled from and
+    loaded; None: no average is kept"""
 
     def __post_init__(self):
         if not self.learning_rate > 0:
@@ -108,6 +114,8 @@ class OptimizerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise ValueError(f"average_decay is {self.average_decay}; it must be in (0, 1)")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
 
@@ -120,6 +128,7 @@ class TrainingConfig(Generic[Model]):
     model: Model
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     mesh: Mesh | None = None
     """devices by axis: data=2,fsdp=4,tensor=1; None: data=N for all N that there are"""
     steps: int | None = 1000
@@ -163,7 +172,7 @@ class TrainingConfig(Generic[Model]):
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
         check_seed(self.seed)
-        for config in (self, self.model, self.optimizer):
+        for config in (self, self.model, self.optimizer, self.lora):
             _refuse_huge(config)
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
@@ -210,12 +219,6 @@ class TextTraining(TrainingConfig[Model]):
         if self.window_length is not None and not 1 <= self.window_length <= longest:
             raise ValueError(
                 f"window_length is {self.window_length}; it must be in 1 … max_length ({longest})"
-            )
-        learned = isinstance(self.model, TransformerConfig) and self.model.positions == "learned"
-        if self.window < longest and learned:
-            raise ValueError(
-                f"window_length is {self.window_length}; with learned positions it must be "
-                f"max_length ({longest}), or those after it are never learnt"
             )
 
     @property
@@ -269,7 +272,7 @@ def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
         before, after = getattr(old, name), getattr(new, name)
         if before == after:
             continue
-        if isinstance(before, OptimizerConfig | Execution) or name == "model":
+        if isinstance(before, OptimizerConfig | Execution | LoraConfig) or name == "model":
             found |= {
                 inner: (getattr(before, inner), getattr(after, inner))
                 for inner in before.__dataclass_fields__

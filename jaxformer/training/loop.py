@@ -25,7 +25,7 @@ from jaxformer.training.processes import are_several, gather, is_first, wait_for
 from jaxformer.training.profile import Profile
 from jaxformer.training.screen import Screen
 from jaxformer.training.signals import stop_signal
-from jaxformer.training.step import Measured, TrainState, init_state, make_step
+from jaxformer.training.step import Measured, TrainState, make_step
 from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between looks at what was measured, which wait for the device
@@ -79,8 +79,10 @@ class Training:
         task: Task,
         screen: Screen,
         mesh: Mesh | None = None,
+        base: dict | None = None,
     ):
-        """mesh: of devices, which is also the one in context; None: one device."""
+        """mesh: of devices, which is also the one in context; None: one device. base: parameters to
+        begin with, which are given away; None: fresh ones."""
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.mesh = mesh
         self.model = build(config.model, config.execution)
@@ -90,12 +92,12 @@ class Training:
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
         self.log = RunLog(folder, config, task)
-        if mesh is None:
-            self.state = jax.jit(lambda: init_state(self.model, optimizer, config.seed))()
-        else:
-            self.state = init_on(mesh, self.model, optimizer, config.seed)
-        skip = config.non_finite == "skip"
-        self.update = make_step(self.model, optimizer, config.label_smoothing, skip)
+        decay, lora = config.optimizer.average_decay, config.lora
+        how = {"lora": lora, "averages": decay is not None}
+        self.state = init_on(mesh, self.model, optimizer, config.seed, base, **how)
+        how = {"lora_scale": lora.scale, "average_decay": decay}
+        how["skip_non_finite"] = config.non_finite == "skip"
+        self.update = make_step(self.model, optimizer, config.label_smoothing, **how)
         self.step = 0
         self._clock = Clock()
         self._agreed = 0.0
@@ -108,7 +110,7 @@ class Training:
         if self.checkpoints.steps():
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
             where = jax.tree.map(lambda x: x.sharding, self.state)
-            self.state = jax.device_put(TrainState.of_parts(self.step, *parts), where)
+            self.state = jax.device_put(self.state.restored(self.step, *parts), where)
             self.batches.restore(progress["data"])
             self._clock.trained = self._agreed = progress.get("seconds", 0.0)
             wait_for_all("until the checkpoint is read")
@@ -202,7 +204,9 @@ class Training:
     def _compile(self) -> CompiledStep:
         """The compiled step, for each shape of batch; says what it will need before anything is
         trained."""
-        self.screen.say(f"parameters: {parameter_count(self.config.model):,}")
+        learnt = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        part = "" if self.state.frozen is None else f" (frozen), {learnt:,} of an adapter"
+        self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
         begin = time.perf_counter()
         rate = jax.ShapeDtypeStruct((), np.float32)
         compiled = {}
@@ -256,7 +260,8 @@ class Training:
         """Held-out score (of all that is held out too, if `whole`), a sample, and the picture."""
         self.flush()
         with self._clock.paused():
-            variables, measure = {"params": self.state.params}, self.task.measure
+            measure, weights = self.task.measure, self.state.weights(self.config.lora.scale)
+            variables = {"params": weights}
             part = self.task.score(self.model, variables, whole=False)
             all_of_it = None
             if whole and part.targets < self.task.num_targets:

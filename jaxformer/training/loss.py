@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxformer.functional.contexts import Source
+from jaxformer.functional.kernels import is_kernel
 from jaxformer.functional.losses import chunked_cross_entropy
 from jaxformer.functional.spread import num_parts, spread, whole_rows
 from jaxformer.training.batch import Batch
@@ -20,7 +21,8 @@ def summed_loss(
     """
     hidden = _hidden(model, params, batch, dropout_key)
     head = model.output_map(params)
-    kernel = whole_rows(head["kernel"].T).T
+    kernel = head["kernel"]
+    kernel = kernel if is_kernel(kernel) else whole_rows(kernel.T).T
     count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
     def of_rows(hidden, targets, weights):

@@ -2,17 +2,19 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder, write_whole
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
-from jaxformer.training.config import HiddenTraining, TextTraining
+from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.documents import Document
 from jaxformer.training.held_out import Repeated, baselines, repeated_lines
@@ -28,10 +30,11 @@ _SAMPLED_TOGETHER = 1 << 14  # characters; the library works on 256 such pieces 
 
 
 class Prepared(NamedTuple):
-    """What a run reads. held_out: documents as tokens, each with the end-of-text in front;
-    baselines: bits per byte of gzip and xz on the held-out text."""
+    """What a run reads. held_out: documents as tokens, each with what the tokenizer begins a text
+    with, an end of text for ours, in front; baselines: bits per byte of gzip and xz on the
+    held-out text."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | Subwords
     train: TokenStream
     held_out: TokenStream
     baselines: dict[str, float]
@@ -39,7 +42,7 @@ class Prepared(NamedTuple):
     @property
     def held_out_documents(self) -> list[np.ndarray]:
         ids = self.held_out.ids
-        return np.split(ids, np.flatnonzero(ids == self.tokenizer.end_of_text)[1:])
+        return np.split(ids, np.flatnonzero(ids == self.tokenizer.opening[0])[1:])
 
     @property
     def held_out_beginning(self) -> str:
@@ -60,19 +63,14 @@ def is_prepared(folder: RunFolder) -> bool:
     return folder.baselines.exists()
 
 
-def gather(
-    paths: Sequence[Path], config: TextTraining, screen: Screen
-) -> tuple[Documents, list[str]]:
-    """(documents, why others were skipped) at `paths`; without paths, the standard library.
+def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Documents, list[str]]:
+    """(documents, why others were skipped) of the text; without one, the standard library.
 
     ValueError if there is no text, or too little for one window of this config.
     """
-    special = ("the end of text", *["the mask"] * _hides(config))
-    if config.model.vocab_size < NUM_BYTES + len(special):
-        raise ValueError(
-            f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
-            f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
-        )
+    if inputs.origin is None:
+        _refuse_beginning(config)
+    paths = inputs.text
     with _megabytes(screen, total_size(paths), "reading") as read:
         documents, skipped = (
             read_documents(paths, config.text_field, read) if paths else (standard_library(), [])
@@ -85,10 +83,28 @@ def gather(
     return documents, skipped
 
 
+def _refuse_beginning(config: TextTraining) -> None:
+    """ValueError if a tokenizer of so few tokens cannot be trained, or not all positions learnt."""
+    special = ("the end of text", *["the mask"] * _hides(config))
+    if config.model.vocab_size < NUM_BYTES + len(special):
+        raise ValueError(
+            f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
+            f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
+        )
+    model = config.model
+    learned = isinstance(model, TransformerConfig) and model.positions == "learned"
+    if config.window < model.max_length and learned:
+        raise ValueError(
+            f"window_length is {config.window_length}; with learned positions it must be "
+            f"max_length ({model.max_length}), or those after it are never learnt"
+        )
+
+
 def write_data(
     folder: RunFolder, config: TextTraining, documents: Documents, skipped, screen: Screen
 ) -> None:
-    """Hold some of the text out, train the tokenizer on the rest and write the token files.
+    """Hold some of the text out, train the tokenizer on the rest, unless the folder has that of
+    what the run began from, and write the token files.
 
     ValueError if the rest comes to fewer tokens than a window has.
     """
@@ -101,14 +117,11 @@ def write_data(
     repeated = repeated_lines(train, held_out)
     screen.say(str(repeated))
     _list_documents(folder, train, held_out, skipped, repeated)
-    share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
-    if share < 1:
-        screen.say(f"tokenizer: learns from {share:.1%} of the text, taken from all over it")
-    texts = _sample(train, share)
-    tokenizer = Tokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
-    tokenizer.save(folder.tokenizer)
+    tokenizer = given_tokenizer(folder) or _new_tokenizer(folder, config, documents, train, screen)
+    after = () if _hides(config) else _ending(tokenizer)
     with _megabytes(screen, documents.num_bytes, "tokenising") as done:
-        num_tokens = len(write_tokens(train, tokenizer, folder.train_tokens, done).ids)
+        stream = write_tokens(train, tokenizer, folder.train_tokens, done, after=after)
+    num_tokens = len(stream.ids)
     if num_tokens < config.window + 1:
         raise ValueError(
             f"the text to train on has {num_tokens} tokens, too few for one window of "
@@ -120,13 +133,37 @@ def write_data(
 
 def read_data(folder: RunFolder) -> Prepared:
     """What `write_data` wrote; ValueError if the tokens are not of the tokenizer beside them."""
-    tokenizer = Tokenizer.load(folder.tokenizer)
+    tokenizer = run_tokenizer(folder)
     paths = (folder.train_tokens, folder.held_out_tokens)
     train, held_out = map(open_tokens, paths)
     for path, stream in zip(paths, (train, held_out), strict=True):
         if stream.tokenizer != tokenizer.fingerprint:
             raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
     return Prepared(tokenizer, train, held_out, json.loads(folder.baselines.read_text()))
+
+
+def given_tokenizer(folder: RunFolder) -> Tokenizer | Subwords | None:
+    """That of the checkpoint which a run began from; None: it is to be trained."""
+    began = folder.holds_run and "from" in folder.read_config()
+    return run_tokenizer(folder) if began else None
+
+
+def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Screen) -> Tokenizer:
+    """Learnt from the text to train on, or from a part of it, and kept in the folder."""
+    share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
+    if share < 1:
+        screen.say(f"tokenizer: learns from {share:.1%} of the text, taken from all over it")
+    texts = _sample(train, share)
+    tokenizer = Tokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
+    tokenizer.save(folder.tokenizer)
+    return tokenizer
+
+
+def _ending(tokenizer) -> list[int]:
+    """What stands after a document that is learnt from: its end, unless what the next one begins
+    with says it."""
+    end = tokenizer.end_of_text
+    return [] if end is None or end in tokenizer.opening else [end]
 
 
 def _hides(config: TextTraining) -> bool:

@@ -3,8 +3,10 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from jaxformer.artifacts.origin import read_origin
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.models.config import Execution, kind_of
+from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TrainingConfig
 from jaxformer.training.presets import TRAININGS
 
@@ -13,8 +15,8 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     """What a run was started with: what it reads, and its config."""
     sections = folder.read_config("model", "training")
     model = parse_kind(sections, folder.config)
-    nested = {"execution": Execution, "optimizer": OptimizerConfig}
-    plain = dict(sections["training"])
+    nested = {"execution": Execution, "optimizer": OptimizerConfig, "lora": LoraConfig}
+    plain = {"lora": {}, **sections["training"]}  # runs of an earlier version know of none
     for name, kind in nested.items():
         plain[name] = parse_config(kind, plain.get(name), folder.config)
     if plain.get("mesh") is not None:
@@ -25,13 +27,14 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
 
 
 def parse_inputs(sections: dict, where) -> Inputs:
-    """The paths that a run reads."""
-    text, source, target = (sections.get(name) for name in Inputs._fields)
+    """The paths that a run reads, and what it began from."""
+    text, source, target = (sections.get(name) for name in ("text", "source", "target"))
     if not isinstance(text, list | None) or not all(
         isinstance(path, str | None) for path in (*(text or ()), source, target)
     ):
         raise ValueError(f"{where}: text, source and target must be paths")
-    return Inputs(tuple(map(Path, text or ())), *(x and Path(x) for x in (source, target)))
+    paths = tuple(map(Path, text or ())), *(x and Path(x) for x in (source, target))
+    return Inputs(*paths, read_origin(sections, where))
 
 
 def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None:
@@ -40,4 +43,5 @@ def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None
     paths = {"text": list(map(str, inputs.text))}
     paths |= {x: str(getattr(inputs, x)) for x in ("source", "target") if getattr(inputs, x)}
     sections = {"kind": kind_of(config.model), "model": config.model, "training": training}
-    folder.write_config({**sections, **paths})
+    began = {} if inputs.origin is None else inputs.origin.sections()
+    folder.write_config({**sections, **paths, **began})

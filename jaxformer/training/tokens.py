@@ -1,7 +1,8 @@
 """A tokenised text in a memory-mapped file.
 
 A stream of tokens is ``[end_of_text] + document + [end_of_text] + document + ...``: the token in
-front of a document lets its first byte be predicted, and ends the document before.
+front of a document lets its first byte be predicted, and ends the document before. By another's
+tokenizer it is what that begins a text with, and may end one with another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.run import write_whole
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.documents import Document, measure
 
@@ -45,11 +47,14 @@ class TokenStream(NamedTuple):
 
 def write_tokens(
     documents: Iterable[Document],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Subwords,
     path: str | Path,
     on_encoded: Callable[[int], None] = lambda num_bytes: None,
+    *,
+    after: Sequence[int] = (),
 ) -> TokenStream:
     """Tokenises documents into a file at ``path``, or reuses it if it was made from the same.
+    ``after``: ids that stand after each.
 
     The file is a line of JSON padded to 1024 bytes, then the ids, little-endian, in two bytes
     each while the vocabulary fits in them and in four otherwise. It appears whole or not at all:
@@ -60,7 +65,7 @@ def write_tokens(
 
     Errors: ``ValueError`` if there are no documents.
     """
-    header = _describe(documents, tokenizer)
+    header = _describe(documents, tokenizer, after)
     if (existing := _read_header(path)) and header.items() <= existing.items():
         return open_tokens(path)
     unfinished, journal = Path(f"{path}.unfinished"), Path(f"{path}.unfinished.json")
@@ -68,7 +73,7 @@ def write_tokens(
     with unfinished.open("r+b" if done.groups else "wb") as file:
         file.seek(_HEADER_BYTES + done.num_tokens * np.dtype(header["dtype"]).itemsize)
         file.truncate()
-        for progress, ids in _encode(documents, tokenizer, done):
+        for progress, ids in _encode(documents, tokenizer, after, done):
             np.asarray(ids, header["dtype"]).tofile(file)
             os.fsync(file.fileno())
             write_whole(journal, json.dumps({**progress._asdict(), "header": header}))
@@ -96,7 +101,7 @@ def open_tokens(path: str | Path) -> TokenStream:
     )
 
 
-def _describe(documents: Iterable[Document], tokenizer: Tokenizer) -> dict[str, Any]:
+def _describe(documents: Iterable[Document], tokenizer, after: Sequence[int]) -> dict[str, Any]:
     """The header of their file of tokens, but for how many tokens there are."""
     number = num_bytes = 0
     digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
@@ -113,6 +118,7 @@ def _describe(documents: Iterable[Document], tokenizer: Tokenizer) -> dict[str, 
         "num_bytes": num_bytes,
         "tokenizer": tokenizer.fingerprint,
         "documents": digest.hexdigest(),
+        **({"after": list(after)} if after else {}),
     }
 
 
@@ -138,7 +144,7 @@ class _Progress(NamedTuple):
 
 
 def _encode(
-    documents: Iterable[Document], tokenizer: Tokenizer, done: _Progress
+    documents: Iterable[Document], tokenizer, after: Sequence[int], done: _Progress
 ) -> Iterator[tuple[_Progress, np.ndarray]]:
     """The tokens of each group that is not done yet, and how much is done with it."""
     waiting: deque[tuple[int, Future]] = deque()
@@ -151,8 +157,8 @@ def _encode(
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for group in islice(_groups(documents, tokenizer), done.groups, None):
-            num_bytes = sum(len(piece.encode()) for _, piece in group)
-            waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer)))
+            num_bytes = sum(len(piece.encode()) for *_, piece in group)
+            waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer, after)))
             if len(waiting) > _THREADS:
                 done, ids = take(done)
                 yield done, ids
@@ -161,13 +167,13 @@ def _encode(
             yield done, ids
 
 
-def _groups(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[list]:
-    """The text in groups of (whether a document begins, piece): some MB each, whatever the
-    documents' sizes."""
+def _groups(documents: Iterable[Document], tokenizer) -> Iterator[list]:
+    """The text in groups of (whether it begins a document, whether it ends one, piece): some MB
+    each, whatever the documents' sizes."""
     group, size = [], 0
     for document in documents:
-        for number, piece in enumerate(tokenizer.pieces(document.pieces())):
-            group.append((number == 0, piece))
+        for begins, ends, piece in _marked(tokenizer.pieces(document.pieces())):
+            group.append((begins, ends, piece))
             size += len(piece)
             if size > _GROUP_CHARACTERS:
                 yield group
@@ -176,12 +182,24 @@ def _groups(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[lis
         yield group
 
 
-def _encode_group(group: Sequence[tuple[bool, str]], tokenizer: Tokenizer) -> np.ndarray:
+def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
+    """Each piece, and whether it is the first, and the last."""
+    begins, held = True, None
+    for piece in pieces:
+        if held is not None:
+            yield begins, False, held
+            begins = False
+        held = piece
+    if held is not None:
+        yield begins, True, held
+
+
+def _encode_group(group, tokenizer, after: Sequence[int]) -> np.ndarray:
     """The tokenizer spreads a group over threads of its own, and Python waits meanwhile."""
-    encoded = tokenizer.encode_many(piece for _, piece in group)
+    encoded = tokenizer.encode_many(piece for *_, piece in group)
     ids = (
-        [tokenizer.end_of_text, *ids] if begins else ids
-        for (begins, _), ids in zip(group, encoded, strict=True)
+        [*(tokenizer.opening if begins else ()), *ids, *(after if ends else ())]
+        for (begins, ends, _), ids in zip(group, encoded, strict=True)
     )
     return np.concatenate([np.asarray(some, np.uint32) for some in ids])
 

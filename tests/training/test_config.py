@@ -52,11 +52,18 @@ def test_a_seed_without_a_key_of_its_own_is_refused(seed):
         ({"keep": 1}, "keep is 1; it must be at least 2, one to fall back on"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0; it must be in [0, 1)"),
         ({"held_out": 0.6}, "held_out is 0.6; it must be in (0, 0.5]"),
-        ({"window_length": 8}, "with learned positions it must be max_length (1024)"),
+        ({"optimizer": {"average_decay": 1.0}}, "average_decay is 1.0; it must be in (0, 1)"),
+        ({"lora": {"lora_rank": 0}}, "lora_rank is 0; it must be at least 1"),
+        ({"lora": {"lora_alpha": 0.0}}, "lora_alpha is 0.0; it must be above 0"),
         ({"model": DecoderConfig(prefix=3)}, "prefix is 3; it must be 0"),
         ({"model": ConvolutionalConfig(causal=False)}, "next tokens needs a causal model"),
     ],
 )
 def test_what_no_run_can_be_is_refused(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        replace(TEXT, **change)
+        nested = {
+            name: replace(getattr(TEXT, name), **fields)
+            for name, fields in change.items()
+            if isinstance(fields, dict)
+        }
+        replace(TEXT, **{**change, **nested})

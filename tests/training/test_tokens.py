@@ -44,7 +44,7 @@ def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
 def _tokenizer_of_size(vocab_size):
     return SimpleNamespace(
         vocab_size=vocab_size,
-        end_of_text=vocab_size - 1,
+        opening=[vocab_size - 1],
         fingerprint="",
         pieces=lambda parts: parts,
         encode_many=lambda texts: [[vocab_size - 2] * len(text) for text in texts],

@@ -1,7 +1,7 @@
 """Hidden tokens: those that are hidden in a text, from what stands on both sides of them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.masking import mask_tokens
@@ -46,7 +47,9 @@ class HiddenTokens(TextTask):
         """The held-out text as it is scored."""
         config = self.config
         how = {"rate": config.mask_rate, "seed": config.seed}
-        documents = [document[1:] for document in self.data.held_out_documents]
+        how |= {"before": self.tokenizer.before, "after": self.tokenizer.after}
+        begin = len(self.tokenizer.opening)
+        documents = [document[begin:] for document in self.data.held_out_documents]
         return hidden_rows(documents, self.mask, config.model.max_length, **how)
 
     @cached_property
@@ -93,23 +96,26 @@ _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate"
 
 
 class HiddenBatches:
-    """Windows of tokens of which some are hidden: those of `MicroBatches`, and what batch n hides
-    is a function of the seed and n. share: of each micro-batch, the rows that are given."""
+    """Windows of tokens of which some are hidden: those of `MicroBatches`, each between what the
+    tokenizer puts around a text, and what batch n hides is a function of the seed and n. share: of
+    each micro-batch, the rows that are given."""
 
     def __init__(
         self,
         tokens: np.ndarray,
         config: HiddenTraining,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | Subwords,
         share: Share = WHOLE,
     ):
-        self._windows = MicroBatches(tokens, config, tokenizer.end_of_text)
+        self._around = (list(tokenizer.before), list(tokenizer.after))
+        room = config.window - sum(map(len, self._around))
+        self._begins = tokenizer.opening[0]
+        self._windows = MicroBatches(tokens, replace(config, window_length=room), self._begins)
         self._rows, self._number = share.rows(config.batch_size), 0
-        self._end_of_text = tokenizer.end_of_text
         self._key = jax.random.key(config.seed)
         self._how = {
             "mask_token": tokenizer.mask_token,
-            "vocab_size": tokenizer.vocab_size,
+            "vocab_size": min(tokenizer.vocab_size, config.model.vocab_size),
             "rate": config.mask_rate,
         }
 
@@ -122,16 +128,23 @@ class HiddenBatches:
         key = jax.random.fold_in(self._key, self._number)
         inputs, weights = _hide(key, tokens, **self._how)
         self._number += 1
-        batch = Batch(inputs, tokens, weights)
+        before, after = self._around
+        zeros = [0.0] * len(before), [0.0] * len(after)
+        batch = Batch(
+            _between(before, inputs, after),
+            _between(before, tokens, after),
+            _between(zeros[0], weights, zeros[1]),
+        )
         if windows.segments is not None:
             real, rows = windows.weights, tokens.reshape(-1, tokens.shape[-1])
-            segments = document_segments(rows, self._end_of_text).reshape(tokens.shape)
+            segments = document_segments(rows, self._begins).reshape(tokens.shape)
             batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
         return jax.tree.map(lambda x: x[:, self._rows], batch)
 
     def shapes(self) -> list[Batch]:
         whole = self._windows.shapes()[0]
-        shape = (whole.inputs.shape[0], len(self._rows), whole.inputs.shape[2])
+        length = whole.inputs.shape[2] + sum(map(len, self._around))
+        shape = (whole.inputs.shape[0], len(self._rows), length)
         ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
         return [Batch(ids, ids, weights, None if whole.segments is None else ids)]
 
@@ -141,3 +154,15 @@ class HiddenBatches:
     def restore(self, state: dict[str, Any]) -> None:
         self._windows.restore(state["windows"])
         self._number = state["number"]
+
+
+def _between(before: list, rows, after: list):
+    """Rows [*batch, length] with the same before, and after, each of them."""
+    if not before and not after:
+        return rows
+    sides = (
+        np.broadcast_to(np.asarray(side, rows.dtype), (*rows.shape[:-1], len(side)))
+        for side in (before, after)
+    )
+    left, right = sides
+    return np.concatenate([left, rows, right], axis=-1)

@@ -32,7 +32,7 @@ class NextTokens(TextTask):
         return self.data.held_out.num_targets
 
     def batches(self, share: Share = WHOLE) -> "MicroBatches":
-        return MicroBatches(self.data.train.ids, self.config, self.tokenizer.end_of_text, share)
+        return MicroBatches(self.data.train.ids, self.config, self.tokenizer.opening[0], share)
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
@@ -49,18 +49,18 @@ class NextTokens(TextTask):
         return Score(found.loss, found.bits_per_byte, found.tokens)
 
     def sample(self, model, variables, key) -> str:
-        room = min(self.config.sample_tokens, model.config.max_length - 1)
-        if not room:
+        opening = self.tokenizer.opening
+        room = min(self.config.sample_tokens, model.config.max_length - len(opening))
+        if room < 1:
             return ""
-        end = self.tokenizer.end_of_text
         sample = generate(
             model,
             variables,
-            [[end]],
+            [opening],
             max_new_tokens=room,
             sampler=Sampler(temperature=0.8, top_p=0.95),
             key=key,
-            stop_tokens=(end,),
+            stop_tokens=self.tokenizer.stop_tokens,
         )
         return self.tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
 
@@ -73,11 +73,10 @@ class NextTokens(TextTask):
 
 class MicroBatches:
     """Windows of tokens, int32 [accumulate, batch, length]; with segments, where documents are
-    packed. share: of each micro-batch, the rows that are read."""
+    packed. begins: the token that each begins with; share: of each micro-batch, the rows that are
+    read."""
 
-    def __init__(
-        self, tokens: np.ndarray, config: TextTraining, end_of_text: int, share: Share = WHOLE
-    ):
+    def __init__(self, tokens: np.ndarray, config: TextTraining, begins: int, share: Share = WHOLE):
         rows = config.accumulate * config.batch_size
         self._shape = (config.accumulate, config.batch_size // share.count, config.window)
         self._packed = config.packing == "documents"
@@ -87,7 +86,7 @@ class MicroBatches:
             rows,
             config.seed,
             rows=share.rows(config.batch_size, config.accumulate),
-            end_of_text=end_of_text if self._packed else None,
+            end_of_text=begins if self._packed else None,
         )
         self.state, self.restore = self._windows.state, self._windows.restore
 

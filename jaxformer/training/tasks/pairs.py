@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import write_whole
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.batch import WHOLE, Share
@@ -17,6 +19,7 @@ from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.documents import Document
 from jaxformer.training.pairs import PairBatches, best_widths
 from jaxformer.training.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.prepare import given_tokenizer
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
@@ -25,12 +28,16 @@ SAMPLES = 5  # translations that an evaluation writes
 
 
 class EncodedPairs(Sequence):
-    """Pairs of (source, target) ids, read from two streams of tokens."""
+    """Pairs of (source, target) ids, read from two streams of tokens; a source stands between what
+    the tokenizer puts around it."""
 
-    def __init__(self, sides: list[TokenStream], end_of_text: int):
+    def __init__(self, sides: list[TokenStream], tokenizer: Tokenizer | Subwords):
         self.sides = sides
+        self._opening = len(tokenizer.opening)
+        self._around = tokenizer.before, tokenizer.after
         self._bounds = [
-            np.append(np.flatnonzero(side.ids == end_of_text), len(side.ids)) for side in sides
+            np.append(np.flatnonzero(side.ids == tokenizer.opening[0]), len(side.ids))
+            for side in sides
         ]
 
     def __len__(self) -> int:
@@ -40,16 +47,24 @@ class EncodedPairs(Sequence):
         if not 0 <= number < len(self):
             raise IndexError(number)
         source, target = (
-            side.ids[bounds[number] + 1 : bounds[number + 1]]
+            side.ids[bounds[number] + self._opening : bounds[number + 1]]
             for side, bounds in zip(self.sides, self._bounds, strict=True)
         )
+        before, after = self._around
+        if before or after:
+            source = np.concatenate([np.array(before, int), source, np.array(after, int)])
         return source, target
 
     @property
     def lengths(self) -> np.ndarray:
         """Places that a pair needs: of its source, or of its target and the end of text."""
-        source, target = map(np.diff, self._bounds)
-        return np.maximum(source - 1, target)
+        source, target = (np.diff(bounds) - self._opening for bounds in self._bounds)
+        return np.maximum(source + sum(map(len, self._around)), target + 1)
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens of the targets, and an end of text for each."""
+        return len(self.sides[1].ids) - (self._opening - 1) * len(self)
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ class Pairs:
     measure: ClassVar[Measure] = Measure("bleu", "BLEU")
     baselines: ClassVar[dict[str, float]] = {}
     config: PairTraining
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | Subwords
     train: EncodedPairs
     held_out: EncodedPairs
 
@@ -72,7 +87,7 @@ class Pairs:
             )
         if inputs.source is None:
             raise ValueError("--source is missing; this kind of model learns from pairs of lines")
-        if config.model.vocab_size <= NUM_BYTES:
+        if inputs.origin is None and config.model.vocab_size <= NUM_BYTES:
             raise ValueError(
                 f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
                 f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
@@ -89,8 +104,10 @@ class Pairs:
         folder.tokens.mkdir(parents=True, exist_ok=True)
         size = config.model.vocab_size
         texts = (side for pair in train for side in pair)
-        tokenizer = Tokenizer.train(texts, size, split_digits=True)
-        tokenizer.save(folder.tokenizer)
+        tokenizer = given_tokenizer(folder)
+        if tokenizer is None:
+            tokenizer = Tokenizer.train(texts, size, split_digits=True)
+            tokenizer.save(folder.tokenizer)
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
             fitting, left_out = _fitting(pairs, tokenizer, config)
@@ -108,7 +125,7 @@ class Pairs:
 
     @classmethod
     def read(cls, folder, config: PairTraining) -> "Pairs":
-        tokenizer = Tokenizer.load(folder.tokenizer)
+        tokenizer = run_tokenizer(folder)
         parts = []
         for part in ("train", "held_out"):
             sides = [open_tokens(path) for path in folder.pairs[part]]
@@ -117,12 +134,12 @@ class Pairs:
                     raise ValueError(
                         f"{path} was made by another tokenizer than {folder.tokenizer}"
                     )
-            parts.append(EncodedPairs(sides, tokenizer.end_of_text))
+            parts.append(EncodedPairs(sides, tokenizer))
         return cls(config, tokenizer, *parts)
 
     @property
     def num_targets(self) -> int:
-        return len(self.held_out.sides[1].ids)  # an end of text for each, and all others
+        return self.held_out.num_targets
 
     def description(self) -> list[str]:
         return [
@@ -141,8 +158,9 @@ class Pairs:
         return PairBatches(
             self.train,
             config.batch_tokens,
-            self.tokenizer.end_of_text,
+            self.tokenizer.stop_tokens[0],
             config.seed,
+            start=self.tokenizer.decoder_opening[0],
             accumulate=config.accumulate,
             multiple=1 if config.mesh is None else config.mesh.parts,
             widths=self._widths,
@@ -180,13 +198,15 @@ class Pairs:
         return ["translate"]
 
 
-def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):
+def _fitting(pairs: list[Pair], tokenizer: Tokenizer | Subwords, config: PairTraining):
     """(the pairs that a model reads and a batch holds, why others were left out)."""
     sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
+    around = len(tokenizer.before) + len(tokenizer.after)
     model, fitting, left_out = config.model.resolved, [], []
     for pair, (source, target) in zip(pairs, sides, strict=True):
-        fits = len(source) <= model.max_source_length and len(target) < model.max_length
-        if fits and max(len(source), len(target) + 1) <= config.batch_tokens:
+        length = len(source) + around
+        fits = length <= model.max_source_length and len(target) < model.max_length
+        if fits and max(length, len(target) + 1) <= config.batch_tokens:
             fitting.append(pair)
         else:
             left_out.append(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import Inputs
@@ -51,7 +52,7 @@ class Task(Protocol):
     """A run's text, prepared: batches to learn from, a score, a sample."""
 
     measure: ClassVar[Measure]
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | Subwords
     baselines: dict[str, float]
     """what others reach by the measure, on all that is held out"""
     num_targets: int
@@ -67,7 +68,8 @@ class Task(Protocol):
 
     @classmethod
     def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
-        """Hold some of it out, train the tokenizer on the rest, and write both as tokens."""
+        """Hold some of it out, train the tokenizer on the rest, unless the run began with one, and
+        write both as tokens."""
         ...
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training import prepare
 from jaxformer.training.config import Inputs, TextTraining
@@ -22,7 +23,7 @@ class TextTask:
             raise ValueError(
                 "--source and --target were given, but this kind of model learns from TEXT"
             )
-        return prepare.gather(inputs.text, config, screen)
+        return prepare.gather(inputs, config, screen)
 
     @classmethod
     def write(cls, folder, config: TextTraining, gathered, screen: Screen) -> None:
@@ -33,7 +34,7 @@ class TextTask:
         return cls(config, prepare.read_data(folder))
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | Subwords:
         return self.data.tokenizer
 
     def description(self) -> list[str]:

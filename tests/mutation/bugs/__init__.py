@@ -18,6 +18,7 @@ from tests.mutation.bugs import (
     source,
     taint,
     training,
+    tuning,
     verify,
 )
 from tests.mutation.changes import changed
@@ -38,6 +39,7 @@ BUGS = (
     *verify.BUGS,
     *scores.BUGS,
     *hub.BUGS,
+    *tuning.BUGS,
 )
 
 

@@ -1,0 +1,51 @@
+"""What a run began from: the checkpoint whose weights it went on with, or learnt an adapter of."""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    """As config.json has it. path: of a run or a folder; digest: of its weights; family: of
+    transformers, from which it came; special_tokens: the ids of
+    another's tokenizer, which does not say them itself."""
+
+    path: Path
+    digest: str = ""
+    family: str | None = None
+    special_tokens: dict | None = None
+
+    def sections(self) -> dict:
+        """The sections of config.json that `read_origin` reads."""
+        found = {"from": {"path": str(self.path), "digest": self.digest}}
+        if self.family is not None:
+            found["family"] = self.family
+        if self.special_tokens is not None:
+            found["special_tokens"] = self.special_tokens
+        return found
+
+
+def read_origin(sections: dict, where) -> Origin | None:
+    """What a config.json says of it; None: the run began with fresh weights."""
+    if "from" not in sections:
+        return None
+    path, digest = (
+        sections["from"].get(name) if isinstance(sections["from"], dict) else None
+        for name in ("path", "digest")
+    )
+    if not isinstance(path, str) or not isinstance(digest, str):
+        raise ValueError(f"{where}: from is {sections['from']!r}; it must have a path and a digest")
+    return Origin(Path(path), digest, sections.get("family"), sections.get("special_tokens"))
+
+
+def digest_of(params) -> str:
+    """Hexadecimal digest of parameters: their paths, shapes and, as float32, values."""
+    import numpy as np
+
+    from jaxformer.artifacts.saved import flat  # which imports JAX
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in sorted(flat(params).items()):
+        digest.update(f"{name} {tuple(leaf.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(leaf, np.float32))
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""`jaxformer train --from CHECKPOINT`: what a run begins with."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformer.artifacts.origin import Origin, digest_of
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli.first import First
+from jaxformer.models.config import kind_of
+from jaxformer.training.config import TrainingConfig
+from jaxformer.training.fine_tuning import fine_tuning, refuse_another_model, refuse_tokenizer
+
+
+class Base(NamedTuple):
+    """A checkpoint, of which nothing large is read yet. stored: its config, tokenizer and how its
+    parameters are read; training: the settings of a run that begins from it."""
+
+    path: Path
+    stored: Any
+    training: TrainingConfig
+    family: str | None
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.stored.config)
+
+    @property
+    def name(self) -> str:
+        """Of a run that begins from it."""
+        return f"{self.path.name}-tuned"
+
+    @property
+    def tokenizer(self):
+        return self.stored.tokenizer
+
+    @property
+    def origin(self) -> Origin:
+        """As config.json has it, but for the digest."""
+        from jaxformer.artifacts.subwords import Subwords
+
+        others = isinstance(self.tokenizer, Subwords)
+        special = asdict(self.tokenizer.special) if others else None
+        return Origin(self.path, family=self.family, special_tokens=special)
+
+    def accept(self, training: TrainingConfig) -> None:
+        """ValueError for settings with which a run cannot begin from it."""
+        from jaxformer.models.build import build, shape_tree
+        from jaxformer.models.lora import adapted_maps
+
+        refuse_another_model(self.path, self.training, training)
+        refuse_tokenizer(self.path, self.tokenizer, training)
+        if training.lora.lora_rank is not None:
+            adapted_maps(shape_tree(build(training.model)), training.lora)
+
+    def read(self) -> tuple[dict, Origin]:
+        """Its parameters, and what config.json is to say of them."""
+        from jaxformer.models.build import build
+
+        params = self.stored.read(build(self.stored.config))
+        return params, self.origin._replace(digest=digest_of(params))
+
+
+def open_base(first: First) -> Base:
+    """What --from names."""
+    from jaxformer.cli.runtime import start_jax
+
+    start_jax()
+    from jaxformer.artifacts.fetch import fetched
+    from jaxformer.hub.load import family_name, opened
+
+    path = fetched(first.base).absolute()
+    stored = opened(path)
+    kind = kind_of(stored.config)
+    if first.asked not in (None, kind):
+        raise ValueError(f"--model is {first.asked!r}, but {path} is of kind {kind}")
+    training = fine_tuning(kind, stored.config, first.asked_preset)
+    return Base(path, stored, training, family_name(path))
+
+
+def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig) -> dict | None:
+    """The parameters that a run to be resumed began with; None where its checkpoints have all."""
+    from jaxformer.artifacts.checkpoint import Checkpoints
+    from jaxformer.hub.load import origin_params
+    from jaxformer.models.build import build
+
+    if config.lora.lora_rank is None and Checkpoints(folder.checkpoints).steps():
+        return None
+    return origin_params(origin, build(config.model), folder)

@@ -1,0 +1,56 @@
+"""The moving average of the weights."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import init_state, make_step, moved_average
+from tests.properties import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MODEL = tiny.build(num_layers=1)
+
+
+@given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 12), seed=st.integers(0, 2**16))
+def test_it_is_the_weighted_mean_of_what_was(decay, steps, seed):
+    """Σ d^(t−s) θ_s / Σ d^(t−s), in float64; whatever it was before the first has no effect."""
+    values = np.random.default_rng(seed).normal(size=(steps, 3)).astype(np.float32)
+    average = np.full(3, 100.0, np.float32)
+    for step, value in enumerate(values):
+        average = moved_average(average, value, step, decay)
+    weights = decay ** np.arange(steps)[::-1]
+    wanted = weights @ values.astype(np.float64) / weights.sum()
+    np.testing.assert_allclose(average, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_updates_do_not_depend_on_it_and_checkpoints_have_both():
+    """With it the losses are those of a run without one; it is what the model is used with, and a
+    state that is restored goes on as the one that was saved."""
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=0))
+    batch = Batch(*(tiny.tokens(seed, 1, 2, 8) for seed in (0, 1)))
+    plain, averaging = make_step(MODEL, optimizer), make_step(MODEL, optimizer, average_decay=0.8)
+    one = init_state(MODEL, optimizer, 0)
+    other = init_state(MODEL, optimizer, 0, averages=True)
+    seen = []
+    for _ in range(4):
+        (one, loss), (other, same) = plain(one, batch, 0.01), averaging(other, batch, 0.01)
+        np.testing.assert_allclose(loss, same, rtol=1e-5)
+        seen.append(jax.tree.map(np.array, other.params))
+    weights = 0.8 ** np.arange(4)[::-1]
+    weights /= weights.sum()
+    wanted = jax.tree.map(lambda *x: sum(w * y for w, y in zip(weights, x, strict=True)), *seen)
+    used = other.weights()
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), used, wanted)
+    params, rest = other.parts()
+    assert params is other.average and rest["params"] is other.params
+    parts = jax.tree.map(np.array, other.parts())
+    again = init_state(MODEL, optimizer, 1, averages=True).restored(4, *parts)
+    (on, _), (off, _) = averaging(other, batch, 0.01), averaging(again, batch, 0.01)
+    jax.tree.map(np.testing.assert_array_equal, on.parts(), off.parts())

@@ -1,0 +1,164 @@
+"""Low-rank updates: what they are at first, what is learnt and saved, and what they add up to."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.artifacts.saved import flat
+from jaxformer.models.build import shape_tree
+from jaxformer.models.config import RecurrentConfig
+from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.lora import adapted, adapted_maps, init_adapter, merged
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.loss import summed_loss
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import init_state, make_step
+from tests.errors import error_of
+from tests.properties import tiny
+from tests.properties.models import MODELS
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LORA = LoraConfig(lora_rank=2, lora_alpha=6.0)
+MODEL = tiny.build(num_layers=1)
+each_kind = pytest.mark.parametrize("name", mostly_slow(list(MODELS), "decoder"))
+by_operation = pytest.mark.parametrize("name", mostly_slow(list(MODELS), "lstm"))
+
+
+def drawn(model, lora=LORA, seed=0):
+    """(base, adapter), both random: B is not 0."""
+    base = tiny.weights(model, seed)["params"]
+    adapter = init_adapter(jax.random.key(seed), base, lora)
+    rng = np.random.default_rng(seed)
+    return base, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), adapter)
+
+
+def logits_of(model, params, seed=0):
+    tokens, source = tiny.tokens(seed, 2, 8), tiny.sources(model, seed, 2)
+    return tiny.apply(model)({"params": params}, tokens, **tiny.read(model, source))
+
+
+@by_operation
+def test_an_update_changes_nothing_at_first(name):
+    """B is 0: the logits are the base's, bit for bit, whichever maps have an update. Operation by
+    operation: of two whole programs XLA may round the norms in another order."""
+    model = tiny.build(**MODELS[name])
+    base = tiny.weights(model, 0)["params"]
+    every = {path.rpartition("/")[2] for path in flat_maps(base)}
+    for maps in (None, ",".join(sorted(every))):
+        lora = replace(LORA, lora_maps=maps)
+        adapter = init_adapter(jax.random.key(0), base, lora)
+        with jax.disable_jit():
+            found, wanted = (
+                logits_of(model, params) for params in (adapted(base, adapter, lora.scale), base)
+            )
+        np.testing.assert_array_equal(found, wanted)
+
+
+def flat_maps(params):
+    return [path.removesuffix("/kernel") for path in flat(params) if path.endswith("/kernel")]
+
+
+@each_kind
+def test_merged_is_unmerged(name):
+    """The updates added to the weights give the logits of the updates beside them."""
+    model = tiny.build(**MODELS[name])
+    base, adapter = drawn(model)
+    tiny.close(
+        logits_of(model, merged(base, adapter, LORA.scale)),
+        logits_of(model, adapted(base, adapter, LORA.scale)),
+        2e-5,
+    )
+
+
+def test_gradients_are_the_dense_one_s_projections():
+    """Of L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64, and nothing flows elsewhere."""
+    base, adapter = drawn(MODEL)
+    batch = Batch(*(jnp.asarray(tiny.tokens(seed, 2, 8)) for seed in (0, 1)))
+
+    def loss(params):
+        return summed_loss(MODEL, params, batch)[0]
+
+    dense = flat(jax.jit(jax.grad(loss))(merged(base, adapter, LORA.scale)))
+    own = jax.jit(jax.grad(lambda own: loss(adapted(base, own, LORA.scale))))(adapter)
+    values = {path: np.asarray(x, np.float64) for path, x in flat(adapter).items()}
+    for path, found in flat(own).items():
+        where, _, part = path.rpartition("/")
+        gradient = np.asarray(dense[f"{where}/kernel"], np.float64)
+        if part == "lora_a":
+            wanted = LORA.scale * gradient @ values[f"{where}/lora_b"].swapaxes(-1, -2)
+        else:
+            wanted = LORA.scale * values[f"{where}/lora_a"].swapaxes(-1, -2) @ gradient
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * abs(wanted).max())
+
+
+def test_the_adapter_alone_is_learnt_and_saved():
+    """After updates the base is what it was, bit for bit; a checkpoint has what the adapter needs
+    and no more; and what is scored is what is learnt."""
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1, warmup_steps=0))
+    base = tiny.weights(MODEL, 0)["params"]
+    state = init_state(MODEL, optimizer, 0, base, lora=LORA)
+    before = jax.tree.map(np.array, (state.params, state.frozen))
+    step = make_step(MODEL, optimizer, lora_scale=LORA.scale)
+    batch = Batch(*(jnp.asarray(tiny.tokens(seed, 1, 2, 8)) for seed in (0, 1)))
+    losses = []
+    for _ in range(20):
+        state, loss = step(state, batch, np.float32(0.1))
+        losses.append(float(loss))
+    assert losses[-1] < 0.9 * losses[0]
+    one = Batch(batch.inputs[0], batch.targets[0])
+    scored, count = jax.jit(partial(summed_loss, MODEL))(state.weights(LORA.scale), one)
+    jax.tree.map(np.testing.assert_array_equal, state.frozen, before[1])
+    assert not any(
+        np.array_equal(*x)
+        for x in zip(*map(jax.tree.leaves, (state.params, before[0])), strict=True)
+    )
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    assert size == sum(LORA.lora_rank * sum(base_shape[-2:]) for base_shape in adapted_shapes(base))
+    saved = sum(x.size for x in jax.tree.leaves(state.parts()))
+    assert saved < 3 * size + 10  # two moments; a key and two counts
+    again = init_state(MODEL, optimizer, 1, base=state.frozen, lora=LORA)
+    restored = again.restored(20, *state.parts())
+    for one, other in zip(*map(jax.tree.leaves, (restored, state)), strict=True):
+        np.testing.assert_array_equal(
+            *(jax.random.key_data(x) if x.dtype.name.startswith("key") else x for x in (one, other))
+        )
+    _, loss = step(state, batch, np.float32(0))
+    np.testing.assert_allclose(scored / count, loss, rtol=1e-5)
+
+
+def adapted_shapes(base):
+    shapes = {path: x.shape for path, x in flat(base).items()}
+    return [shapes[f"{path}/kernel"] for path in adapted_maps(base, LORA)]
+
+
+@pytest.mark.parametrize(
+    "maps, found",
+    [
+        (None, ["encoder/blocks/attention", "blocks/attention", "blocks/cross_attention"]),
+        ("cross_attention/query,cross_attention/value", ["blocks/cross_attention"]),
+        ("encoder/blocks/attention/query", ["encoder/blocks/attention"]),
+    ],
+)
+def test_maps_are_named_by_the_ends_of_their_paths(maps, found):
+    shapes = shape_tree(tiny.build(**MODELS["encoder-decoder"]))
+    paths = adapted_maps(shapes, replace(LORA, lora_maps=maps))
+    assert {path.rpartition("/")[0] for path in paths} == set(found)
+    names = {path.rpartition("/")[2] for path in paths}
+    assert names == ({"query"} if maps and "value" not in maps else {"query", "value"})
+
+
+def test_a_map_that_is_not_there_is_refused_with_those_that_are():
+    shapes = shape_tree(tiny.build(kind=RecurrentConfig))
+    said = error_of(adapted_maps, shapes, replace(LORA, lora_maps="input,query"))
+    assert said == "lora_maps names 'query'; the maps of this model are input, state"
+    assert adapted_maps(shapes, LORA)[:2] == ["layers/layer_0/input", "layers/layer_0/state"]
+    shapes = shape_tree(MODEL)
+    said = error_of(adapted_maps, shapes, replace(LORA, lora_rank=9))
+    assert said == "lora_rank is 9; of blocks/attention/query it is at most 8"

@@ -1,14 +1,15 @@
 """`jaxformer train --from CHECKPOINT`: what a run begins with."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformer.artifacts.origin import Origin, digest_of
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli.evaluate import is_lowercase
 from jaxformer.cli.first import First
 from jaxformer.models.config import kind_of
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.config import PairTraining, TrainingConfig
 from jaxformer.training.fine_tuning import fine_tuning, refuse_another_model, refuse_tokenizer
 
 
@@ -75,6 +76,8 @@ def open_base(first: First) -> Base:
     if first.asked not in (None, kind):
         raise ValueError(f"--model is {first.asked!r}, but {path} is of kind {kind}")
     training = fine_tuning(kind, stored.config, first.asked_preset)
+    if isinstance(training, PairTraining):
+        training = replace(training, lowercase=is_lowercase(str(path)))
     return Base(path, stored, training, family_name(path))
 
 

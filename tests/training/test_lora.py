@@ -109,8 +109,8 @@ def test_the_adapter_alone_is_learnt_and_saved():
     batch = Batch(*(jnp.asarray(tiny.tokens(seed, 1, 2, 8)) for seed in (0, 1)))
     losses = []
     for _ in range(20):
-        state, loss = step(state, batch, np.float32(0.1))
-        losses.append(float(loss))
+        state, measured = step(state, batch, np.float32(0.1))
+        losses.append(float(measured.loss))
     assert losses[-1] < 0.9 * losses[0]
     one = Batch(batch.inputs[0], batch.targets[0])
     scored, count = jax.jit(partial(summed_loss, MODEL))(state.weights(LORA.scale), one)
@@ -129,7 +129,7 @@ def test_the_adapter_alone_is_learnt_and_saved():
         np.testing.assert_array_equal(
             *(jax.random.key_data(x) if x.dtype.name.startswith("key") else x for x in (one, other))
         )
-    _, loss = step(state, batch, np.float32(0))
+    _, (loss, _) = step(state, batch, np.float32(0))
     np.testing.assert_allclose(scored / count, loss, rtol=1e-5)
 
 

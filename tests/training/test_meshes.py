@@ -95,6 +95,26 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
     assert done.returncode == 0 and json.loads(done.stdout)["loss"] > 0, done.stderr
 
 
+def test_an_adapter_is_learnt_on_a_mesh(tmp_path):
+    """Weights that one device saved, frozen on eight, the adapter cut as they are, and an average
+    of it: the losses are one device's, and one device opens what eight saved."""
+    text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
+    (tmp_path / "text.py").write_text(text)
+    tune = ["text.py", "--from", "base", "--lora-rank", "2", "--average-decay", "0.9"]
+    tune += ["--lora-maps", "query,output,up,down", "--learning-rate", "0.01", *SETTINGS[-12:]]
+    for devices, words in (
+        (ON_ONE, ["text.py", *SETTINGS, "--out", "base"]),
+        (ON_ONE, [*tune, "--out", "one"]),
+        (ON_EIGHT, [*tune, "--out", "eight", "--mesh", MESH]),
+    ):
+        done = run("-m", "jaxformer", "train", *words, cwd=tmp_path, devices=devices)
+        assert done.returncode == 0 and "rematerialization" not in done.stderr, done.stderr
+    assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    words = ("evaluate", "eight", "text.py", "--json")
+    done = run("-m", "jaxformer", *words, cwd=tmp_path, devices=ON_ONE)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

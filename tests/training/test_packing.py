@@ -32,7 +32,7 @@ def _model(name):
 
 
 class _Tokenizer:
-    end_of_text, mask_token, vocab_size = END, MASK, 13
+    opening, before, after, mask_token, vocab_size = [END], [], [], MASK, 13
 
 
 def _batches(model, documents, share=None, **options):

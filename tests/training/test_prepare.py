@@ -10,7 +10,7 @@ import pytest
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training import prepare
-from jaxformer.training.config import TextTraining
+from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.corpus import Documents
 from jaxformer.training.documents import Document
 from jaxformer.training.prepare import gather, read_data, write_data
@@ -71,7 +71,7 @@ def test_what_is_left_out_and_repeated_is_said_and_listed(tmp_path):
     (tmp_path / "text" / "image.png").write_bytes(b"\x89PNG\0")
     config, said = TextTraining(model=MODEL), io.StringIO()
     screen = Screen(file=said)
-    documents, skipped = gather([tmp_path / "text"], config, screen)
+    documents, skipped = gather(Inputs((tmp_path / "text",)), config, screen)
     write_data(folder, config, documents, skipped, screen)
     assert "left out, in part or whole: 3 files\n" in said.getvalue()
     listed = folder.documents.read_text().splitlines()

@@ -108,6 +108,11 @@ class HiddenBatches:
         share: Share = WHOLE,
     ):
         self._around = (list(tokenizer.before), list(tokenizer.after))
+        if any(self._around) and config.packing == "documents":
+            raise ValueError(
+                "packing is documents, but the tokenizer puts something around every text; with it "
+                "it must be windows"
+            )
         room = config.window - sum(map(len, self._around))
         self._begins = tokenizer.opening[0]
         self._windows = MicroBatches(tokens, replace(config, window_length=room), self._begins)

@@ -19,7 +19,7 @@ from jaxformer.cli.first import peek
 from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.training.config import RESUMABLE, Inputs, TrainingConfig, differences
+from jaxformer.training.config import RESUMABLE, Inputs, MeshSizes, TrainingConfig, differences
 from jaxformer.training.documents import HUB
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset
 from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
@@ -153,6 +153,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     first = arguments.processes.coordinator is None or is_first()
     screen, kind = Screen(quiet=not first), task_of(config)
     mesh = mesh_of(config, screen.say)
+    spread = _spread(config, mesh)
     if base is not None:
         params, origin = base.read()
         inputs = inputs._replace(origin=origin)
@@ -160,7 +161,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         with ExitStack() as held:
             begin = partial(_begin, folder, inputs, config, screen, held, resume, base)
             done_by_first("the text is read", begin)
-            task = kind.read(folder, config)
+            task = kind.read(folder, spread)
             for line in task.description():
                 screen.say(line)
             if inputs.origin is None:
@@ -169,7 +170,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
                 params = origin_of(folder, inputs.origin, config)
             if first:
                 write_run(folder, inputs, config)
-            _run(config, folder, task, screen, mesh, resume, params)
+            _run(_spread(config, mesh), folder, task, screen, mesh, resume, params)
     except Exception as error:
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -183,6 +184,12 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     return 0
 
 
+def _spread(config: TrainingConfig, mesh) -> TrainingConfig:
+    """With the mesh that it is on; config.json has the one that was asked for, so that a run may go
+    on on other devices. ValueError if a batch does not divide."""
+    return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
+
+
 def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params) -> None:
     """params: what the run begins with; None: fresh parameters, or those of its checkpoint."""
     import jax
@@ -193,8 +200,6 @@ def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params) ->
         training = Training(config, folder, task, screen, mesh, params)
         if resume:
             training.resume()
-        elif params is not None:
-            training.save()  # to go on from without the checkpoint that it began from
         training.run()
 
 

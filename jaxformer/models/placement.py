@@ -142,6 +142,11 @@ def batch_sharding(mesh, before: int = 0) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * before, BATCH_AXES))
 
 
+def num_row_parts(mesh) -> int:
+    """Into how many parts the rows of a batch are spread."""
+    return prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def replicated(mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -20,7 +20,7 @@ from jaxformer.training.clock import Clock
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.placed import init_on, place_batch, placed_shapes
+from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import are_several, gather, is_first, wait_for_all
 from jaxformer.training.profile import Profile
 from jaxformer.training.screen import Screen
@@ -88,7 +88,8 @@ class Training:
         self.model = build(config.model, config.execution)
         optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
-        self.batches = task.batches()
+        self.share = share_of(mesh)
+        self.batches = task.batches(self.share)
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
         self.log = RunLog(folder, config, task)
@@ -99,7 +100,7 @@ class Training:
         how["skip_non_finite"] = config.non_finite == "skip"
         self.update = make_step(self.model, optimizer, config.label_smoothing, **how)
         self.step = 0
-        self._clock = Clock()
+        self._clock, self._has_base = Clock(), base is not None
         self._agreed = 0.0
         self._skipped = 0  # the last so many updates
 
@@ -167,6 +168,8 @@ class Training:
         with ExitStack() as opened:
             opened.enter_context(self.writer)
             opened.enter_context(self.log)
+            if self._has_base and not self.checkpoints.steps():
+                self.save()  # to go on from without the checkpoint that it began from
             steps = self._compile()
             profile = opened.enter_context(Profile(self.folder.profile, self.config.profile))
             stop = opened.enter_context(stop_signal())
@@ -193,8 +196,8 @@ class Training:
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
-            self._clock.count(num_tokens(batch))
-            yield batch if self.mesh is None else place_batch(batch, self.mesh)
+            self._clock.count(num_tokens(batch) * self.share.count)
+            yield batch if self.mesh is None else place_batch(batch, self.mesh, self.share)
 
     def _rates(self) -> Iterator[float]:
         while True:
@@ -211,9 +214,8 @@ class Training:
         rate = jax.ShapeDtypeStruct((), np.float32)
         compiled = {}
         for batch in self.batches.shapes():
-            shape = batch.inputs.shape
-            batch = batch if self.mesh is None else placed_shapes(batch, self.mesh)
-            compiled[shape] = self.update.lower(self.state, batch, rate).compile()
+            batch = batch if self.mesh is None else placed_shapes(batch, self.mesh, self.share)
+            compiled[batch.inputs.shape] = self.update.lower(self.state, batch, rate).compile()
         seconds = time.perf_counter() - begin
         found = [program.memory_analysis() for program in compiled.values()]
         needed = "unknown on this device"

@@ -7,7 +7,8 @@ import optax
 
 from jaxformer.models.build import shape_tree
 from jaxformer.models.lora import adapter_shardings
-from jaxformer.models.placement import batch_sharding, replicated, shardings
+from jaxformer.models.placement import batch_sharding, num_row_parts, replicated, shardings
+from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.step import TrainState, init_state
 
 
@@ -45,18 +46,40 @@ def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) 
     return jax.jit(make, out_shardings=where, donate_argnums=0)(base)
 
 
-def place_batch(batch, mesh):
-    """Micro-batches along the first axis, the rows of each spread over the devices; of several
-    processes, each with the whole batch, every one takes the rows of its own devices."""
+def share_of(mesh) -> Share:
+    """What this process is to read of each micro-batch: the rows that its own devices hold, where
+    these are one of as many equal parts; else all of it."""
+    if mesh is None or jax.process_count() == 1:
+        return WHOLE
+    parts = num_row_parts(mesh)
+    where = batch_sharding(mesh).addressable_devices_indices_map((parts,))
+    held = sorted({rows.indices(parts)[0] for (rows,) in where.values()})
+    first, number = held[0], len(held)
+    if held != list(range(first, first + number)) or parts % number or first % number:
+        return WHOLE
+    return Share(first // number, parts // number)
+
+
+def place_batch(batch, mesh, share: Share = WHOLE):
+    """Micro-batches along the first axis, the rows of each spread over the devices. share: what of
+    them this process has."""
     where = batch_sharding(mesh, before=1)
     if jax.process_count() == 1:
         return jax.device_put(batch, where)
     return jax.tree.map(
-        lambda x: jax.make_array_from_callback(x.shape, where, lambda index: x[index]), batch
+        lambda x: jax.make_array_from_process_local_data(where, x, _whole(x.shape, share)), batch
     )
 
 
-def placed_shapes(batch, mesh):
+def placed_shapes(batch, mesh, share: Share = WHOLE):
     """The shapes of a batch, with where it will be."""
     where = batch_sharding(mesh, before=1)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), batch)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(_whole(x.shape, share), x.dtype, sharding=where), batch
+    )
+
+
+def _whole(shape: tuple[int, ...], share: Share) -> tuple[int, ...]:
+    """Of all shares together."""
+    accumulate, rows, *rest = shape
+    return (accumulate, rows * share.count, *rest)

@@ -58,7 +58,7 @@ class On:
         state = self.fresh()
         step, *parts, _ = Checkpoints(folder).restore(*state.parts())
         where = jax.tree.map(lambda x: x.sharding, state)
-        return jax.device_put(TrainState.of_parts(step, *parts), where)
+        return jax.device_put(state.restored(step, *parts), where)
 
 
 def compare(kind: str) -> list[dict]:

@@ -13,6 +13,7 @@ VERBS = {
     "translate": "translate the lines of standard input",
     "fill": "fill in what is hidden in a text",
     "evaluate": "how well a run does on files: loss, bits per byte, BLEU",
+    "compare": "runs beside one another: settings, figures and a picture",
     "import": "read a checkpoint in Hugging Face's format and keep it in ours",
     "export": "write a model as transformers, or llama.cpp, opens it",
     "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",

@@ -231,6 +231,7 @@ class Training:
     def flush(self) -> dict:
         """Write down what was measured; returns the newest line. Raises Ended if the loss or the
         gradient is not finite, and updates are not to be left out, or too many were."""
+        jax.block_until_ready(self.state.step)  # what is timed is over
         seconds = round(self._clock.seconds, 1)
         pace = {"tokens_per_second": round(self._clock.lap(), 1), "seconds": seconds}
         lines = self.log.flush(pace)

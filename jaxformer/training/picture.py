@@ -34,7 +34,7 @@ def figure_of(
     if trained:
         steps, losses = zip(*trained, strict=True)
         left.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-        left.plot(steps, _smoothed(losses), color="tab:blue", label="training")
+        left.plot(steps, smoothed(losses), color="tab:blue", label="training")
 
     scores = held_out_scores(metrics, measure.name)
     for tokens, points in scores.items():
@@ -77,7 +77,7 @@ def held_out_scores(
     return found
 
 
-def _smoothed(losses, decay: float = 0.95):
+def smoothed(losses, decay: float = 0.95):
     """Exponential moving average, corrected for its start."""
     average, weight, smooth = 0.0, 0.0, []
     for loss in losses:

@@ -1,0 +1,77 @@
+"""`jaxformer compare RUN RUN…`: runs beside one another, as a table and a picture."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxformer.cli.arguments import parse
+
+
+@dataclass(frozen=True)
+class CompareArguments:
+    """Say in what runs differ and how each learnt, and draw their losses in one picture."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
+    """run folders"""
+    out: Path | None = None
+    """the picture, .png; by default the next free name of compare.png"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object and nothing else"""
+
+    def __post_init__(self):
+        if not self.runs:
+            raise ValueError("RUN is missing; name the folders of one or more runs")
+        if self.out is not None and (self.out.suffix != ".png" or not self.out.parent.is_dir()):
+            raise ValueError(f"out is {self.out}; it must end in .png and its folder exist")
+
+
+def main(argv: list[str]) -> int:
+    """Read, print, draw."""
+    arguments = parse(CompareArguments, "compare", argv)
+    from jaxformer.training.compare import changed, draw, read_runs, summary
+
+    runs = read_runs(list(arguments.runs))
+    found, settings = [summary(run) for run in runs], changed(runs)
+    path = arguments.out or _free(Path("compare.png"))
+    draw(runs, path)
+    if arguments.json:
+        print(json.dumps({"runs": found, "settings": settings, "picture": str(path)}, default=str))
+        return 0
+    rows = {name: [run.get(name) for run in found] for name in _columns(found)}
+    _print_table(rows | settings)
+    print(f"picture: {path}")
+    return 0
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of compare-2.png, … that does not exist yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_stem(f"{path.stem}-{number}")
+    return free
+
+
+def _columns(found: list[dict]) -> list[str]:
+    return list(dict.fromkeys(name for run in found for name in run))
+
+
+def _print_table(rows: dict[str, list]) -> None:
+    """A line for each figure or setting, a column for each run."""
+    texts = {name.replace("_", " "): list(map(_said, values)) for name, values in rows.items()}
+    widths = [max(map(len, column)) for column in zip(*texts.values(), strict=True)]
+    left = max(map(len, texts))
+    for name, values in texts.items():
+        cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
+        print(f"{name:{left}}  {'  '.join(cells)}")
+
+
+def _said(value) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

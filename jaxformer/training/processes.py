@@ -81,9 +81,9 @@ def join(processes: Processes) -> None:
 
 def _give_up(processes: Processes) -> None:
     print(
-        f"jaxformer: not all processes came to {processes.coordinator} within "
-        f"{processes.process_timeout} s (--process-timeout); each must be started, with the same "
-        "--coordinator and --num-processes and a --process-id of its own",
+        f"jaxformer: not all processes came within {processes.process_timeout} s "
+        f"(--process-timeout; --coordinator {processes.coordinator}); each must be started, and no "
+        "two with the same --process-id",
         file=sys.stderr,
         flush=True,
     )

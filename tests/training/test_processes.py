@@ -46,15 +46,21 @@ def start(tmp_path):
         port = free.getsockname()[1]
     started = []
 
-    def process(place, number, *words, devices=2):
+    def process(place, number, *words, devices=2, slurm=False):
         several = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
         several += ["--process-id", str(place)]
+        cluster = {}
+        if slurm:  # what `srun` says to each process; JAX takes the port from the job's number
+            several = ["--coordinator", "auto"]
+            cluster = {"SLURM_JOB_ID": str(port % 4096), "SLURM_STEP_NODELIST": "localhost"}
+            cluster |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(place)}
+            cluster |= {"SLURM_LOCALID": str(place), "SLURM_STEP_NUM_NODES": "1"}
         flags = f"--xla_force_host_platform_device_count={devices}"
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "jaxformer", "train", *words, *several * (number > 1)],
                 cwd=tmp_path,
-                env={**os.environ, **QUICK, "XLA_FLAGS": flags},
+                env={**os.environ, **QUICK, **cluster, "XLA_FLAGS": flags},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -102,6 +108,14 @@ def test_two_processes_compute_what_one_does_and_end_together(start, tmp_path):
     assert figures(tmp_path / "two") == pytest.approx(figures(tmp_path / "one"), rel=1e-5)
     samples = [(tmp_path / name / "samples.txt").read_text() for name in ("one", "two")]
     assert samples[0] == samples[1]
+
+
+@pytest.mark.slow
+def test_processes_that_slurm_starts_find_one_another(start, tmp_path):
+    words = ["text.py", *SETTINGS, "--steps", "2", "--sample-tokens", "0", "--out", "run"]
+    for status, said in ended(*(start(place, 2, *words, slurm=True) for place in (0, 1))):
+        assert status == 0, said
+    assert len(figures(tmp_path / "run")) == 3
 
 
 @pytest.mark.slow

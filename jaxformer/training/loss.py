@@ -6,7 +6,7 @@ from jaxtyping import Array
 
 from jaxformer.functional.contexts import Source
 from jaxformer.functional.losses import chunked_cross_entropy
-from jaxformer.functional.spread import num_parts, spread, whole_rows
+from jaxformer.functional.spread import gathered, num_parts, row_axes, spread
 from jaxformer.training.batch import Batch
 
 
@@ -20,7 +20,7 @@ def summed_loss(
     """
     hidden = _hidden(model, params, batch, dropout_key)
     head = model.output_map(params)
-    kernel = whole_rows(head["kernel"].T).T
+    kernel = gathered(head["kernel"].T, hidden.dtype).T
     count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
     def of_rows(hidden, targets, weights):
@@ -36,9 +36,10 @@ def summed_loss(
         return mean * (jnp.float32(targets.size) if weights is None else weights.sum())
 
     rows = (hidden, batch.targets, batch.weights)
-    if (parts := num_parts(len(hidden))) == 1:
+    axes = row_axes(kernel.shape[-1])
+    if (parts := num_parts(len(hidden), axes)) == 1:
         return of_rows(*rows), count
-    rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:])), rows)
+    rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
     return jax.vmap(of_rows)(*rows).sum(), count
 
 

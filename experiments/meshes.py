@@ -24,6 +24,7 @@ import jaxformer as jf
 from jaxformer.models.build import parameter_count
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.placement import AXES, make_mesh
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
@@ -107,8 +108,9 @@ def generated(model, variables):
 
 def odd(config):
     """The config with a word more and, where it has heads, five of them."""
-    heads = {"num_heads": 5, "num_kv_heads": 5, "head_dim": 8} if hasattr(config, "num_heads") else {}
-    return replace(config, vocab_size=VOCAB + 1, **heads)
+    heads = {"num_heads": 5, "num_kv_heads": 5, "head_dim": 8}
+    is_transformer = isinstance(config, TransformerConfig)
+    return replace(config, vocab_size=VOCAB + 1, **(heads if is_transformer else {}))
 
 
 def difference(one, other) -> dict:

@@ -15,6 +15,7 @@ VERBS = {
     "evaluate": "how well a run does on files: loss, bits per byte, BLEU",
     "import": "read a checkpoint in Hugging Face's format and keep it in ours",
     "export": "write a model as transformers, or llama.cpp, opens it",
+    "doctor": "what is here, and what a model needs of machines that are not",
     "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",
 }
 

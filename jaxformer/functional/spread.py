@@ -39,6 +39,13 @@ def spread(x, axes: tuple[str, ...] = BATCH_AXES):
     return _constrained(x, axes, *[None] * (x.ndim - 1))
 
 
+def platform() -> str:
+    """What is computed on: the platform of the mesh in context, which may be of machines that are
+    not here, or else JAX's own."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def num_parts(rows: int, axes: tuple[str, ...] = BATCH_AXES) -> int:
     """Into how many parts so many rows are spread along these axes."""
     parts = _size(_axes(axes))
@@ -68,8 +75,8 @@ def look_up(take, index, dtype):
 
 
 def gathered(table, dtype):
-    """A table of vectors [words, dim] as `dtype`, with the vectors, which may be cut, gathered: once
-    and not for every chunk of tokens. Its gradient goes back to where the vectors are."""
+    """A table of vectors [words, dim] as `dtype`, with the vectors, which may be cut, gathered:
+    once, and not for every chunk of tokens. Its gradient goes back to where the vectors are."""
     return _gathered(table, jnp.dtype(table.dtype), dtype) if _axes(BATCH_AXES) else table
 
 

@@ -62,8 +62,8 @@ _TRANSFORMER = (
 )
 # A recurrent state or a convolution's features would be exchanged at every step or layer.
 _OTHERS = (*_ENDS, Rule("*/kernel", ("fsdp", None)), *_VECTORS)
-# What `tensor` does not divide is computed row by row (`functional.spread.row_axes`): there it is to
-# parameters as another fsdp.
+# What `tensor` does not divide is computed row by row (`functional.spread.row_axes`): there it is
+# to parameters as another fsdp.
 _BOTH = ("fsdp", "tensor")
 _WHOLE_WORDS = (
     Rule("*embedding/tokens", (None, _BOTH)),
@@ -71,7 +71,10 @@ _WHOLE_WORDS = (
     Rule("head/bias", (None,)),
 )
 _WHOLE_HEADS = (
-    *(Rule(f"*blocks/*attention/{name}/kernel", (_BOTH, None)) for name in ("query", "key", "value")),
+    *(
+        Rule(f"*blocks/*attention/{name}/kernel", (_BOTH, None))
+        for name in ("query", "key", "value")
+    ),
     Rule("*blocks/*attention/output/kernel", (None, _BOTH)),
     Rule("*blocks/*attention/*/bias", (None,)),
     Rule("*relative_bias/table", (None, None)),
@@ -147,8 +150,8 @@ def shardings(tree, config, mesh) -> dict:
 
 
 def rules_of(config, tensor: int) -> tuple[Rule, ...]:
-    """The table of a config on a mesh of so many devices along `tensor`: a head or a word that these
-    do not divide is whole, and not an error."""
+    """The table of a config on a mesh of so many devices along `tensor`. Heads, or words, that
+    these do not divide are no error."""
     rules = TABLES[type(config)]
     heads = [getattr(config, name, None) for name in _HEADS]
     if any(n % tensor for n in heads if n is not None):

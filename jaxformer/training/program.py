@@ -20,8 +20,9 @@ KINDS = (
 
 
 class Collective(NamedTuple):
-    """An exchange between the devices of a group. size: bytes of the whole array, which is what a
-    gather gives and what a scatter is given; devices: of a group; times: how often it is run."""
+    """An exchange between the devices of a group. size: bytes of the whole array (or of several at
+    once), which is what a gather gives and what a scatter is given; devices: of a group; times: how
+    often it is run."""
 
     kind: str
     dtype: str
@@ -71,19 +72,18 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     return found, entry
 
 
-def walk(text: str) -> Iterator[tuple[Instruction, str, int]]:
-    """(instruction, the computation that it is in, how often it is run) of a whole program. Of a
-    conditional every branch is counted."""
+def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
+    """(instruction, the computation that it is in, how often it is run) of a whole program. None:
+    that is not known. Of a conditional every branch is counted."""
     found, entry = computations(text)
 
-    def visit(name: str, times: int):
+    def visit(name: str, times: int | None):
         for instruction in found[name]:
             yield instruction, name, times
-            more = times
-            if instruction.operation == "while":
-                more *= _trips(instruction, found)
             if instruction.operation in ("async-update", "async-done"):
                 continue  # they name what was started again
+            trips = _trips(instruction, found) if instruction.operation == "while" else 1
+            more = None if None in (times, trips) else times * trips
             for called in _called(instruction.rest):
                 if called in found:
                     yield from visit(called, more)
@@ -95,38 +95,77 @@ def _called(rest: str) -> list[str]:
     return [x.lstrip("%") for names in _CALLED.findall(rest) for x in names.split(", ") if x]
 
 
-def _trips(loop: Instruction, found) -> int:
-    """How often a loop's body is run: as the compiler says, or the bound in its condition."""
+def _trips(loop: Instruction, found) -> int | None:
+    """How often a loop's body is run: as the compiler says, or from its condition, counter < bound,
+    and what the body adds to the counter, which begins at 0."""
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", loop.rest)
-    bounds = [
-        int(line.rest.split(")")[0])
-        for line in found.get(condition[1] if condition else "", ())
-        if line.operation == "constant" and re.match(r"[su]\d+\[\]", line.shape)
-    ]
-    if len(bounds) != 1:
-        raise ValueError(f"it is not known how often the loop {loop.name} is run")
-    return bounds[0]
+    condition, body = (
+        {line.name: line for line in found[re.search(rf"{part}=%?([\w.\-]+)", loop.rest)[1]]}
+        for part in ("condition", "body")
+    )
+    test = next((x for x in condition.values() if x.operation == "compare"), None)
+    if test is None or "direction=LT" not in test.rest:
+        return None
+    counter, bound = (condition.get(name) for name in _operands(test)[:2])
+    if counter is None or bound is None or bound.operation != "constant":
+        return None
+    index = re.search(r"index=(\d+)", counter.rest)
+    after = _operands(list(body.values())[-1])  # of the tuple that the body gives
+    step = index and _offset(after[int(index[1])], body, index[0])
+    return -(-_constant(bound) // step) if step else None
+
+
+def _offset(name: str, lines: dict[str, Instruction], index: str) -> int | None:
+    """What is added to the element of that index to give the value of that name."""
+    line = lines.get(name)
+    if line is None or line.operation == "get-tuple-element":
+        return 0 if line and re.search(rf"{index}\b", line.rest) else None
+    if line.operation == "copy":
+        return _offset(_operands(line)[0], lines, index)
+    if line.operation != "add":
+        return None
+    value, added = _operands(line)
+    before, more = _offset(value, lines, index), lines.get(added)
+    if before is None or more is None or more.operation != "constant":
+        return None
+    return before + _constant(more)
+
+
+def _operands(line: Instruction) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", line.rest.split(")")[0])
+
+
+def _constant(line: Instruction) -> int:
+    return int(line.rest.split(")")[0])
 
 
 def collectives(text: str) -> list[Collective]:
-    """What the devices of a program exchange with one another."""
+    """What the devices of a program exchange with one another.
+
+    A TPU's program may do one exchange in pieces, between other work: then several instructions of
+    one channel stand for it, and it counts once, as often as the one that is run least.
+    """
     devices = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     everyone = int(devices[1]) if devices else 1
-    found = []
+    runs: dict[str, dict[tuple, int]] = {}
     for instruction, computation, times in walk(text):
         kind = instruction.operation.removesuffix("-start")
-        if kind not in KINDS:
-            continue
-        if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-            kind = "reduce-scatter"  # on TPU a fusion: each device keeps its part of the sum
-        group = _group(instruction.rest, everyone)
-        if group > 1:
-            found += [
-                Collective(kind, dtype, size, group, times)
-                for dtype, size in _exchanged(kind, instruction, group)
-            ]
+        if kind in KINDS and (group := _group(instruction.rest, everyone)) > 1:
+            if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+                kind = "reduce-scatter"  # on TPU a fusion: each device keeps its part of the sum
+            channel = re.search(r"channel_id=\d+", instruction.rest)
+            if times is None:
+                raise ValueError(f"it is not known how often {instruction.name} is run")
+            pieces = runs.setdefault(channel[0] if channel else instruction.name, {})
+            piece = (instruction, kind, group)
+            pieces[piece] = pieces.get(piece, 0) + times
+    found = []
+    for pieces in runs.values():
+        (instruction, kind, group), times = min(pieces.items(), key=lambda item: item[1])
+        arrays = _exchanged(kind, instruction, group)
+        dtypes, size = "/".join(sorted({x for x, _ in arrays})), sum(n for _, n in arrays)
+        found.append(Collective(kind, dtypes, size, group, times))
     return found
 
 
@@ -187,3 +226,14 @@ def by_kind(found: list[Collective]) -> dict[str, Total]:
         for kind in KINDS
         if any(one.kind == kind for one in found)
     }
+
+
+def copies(text: str, size: int) -> int:
+    """How often, within loops, something of at least so many bytes is copied."""
+    return sum(
+        times or 1
+        for line, _, times in walk(text)
+        if times != 1
+        and line.operation in ("copy", "copy-start")
+        and max((n for _, n in _arrays(line.shape)), default=0) >= size
+    )

@@ -78,7 +78,7 @@ def block(
         weights["attention"], before("attention_norm", x), config, attention, positions, kept, tap
     )
     a = add(x, of_output("attention_norm", a), config, keys[0])
-    h = tap("block.middle", after("attention_norm", a))
+    h = tap("block.middle", spread(after("attention_norm", a)))
     if source is not None:
         q = before("cross_attention_norm", h)
         c = cross_attention(weights["cross_attention"], q, config, source, cross_keys_values, tap)

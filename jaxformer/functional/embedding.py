@@ -73,7 +73,7 @@ def _rows_of_table(table, index, dtype):
     def take(index):
         return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
 
-    return look_up(take, index, dtype)
+    return look_up(take, index, table.shape[0], dtype)
 
 
 def without_padding(x, segments):

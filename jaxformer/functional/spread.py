@@ -57,8 +57,8 @@ def is_cut() -> bool:
     return _size(_axes((TENSOR_AXIS,))) > 1
 
 
-def look_up(take, index, dtype):
-    """take(index), vectors of a table that may itself be cut along its vectors, as `dtype`.
+def look_up(take, index, words: int, dtype):
+    """take(index), vectors of a table of so many that may itself be cut along them, as `dtype`.
 
     index: [batch, length], or [length] where all rows have the same. Each device looks up its part
     of the vectors for all devices that share the rest, and they exchange what they found: less than
@@ -69,7 +69,7 @@ def look_up(take, index, dtype):
         return take(index).astype(dtype)
     if index.ndim == 1:
         return _constrained(take(index).astype(dtype), None, None)
-    copies, cut = (_axes((name,)) or None for name in BATCH_AXES)
+    copies, cut = _axes(BATCH_AXES[:1]) or None, _vector_axes(words) or None
     found = take(_constrained(index, copies, None))
     return spread(_constrained(found, copies, None, cut).astype(dtype))
 
@@ -86,9 +86,8 @@ def _gathered(table, own_dtype, dtype):
 
 
 def _scattered(own_dtype, dtype, _, gradient):
-    words = _word_axes(len(gradient))
-    cut = tuple(axis for axis in _axes(("fsdp", TENSOR_AXIS)) if axis not in words)
-    return (_constrained(gradient, words or None, cut or None).astype(own_dtype),)
+    words, vectors = _word_axes(len(gradient)), _vector_axes(len(gradient))
+    return (_constrained(gradient, words or None, vectors or None).astype(own_dtype),)
 
 
 _gathered.defvjp(lambda *inputs: (_gathered(*inputs), None), _scattered)
@@ -97,6 +96,12 @@ _gathered.defvjp(lambda *inputs: (_gathered(*inputs), None), _scattered)
 def _word_axes(words: int) -> tuple[str, ...]:
     """The axes that cut so many words."""
     return () if TENSOR_AXIS in row_axes(words) else _axes((TENSOR_AXIS,))
+
+
+def _vector_axes(words: int) -> tuple[str, ...]:
+    """The axes that cut the vectors of so many words."""
+    words = _word_axes(words)
+    return tuple(axis for axis in _axes((BATCH_AXES[1], TENSOR_AXIS)) if axis not in words)
 
 
 def _constrained(x, *partition):

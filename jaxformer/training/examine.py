@@ -13,7 +13,7 @@ from jaxformer.models.placement import make_mesh
 from jaxformer.training.compiled import compile_decoding, compile_step
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.exchange import least_exchange
-from jaxformer.training.machines import Target, devices_of
+from jaxformer.training.machines import Target, compiler, devices_of
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.program import by_kind, collectives, copies
 
@@ -120,6 +120,7 @@ def _circumstances(target: Target, mesh, model, rows: int, length: int) -> dict:
     return {
         "target": str(target),
         "devices": target.count,
+        "compiler": compiler(target),
         "mesh": dict(mesh.shape),
         "rows": rows,
         "length": length,

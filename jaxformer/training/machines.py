@@ -12,7 +12,7 @@ import re
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import requires, version
+from importlib.metadata import distributions, requires, version
 from importlib.util import find_spec
 from math import prod
 
@@ -99,6 +99,14 @@ def missing(target: Target) -> str | None:
             "nvidia-cuda-nvcc-cu12"
         )
     return None
+
+
+def compiler(target: Target) -> dict[str, str]:
+    """The packages that compile for it, with their versions."""
+    names = {"cpu": "jaxlib", "tpu": "libtpu", "gpu": "jax-cuda1[23]-p.*|nvidia-cuda-nvcc.*"}
+    installed = {x.metadata["Name"]: x.version for x in distributions()}
+    wanted = re.compile(names[target.platform])
+    return {name: installed[name] for name in sorted(installed) if wanted.fullmatch(name)}
 
 
 def devices_of(target: Target) -> list:

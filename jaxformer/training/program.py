@@ -197,7 +197,7 @@ def _group(rest: str, everyone: int) -> int:
         return 1
     if "source_target_pairs=" in rest:
         return 2
-    if axes := re.search(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}", rest):
+    if axes := re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
         parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", axes[2])
         return prod(int(part or sizes[name]) for name, part in parts)
@@ -205,7 +205,9 @@ def _group(rest: str, everyone: int) -> int:
         return int(shape[1])
     if members := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return len(members[1].split(","))
-    return everyone
+    if "replica_groups={}" in rest or "replica_groups=" not in rest:
+        return everyone
+    raise ValueError(f"the groups of devices cannot be read: {rest}")
 
 
 class Total(NamedTuple):

@@ -100,6 +100,7 @@ def test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run(rows, groups, boun
         ("replica_groups=[2,4]<=[4,2]T(1,0)", 4),
         ("replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}", 4),
         ("replica_groups=mesh['a'=8] {'a':(1)2}", 2),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", 2),
         ("replica_groups={}", 8),
     ],
 )
@@ -135,6 +136,8 @@ def test_a_loop_of_which_it_is_not_known_how_often_it_is_run():
     text = looped(line).replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="not known how often r is run"):
         collectives(text)
+    with pytest.raises(ValueError, match="groups of devices cannot be read"):
+        collectives(looped(line.replace("{}", "<=8")))
     with pytest.raises(ValueError, match="not of a compiled program"):
         collectives("nothing")
 

@@ -11,11 +11,10 @@ of the first batch, and what is generated, greedily and by a beam of 4.
 
 import itertools
 import os
-import re
 import socket
 import subprocess
 import sys
-from collections import Counter
+from dataclasses import replace
 
 # Before JAX starts. Small collectives of many devices block one another on few threads.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -29,6 +28,7 @@ import jaxformer as jf
 from jaxformer.models.build import parameter_count
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.placement import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
@@ -37,6 +37,7 @@ from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import Processes, is_first, join
+from jaxformer.training.program import by_kind, collectives
 from jaxformer.training.step import init_state, make_step
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
@@ -54,7 +55,6 @@ MESHES = [
     for sizes in itertools.product((1, 2, 4, 8), repeat=3)
     if np.prod(sizes) == 8
 ]
-COLLECTIVE = r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 RECIPE = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
 
 
@@ -92,11 +92,11 @@ def trained(kind: str, mesh):
 
 
 def exchanges(kind: str, mesh) -> dict[str, int]:
-    """How many collectives of each kind the compiled step has."""
+    """How many collectives of each kind the compiled step runs."""
     model, optimizer = jf.build(CONFIGS[kind]), make_optimizer(RECIPE)
     state, batch = init_on(mesh, model, optimizer, 0), place_batch(batch_of(model.config), mesh)
     program = make_step(model, optimizer).lower(state, batch, np.float32(0)).compile().as_text()
-    return dict(Counter(re.findall(COLLECTIVE, program)))
+    return {kind: total.count for kind, total in by_kind(collectives(program)).items()}
 
 
 def generated(model, variables):
@@ -109,6 +109,13 @@ def generated(model, variables):
     greedy = jf.generate(model, variables, rows, sampler=jf.Sampler(temperature=0.0), **how)
     beam = jf.beam_search(model, variables, rows, beam_width=4, **how)
     return [np.asarray(greedy.tokens), np.asarray(beam.tokens)]
+
+
+def odd(config):
+    """The config with a word more and, where it has heads, five of them."""
+    heads = {"num_heads": 5, "num_kv_heads": 5, "head_dim": 8}
+    is_transformer = isinstance(config, TransformerConfig)
+    return replace(config, vocab_size=VOCAB + 1, **(heads if is_transformer else {}))
 
 
 def difference(one, other) -> dict:
@@ -143,6 +150,7 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
+    parser.add_argument("--odd", action="store_true", help="words and heads that 2 does not divide")
     parser.add_argument("--exchanges", action="store_true", help="of the decoder's step alone")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
     arguments = parser.parse_args()
@@ -155,6 +163,8 @@ def main():
         name: make_mesh({axis: int(n) for axis, n in (x.split("=") for x in name.split(","))})
         for name in arguments.meshes
     }
+    if arguments.odd:
+        CONFIGS.update({kind: odd(config) for kind, config in CONFIGS.items()})
     figures = []
     if arguments.exchanges:
         for name, mesh in meshes.items():

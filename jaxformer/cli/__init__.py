@@ -16,6 +16,7 @@ VERBS = {
     "compare": "runs beside one another: settings, figures and a picture",
     "import": "read a checkpoint in Hugging Face's format and keep it in ours",
     "export": "write a model as transformers, or llama.cpp, opens it",
+    "doctor": "what is here, and what a model needs of machines that are not",
     "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",
 }
 

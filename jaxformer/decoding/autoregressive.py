@@ -66,11 +66,11 @@ def start_captured(model, variables, batch_size, capacity, source, hooks: Hooks,
             f"ring is True; this {type(model).__name__} has no window, so it needs every slot"
         )
     reach = model.reach if ring else None
-    return _start(model, weights_of(variables), batch_size, capacity, read, hooks, reach)
+    return start_cache(model, weights_of(variables), batch_size, capacity, read, hooks, reach)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3, 6))
-def _start(model, weights, batch_size, capacity, source, hooks, reach):
+def start_cache(model, weights, batch_size, capacity, source, hooks, reach):
     how = {} if reach is None else {"reach": reach}
     return model.start(weights, batch_size, capacity, source, hooks, **how)
 

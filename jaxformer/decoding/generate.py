@@ -153,12 +153,12 @@ class Block(NamedTuple):
 
 def first_token(passed: Prefill, arrays: SamplerArrays | None, key, stops) -> tuple[State, Block]:
     """The first token of each row."""
-    token, stopped, first = _first(passed.logits, passed.captured, arrays, key, stops)
+    token, stopped, first = choose_first(passed.logits, passed.captured, arrays, key, stops)
     return State(passed.cache, token, stopped, jnp.int32(1)), first
 
 
 @jax.jit
-def _first(logits, captured, arrays, key, stops):
+def choose_first(logits, captured, arrays, key, stops):
     nobody = jnp.zeros(len(logits), bool)
     token, stopped, first = _choose(logits, captured, nobody, jnp.int32(0), arrays, key, stops)
     return token, stopped, _in_rows(jax.tree.map(lambda x: x[None], first))

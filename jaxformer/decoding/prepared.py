@@ -8,6 +8,7 @@ from functools import partial
 import jax
 
 from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.functional.spread import platform
 
 
 def prepare(model, variables):
@@ -21,18 +22,18 @@ def prepare(model, variables):
     name, weights = held(variables, "prepared", "params")
     if name == "prepared":
         return variables
-    return {"prepared": _prepare(model, weights, cores_side_by_side())}
+    return {"prepared": prepare_weights(model, weights, cores_side_by_side())}
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _prepare(model, params, parts: int):
+def prepare_weights(model, params, parts: int):
     return model.prepare(params, parts)
 
 
 def cores_side_by_side() -> int:
     """How many parts of a product XLA computes one beside the other: a CPU's cores, 8 at most; an
     accelerator takes a product whole."""
-    return min(os.cpu_count() or 1, 8) if jax.default_backend() == "cpu" else 1
+    return min(os.cpu_count() or 1, 8) if platform() == "cpu" else 1
 
 
 class LastPrepared:

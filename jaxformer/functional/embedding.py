@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxformer.functional.kernels import Int8Table, for_small_steps
 from jaxformer.functional.linear import capped, each_kernel, init_linear, linear
 from jaxformer.functional.positions import sinusoidal_positions
-from jaxformer.functional.spread import whole_rows
+from jaxformer.functional.spread import look_up
 
 
 def init_embedding(
@@ -41,15 +41,14 @@ def embed_tokens(weights, tokens, dtype):
     An id outside the table gives NaN, never some other row.
     """
     if jnp.issubdtype(tokens.dtype, jnp.integer):
-        tokens = _rows_of_table(weights["tokens"], tokens)
+        return _rows_of_table(weights["tokens"], tokens, dtype)
     return tokens.astype(dtype)
 
 
 def add_positions(weights, x, positions, config):
     """x + p, where positions are learned (NaN outside the table) or sinusoidal; else x as it is."""
     if config.positions == "learned":
-        rows = _rows_of_table(weights["positions"], positions + config.position_offset)
-        return x + rows.astype(x.dtype)
+        return x + _rows_of_table(weights["positions"], positions + config.position_offset, x.dtype)
     if config.positions.startswith("sinusoidal"):
         halves = config.positions == "sinusoidal_halves"
         return x + sinusoidal_positions(positions, x.shape[-1], halves=halves).astype(x.dtype)
@@ -62,15 +61,19 @@ def add_token_types(weights, x, token_types=None):
         return x
     if token_types is None:
         return x + weights["token_types"][0].astype(x.dtype)
-    return x + _rows_of_table(weights["token_types"], token_types).astype(x.dtype)
+    return x + _rows_of_table(weights["token_types"], token_types, x.dtype)
 
 
-def _rows_of_table(table, index):
+def _rows_of_table(table, index, dtype):
     in_table = (index >= 0) & (index < table.shape[0])
     index = jnp.where(in_table, index, table.shape[0])  # a negative index would wrap
     if isinstance(table, Int8Table):
-        return table.take(index)
-    return jnp.take(whole_rows(table), index, axis=0, mode="fill", fill_value=jnp.nan)
+        return table.take(index).astype(dtype)
+
+    def take(index):
+        return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
+
+    return look_up(take, index, table.shape[0], dtype)
 
 
 def without_padding(x, segments):

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.functional.masks import Causal, Packed, Padding, Window
+from jaxformer.functional.spread import platform
 
 
 def unsupported_reason(query, key, value, mask, query_info, key_info, scores) -> str | None:
     """Why the kernel cannot do this, in words, or None if it can."""
-    if jax.default_backend() != "gpu":
-        return f"it needs a GPU, and the backend is {jax.default_backend()!r}"
+    if platform() != "gpu":
+        return f"it needs a GPU, and the platform is {platform()!r}"
     if query.ndim != 4:
         return f"it needs a batch of sequences [batch, heads, length, head_dim], not {query.shape}"
     if query.dtype not in (jnp.bfloat16, jnp.float16):

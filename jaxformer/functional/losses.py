@@ -209,8 +209,10 @@ def _summed_losses_forward(head, hidden, targets, weights, cap, label_smoothing)
         d_weights = jnp.where(weights != 0, losses, 0.0)
         return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
 
-    start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, floats))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), floats)
+    start = (jnp.float32(0), zeros)
     (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
+    d_head = jax.tree.map(lambda d, x: d.astype(x.dtype), d_head, floats)
     return total, (d_head, *by_token)
 
 

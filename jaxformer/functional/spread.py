@@ -2,34 +2,53 @@
 guess.
 
 The mesh is the one in context (`jax.set_mesh`), and its axes are known by name: rows are spread
-over "data" and "fsdp", a layer's own work over "tensor". Without a mesh nothing is told, nor where
-rows do not divide, nor inside `shard_map`, where each device has its own already.
+over "data" and "fsdp", a layer's own work over "tensor". Heads or words of the vocabulary that
+"tensor" does not divide are whole on each device, and there rows are spread over "tensor" too.
+Without a mesh nothing is told, nor where rows do not divide, nor inside `shard_map`, where each
+device has its own already.
 """
 
+from functools import partial
 from math import prod
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
 
 
-def spread(x):
-    """x, its rows spread over the devices and nothing else of it.
+def row_axes(*pieces: int) -> tuple[str, ...]:
+    """The axes over which rows are spread where a layer's own work is in so many pieces (query
+    heads, key heads; words): those of the batch and, where it does not divide one of them,
+    "tensor"."""
+    tensor = _size(_axes((TENSOR_AXIS,)))
+    return (*BATCH_AXES, TENSOR_AXIS) if any(n % tensor for n in pieces) else BATCH_AXES
+
+
+def spread(x, axes: tuple[str, ...] = BATCH_AXES):
+    """x, its rows spread over the devices along these axes and nothing else of it.
 
     Between layers the partitioner would else be free to cut the features, by which parameters may
     be cut, and to exchange activations in the place of parameters.
     """
-    axes = _axes(BATCH_AXES)
+    axes = _axes(axes)
     if not axes or x.shape[0] % _size(axes):
         return x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(axes, *[None] * (x.ndim - 1)))
+    return _constrained(x, axes, *[None] * (x.ndim - 1))
 
 
-def num_parts(rows: int) -> int:
-    """Into how many parts so many rows are spread."""
-    parts = _size(_axes(BATCH_AXES))
+def platform() -> str:
+    """What is computed on: the platform of the mesh in context, which may be of machines that are
+    not here, or else JAX's own."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def num_parts(rows: int, axes: tuple[str, ...] = BATCH_AXES) -> int:
+    """Into how many parts so many rows are spread along these axes."""
+    parts = _size(_axes(axes))
     return 1 if rows % parts else parts
 
 
@@ -38,13 +57,55 @@ def is_cut() -> bool:
     return _size(_axes((TENSOR_AXIS,))) > 1
 
 
-def whole_rows(table):
-    """A table of vectors [rows, dim] with the vectors gathered, which may be cut by the axes of a
-    batch: so that what is looked up is cut as the batch is, and the output map is gathered once and
-    not for every chunk of tokens."""
-    if not _axes(BATCH_AXES):
-        return table
-    return jax.lax.with_sharding_constraint(table, PartitionSpec(PartitionSpec.UNCONSTRAINED, None))
+def look_up(take, index, words: int, dtype):
+    """take(index), vectors of a table of so many that may itself be cut along them, as `dtype`.
+
+    index: [batch, length], or [length] where all rows have the same. Each device looks up its part
+    of the vectors for all devices that share the rest, and they exchange what they found: less than
+    the table, of which the gradient needs no exchange.
+    """
+    axes = _axes(BATCH_AXES)
+    if not axes or (index.ndim > 1 and len(index) % _size(axes)):
+        return take(index).astype(dtype)
+    if index.ndim == 1:
+        return _constrained(take(index).astype(dtype), None, None)
+    copies, cut = _axes(BATCH_AXES[:1]) or None, _vector_axes(words) or None
+    found = take(_constrained(index, copies, None))
+    return spread(_constrained(found, copies, None, cut).astype(dtype))
+
+
+def gathered(table, dtype):
+    """A table of vectors [words, dim] as `dtype`, with the vectors, which may be cut, gathered:
+    once, and not for every chunk of tokens. Its gradient goes back to where the vectors are."""
+    return _gathered(table, jnp.dtype(table.dtype), dtype) if _axes(BATCH_AXES) else table
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(table, own_dtype, dtype):
+    return _constrained(table.astype(dtype), _word_axes(len(table)) or None, None)
+
+
+def _scattered(own_dtype, dtype, _, gradient):
+    words, vectors = _word_axes(len(gradient)), _vector_axes(len(gradient))
+    return (_constrained(gradient, words or None, vectors or None).astype(own_dtype),)
+
+
+_gathered.defvjp(lambda *inputs: (_gathered(*inputs), None), _scattered)
+
+
+def _word_axes(words: int) -> tuple[str, ...]:
+    """The axes that cut so many words."""
+    return () if TENSOR_AXIS in row_axes(words) else _axes((TENSOR_AXIS,))
+
+
+def _vector_axes(words: int) -> tuple[str, ...]:
+    """The axes that cut the vectors of so many words."""
+    words = _word_axes(words)
+    return tuple(axis for axis in _axes((BATCH_AXES[1], TENSOR_AXIS)) if axis not in words)
+
+
+def _constrained(x, *partition):
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*partition))
 
 
 def _axes(names: tuple[str, ...]) -> tuple[str, ...]:

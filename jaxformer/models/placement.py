@@ -31,11 +31,11 @@ AXES = (*BATCH_AXES, TENSOR_AXIS)
 
 
 class Rule(NamedTuple):
-    """pattern: of paths, "*" for anything; partition: the mesh axis that cuts each of an array's
-    last axes, None: it is whole. Those before them, layers, are never cut."""
+    """pattern: of paths, "*" for anything; partition: the mesh axis, or axes, that cut each of an
+    array's last axes, None: it is whole. Those before them, layers, are never cut."""
 
     pattern: str
-    partition: tuple[str | None, ...]
+    partition: tuple[str | tuple[str, ...] | None, ...]
 
 
 # Maps into heads and hidden features are cut by their outputs, those out of them by their inputs:
@@ -62,6 +62,23 @@ _TRANSFORMER = (
 )
 # A recurrent state or a convolution's features would be exchanged at every step or layer.
 _OTHERS = (*_ENDS, Rule("*/kernel", ("fsdp", None)), *_VECTORS)
+# What `tensor` does not divide is computed row by row (`functional.spread.row_axes`): there it is
+# to parameters as another fsdp.
+_BOTH = ("fsdp", "tensor")
+_WHOLE_WORDS = (
+    Rule("*embedding/tokens", (None, _BOTH)),
+    Rule("head/kernel", (_BOTH, None)),
+    Rule("head/bias", (None,)),
+)
+_WHOLE_HEADS = (
+    *(
+        Rule(f"*blocks/*attention/{name}/kernel", (_BOTH, None))
+        for name in ("query", "key", "value")
+    ),
+    Rule("*blocks/*attention/output/kernel", (None, _BOTH)),
+    Rule("*blocks/*attention/*/bias", (None,)),
+    Rule("*relative_bias/table", (None, None)),
+)
 TABLES: dict[type, tuple[Rule, ...]] = {
     DecoderConfig: _TRANSFORMER,
     EncoderConfig: _TRANSFORMER,
@@ -102,25 +119,28 @@ def partition_of(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh)
     rule = next((rule for rule in rules if fnmatchcase(path, rule.pattern)), None)
     if rule is None:
         raise ValueError(f"{path} {shape} matches no rule of the table")
-    used = [axis for axis in rule.partition if axis is not None]
+    used = [axis for axes in rule.partition for axis in _axes(axes)]
     if len(set(used)) < len(used):
         raise ValueError(f"the rule {rule.pattern!r} uses an axis twice: {rule.partition}")
     if len(rule.partition) > len(shape):
         raise ValueError(f"{path} {shape} has fewer axes than its rule {rule.pattern!r}")
     whole = (None,) * (len(shape) - len(rule.partition))
-    for size, axis in zip(shape[len(whole) :], rule.partition, strict=True):
-        if axis is not None and size % mesh.shape[axis]:
+    for size, axes in zip(shape[len(whole) :], rule.partition, strict=True):
+        if size % prod(mesh.shape[axis] for axis in _axes(axes)):
+            said = " × ".join(f"{axis}={mesh.shape[axis]}" for axis in _axes(axes))
             raise ValueError(
-                f"{path} {shape}: {size} does not divide by {axis}={mesh.shape[axis]} "
-                f"(the rule {rule.pattern!r})"
+                f"{path} {shape}: {size} does not divide by {said} (the rule {rule.pattern!r})"
             )
     return PartitionSpec(*whole, *rule.partition)
 
 
+def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else axes
+
+
 def shardings(tree, config, mesh) -> dict:
     """Where each parameter of a model of this config lives, a tree of `NamedSharding`."""
-    _check_heads(config, mesh.shape["tensor"])
-    rules = TABLES[type(config)]
+    rules = rules_of(config, mesh.shape["tensor"])
 
     def place(path, leaf):
         name = "/".join(key.key for key in path)
@@ -129,12 +149,17 @@ def shardings(tree, config, mesh) -> dict:
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def _check_heads(config, tensor: int) -> None:
-    """A head is on one device."""
-    for name in ("num_heads", "num_kv_heads", "num_encoder_heads"):
-        heads = getattr(config, name, None)
-        if heads is not None and heads % tensor:
-            raise ValueError(f"{name} is {heads}; it does not divide by tensor={tensor}")
+def rules_of(config, tensor: int) -> tuple[Rule, ...]:
+    """The table of a config on a mesh of so many devices along `tensor`. Heads, or words, that
+    these do not divide are no error."""
+    rules = TABLES[type(config)]
+    heads = [getattr(config, name, None) for name in _HEADS]
+    if any(n % tensor for n in heads if n is not None):
+        rules = (*_WHOLE_HEADS, *rules)
+    return (*_WHOLE_WORDS, *rules) if config.vocab_size % tensor else rules
+
+
+_HEADS = ("num_heads", "num_kv_heads", "num_encoder_heads")
 
 
 def batch_sharding(mesh, before: int = 0) -> NamedSharding:

@@ -7,7 +7,7 @@ from jaxtyping import Array
 from jaxformer.functional.contexts import Source
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.functional.losses import chunked_cross_entropy
-from jaxformer.functional.spread import num_parts, spread, whole_rows
+from jaxformer.functional.spread import gathered, num_parts, row_axes, spread
 from jaxformer.training.batch import Batch
 
 
@@ -22,7 +22,7 @@ def summed_loss(
     hidden = _hidden(model, params, batch, dropout_key)
     head = model.output_map(params)
     kernel = head["kernel"]
-    kernel = kernel if is_kernel(kernel) else whole_rows(kernel.T).T
+    kernel = kernel if is_kernel(kernel) else gathered(kernel.T, hidden.dtype).T
     count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
     def of_rows(hidden, targets, weights):
@@ -38,9 +38,10 @@ def summed_loss(
         return mean * (jnp.float32(targets.size) if weights is None else weights.sum())
 
     rows = (hidden, batch.targets, batch.weights)
-    if (parts := num_parts(len(hidden))) == 1:
+    axes = row_axes(kernel.shape[-1])
+    if (parts := num_parts(len(hidden), axes)) == 1:
         return of_rows(*rows), count
-    rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:])), rows)
+    rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
     return jax.vmap(of_rows)(*rows).sum(), count
 
 

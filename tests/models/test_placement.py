@@ -6,7 +6,7 @@ import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxformer.models.build import build, shape_tree
 from jaxformer.models.config import PRESETS
@@ -24,7 +24,7 @@ CONFIGS = {
     f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()
 }
 CONFIGS |= PRESETS
-ONE = make_mesh({})
+ONE, BOTH = make_mesh({}), ("fsdp", "tensor")
 
 
 class Sizes:
@@ -99,11 +99,18 @@ def test_the_first_rule_is_used():
     assert tuple(partition_of("a/bias", (4, 4), rules, Sizes())) == (None, "fsdp")
 
 
-def test_heads_are_whole():
-    config = CONFIGS["llama-1.1b"]
-    mesh = Sizes(tensor=8)
-    with pytest.raises(ValueError, match="num_kv_heads is 4; it does not divide by tensor=8"):
-        shardings(shape_tree(build(config)), config, mesh)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "gpt" in name or "llama" in name])
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_a_head_and_a_word_are_whole(name, tensor):
+    """What `tensor` does not divide is cut as over fsdp; every matrix is still cut by both axes."""
+    config = CONFIGS[name].resolved
+    mesh = AbstractMesh((1, 1, tensor), AXES)
+    placed = shardings(shape_tree(build(config)), config, mesh)
+    attention = [x["kernel"].spec for x in placed["blocks"]["attention"].values()]
+    by_heads = not (config.num_heads % tensor or config.num_kv_heads % tensor)
+    assert [("fsdp", "tensor") in spec for spec in attention] == [not by_heads] * 4
+    table = placed["embedding"]["tokens"].spec
+    assert tuple(table) == (("tensor", "fsdp") if config.vocab_size % tensor == 0 else (None, BOTH))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""What training steps and decoding loops need of machines that are not here.
+
+    python experiments/placements.py gpu:h100:8
+    python experiments/placements.py tpu:v5e:4x4 --meshes fsdp=16 --record placements-v5e
+
+Compiled for the machine (`jaxformer doctor` says what that takes): memory on each device, what is
+exchanged beside the least that the placement needs, and operations by formula.
+"""
+
+import json
+from dataclasses import replace
+
+from record import Parser, conclude, run
+
+from jaxformer.models.config import Execution, preset
+from jaxformer.training.machines import parse_target, start_for
+
+# By machine: meshes to train on, and to decode on.
+MESHES = {
+    "gpu:h100:8": (
+        ("data=8", "fsdp=8", "data=2,fsdp=4", "fsdp=2,tensor=4", "tensor=8"),
+        ("data=8", "data=2,tensor=4"),
+    ),
+    "tpu:v5e:4x4": (
+        ("fsdp=16", "fsdp=4,tensor=4"),
+        ("data=16", "data=4,tensor=4"),
+    ),
+}
+MODELS = {"gpt2-1.5b": 64, "llama-1.1b": 32}  # rows of a batch, each of the model's max_length
+DECODED, ROWS = "gpt2-124m", 32
+HOW = Execution(layers="scan", remat="dots")
+
+
+def sizes(mesh: str) -> dict[str, int]:
+    return {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("target", choices=MESHES)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--meshes", nargs="+", help="to train on; none of these: all")
+    arguments = parser.parse_args()
+    target = parse_target(arguments.target)
+    start_for(target)
+    from jaxformer.training.examine import DoesNotFit, examine_decoding, examine_step
+
+    figures = []
+
+    def add(name, mesh, examine, rows, execution):
+        config = replace(preset(name), dtype="bfloat16")
+        how = (execution, target, sizes(mesh), rows, config.max_length)
+        try:
+            found = examine(config, *how)
+        except DoesNotFit as error:
+            found = {"mesh": sizes(mesh), "error": str(error)}
+        figures.append({"preset": name, "what": examine.__name__, **found})
+        print(json.dumps(figures[-1]), flush=True)
+
+    to_train, to_decode = MESHES[arguments.target]
+    for name in arguments.models:
+        for mesh in arguments.meshes or to_train:
+            add(name, mesh, examine_step, MODELS[name], HOW)
+    for mesh in to_decode if not arguments.meshes else ():
+        add(DECODED, mesh, examine_decoding, ROWS, Execution())
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,106 @@
+"""The real programs, compiled for a mesh of devices that need not be here."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decoding.autoregressive import live_slots, slots, start_cache
+from jaxformer.decoding.generate import State, choose_first, decode_block, prefill
+from jaxformer.decoding.prepared import cores_side_by_side, prepare_weights
+from jaxformer.functional.contexts import Source
+from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.models.build import shape_tree
+from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.placement import shardings
+from jaxformer.training.batch import Batch
+from jaxformer.training.placed import placed_shapes, state_shardings
+from jaxformer.training.step import init_state, make_step
+
+
+class Memory(NamedTuple):
+    """Bytes on each device. temporaries: activations, gradients, and what is gathered."""
+
+    parameters: int
+    optimizer: int
+    temporaries: int
+    total: int
+
+
+def compile_step(model, optimizer, mesh, rows: int, length: int):
+    """(the compiled training step, its `Memory`) for one micro-batch of so many rows."""
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
+    state = _placed(shapes, state_shardings(model, optimizer, mesh))
+    batch = placed_shapes(batch_shapes(model.config, rows, length), mesh)
+    rate = jax.ShapeDtypeStruct((), np.float32)
+    with jax.set_mesh(mesh):
+        program = make_step(model, optimizer).lower(state, batch, rate).compile()
+    used = program.memory_analysis()
+    parameters, kept = held(state.params), held(state.optimizer)
+    extra = used.output_size_in_bytes - used.alias_size_in_bytes
+    total = used.argument_size_in_bytes + used.temp_size_in_bytes + extra
+    return program, Memory(parameters, kept, used.temp_size_in_bytes, total)
+
+
+class Decoding(NamedTuple):
+    """The compiled block of decoding steps, what it holds on each device, and the bytes there of
+    one layer's keys."""
+
+    program: jax.stages.Compiled
+    weights: int
+    cache: int
+    temporaries: int
+    layer: int
+
+
+def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
+    """The block of steps that `generate` runs, greedily, once prompts of so many tokens are read
+    and rows are to become `length` long: weights and cache are where its own programs put them."""
+    params = _placed(shape_tree(model), shardings(shape_tree(model), model.config, mesh))
+    tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
+    source = Source(tokens) if isinstance(model.config, ReadsSource) else None
+    stops = jax.ShapeDtypeStruct((1,), np.int32)
+    with jax.set_mesh(mesh):
+        weights = _outputs(prepare_weights, model, params, cores_side_by_side())
+        start = (model, weights, rows, slots(length), source, NO_HOOKS, None)
+        cache, _ = _outputs(start_cache, *start)
+        read = _outputs(prefill, model, weights, tokens, tokens, cache)
+        chosen = _outputs(choose_first, read.logits, read.captured, None, None, stops)
+        step = jax.ShapeDtypeStruct((), np.int32)
+        state = State(read.cache, *chosen[:2], step)
+        live = live_slots(read.cache, length)
+        block = decode_block.lower(model, weights, state, None, None, stops, live)
+        program = block.compile()
+    used, sizes = program.memory_analysis(), held(read.cache)
+    largest = max((held(x) for x in jax.tree.leaves(read.cache)), default=0)
+    return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, largest)
+
+
+def _outputs(function, *arguments):
+    """What a jitted function gives, as shapes with where the compiler puts them."""
+    lowered = function.lower(*arguments)
+    return _placed(lowered.out_info, lowered.compile().output_shardings)
+
+
+def batch_shapes(config, rows: int, length: int) -> Batch:
+    """The shapes of a batch of one micro-batch, with a source as long where one is read."""
+    tokens = jax.ShapeDtypeStruct((1, rows, length), np.int32)
+    source = tokens if isinstance(config, ReadsSource) else None
+    return Batch(tokens, tokens, source=source)
+
+
+def held(tree) -> int:
+    """Bytes that one device holds of arrays, given as shapes with where they are."""
+    shards = [(x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree)]
+    return sum(int(np.prod(shape)) * _itemsize(dtype) for shape, dtype in shards)
+
+
+def _itemsize(dtype) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize
+
+
+def _placed(shapes, where):
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, where
+    )

@@ -1,0 +1,196 @@
+"""Machines that a program can be compiled for, whether they are here or not.
+
+    gpu:h100:8       so many GPUs of one host
+    tpu:v5e:4x4      a slice of TPUs
+    cpu:8            so many devices, simulated on this machine
+
+What it takes is a compiler's plugin, without the machine's drivers; see `missing`.
+"""
+
+import os
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import distributions, requires, version
+from importlib.util import find_spec
+from math import prod
+
+
+@dataclass(frozen=True)
+class Device:
+    """Published figures of one device: memory in bytes, bfloat16 operations (a multiplication and
+    an addition are two) and bytes of memory and of links to other devices, each way, in a second.
+    """
+
+    name: str
+    memory: int
+    flops: float
+    bandwidth: float
+    links: float
+    source: str
+
+
+_GOOGLE = "https://cloud.google.com/tpu/docs"
+DEVICES = {
+    # NVLink 4: 900 GB/s both ways together. Memory as the driver reports it.
+    "gpu:h100": Device(
+        "NVIDIA H100 SXM, 80 GB",
+        84_929_347_584,
+        989.4e12,
+        3.35e12,
+        450e9,
+        "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet",
+    ),
+    # Links: what is published both ways together (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
+    "tpu:v4": Device("TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
+    "tpu:v5e": Device("TPU v5e", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"),
+    "tpu:v5p": Device("TPU v5p", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
+    "tpu:v6e": Device("TPU v6e", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_GOOGLE}/v6e"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine. kind: a key of `DEVICES`, or "cpu"; shape: its devices, by the axes of a slice."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def platform(self) -> str:
+        return self.kind.split(":")[0]
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def device(self) -> Device | None:
+        """Published figures; None: of a CPU there are none."""
+        return DEVICES.get(self.kind)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{'x'.join(map(str, self.shape))}"
+
+
+def parse_target(text: str) -> Target:
+    """gpu:h100:8, tpu:v5e:4x4 or cpu:8 as a `Target`; ValueError for anything else."""
+    kind, _, shape = text.rpartition(":")
+    sizes = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
+    if not sizes or kind not in ("cpu", *DEVICES) or ("x" in shape and not kind.startswith("tpu")):
+        shapes = {"tpu:v4": "2x2x1", "tpu:v5p": "2x2x1", "tpu:v5e": "4x4", "tpu:v6e": "4x4"}
+        accepted = ", ".join(f"{name}:{shapes.get(name, 8)}" for name in (*DEVICES, "cpu"))
+        raise ValueError(f"target is {text!r}; it must be of the form of one of {accepted}")
+    return Target(kind, tuple(map(int, shape.split("x"))))
+
+
+def missing(target: Target) -> str | None:
+    """The command that installs what compiling for it takes; None: it is here."""
+    if target.platform == "tpu" and find_spec("libtpu") is None:
+        wanted = next(x for x in requires("jax") or () if x.startswith("libtpu"))
+        return f'pip install "{wanted.split(";")[0].strip()}"'
+    if target.platform == "gpu" and not any(
+        find_spec("jax_plugins") and find_spec(f"jax_plugins.xla_cuda{n}") for n in (12, 13)
+    ):
+        jax = version("jax")
+        return (
+            f"pip install --no-deps jax-cuda12-plugin=={jax} jax-cuda12-pjrt=={jax} "
+            "nvidia-cuda-nvcc-cu12"
+        )
+    return None
+
+
+def compiler(target: Target) -> dict[str, str]:
+    """The packages that compile for it, with their versions."""
+    names = {"cpu": "jaxlib", "tpu": "libtpu", "gpu": "jax-cuda1[23]-p.*|nvidia-cuda-nvcc.*"}
+    installed = {x.metadata["Name"]: x.version for x in distributions()}
+    wanted = re.compile(names[target.platform])
+    return {name: installed[name] for name in sorted(installed) if wanted.fullmatch(name)}
+
+
+def devices_of(target: Target) -> list:
+    """The machine's devices, to compile for; only those of a CPU can run anything.
+
+    ValueError, with what to do, where the plugin is missing, where there is no such slice, or where
+    JAX has started with fewer CPU devices. JAX must not have started for an absent machine's
+    plugin to be quiet: see `start_for`.
+    """
+    if install := missing(target):
+        raise ValueError(
+            f"target is {target}, whose compiler is not installed; it comes with: {install}"
+        )
+    import jax
+    from jax.experimental.topologies import get_topology_desc
+
+    if target.platform == "cpu":
+        if jax.device_count("cpu") < target.count:
+            raise ValueError(
+                f"target is {target}; JAX has started with {jax.device_count('cpu')} (give "
+                "XLA_FLAGS=--xla_force_host_platform_device_count="
+                f"{target.count} before it does)"
+            )
+        return jax.devices("cpu")[: target.count]
+    how = {"platform": "tpu"}
+    if target.platform == "gpu":
+        topology = f"1x1x{target.count}"
+        how = {"platform": "cuda", "target_config": H100, "topology": topology}
+    slice_of = f"{target}"[4:] if target.platform == "tpu" else ""
+    try:
+        with _quiet():
+            return list(get_topology_desc(slice_of, **how).devices)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        raise ValueError(f"target is {target}: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _quiet():
+    """Standard error closed to plugins, which write there that their machine is absent."""
+    with open(os.devnull, "w") as nowhere:
+        kept = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def start_for(target: Target) -> None:
+    """Set up this process, before JAX starts, to compile for a machine that is not here."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if target.platform == "cpu" and "jax" not in sys.modules:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", target.count)
+
+
+# The compiler's description of a device that is not here (GpuTargetConfigProto): the published
+# limits of an H100 SXM.
+H100 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 minor: 0 }
+  core_count: 132
+  fpus_per_core: 128
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 3350000000000
+  device_memory_size: 84929347584
+}
+"""

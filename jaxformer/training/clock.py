@@ -13,14 +13,14 @@ class Clock:
     def __init__(self):
         self.trained = 0.0
         self._since: float | None = None  # when it was started; None: it stands
-        self._lap = (0.0, 0)
-        self._tokens = 0
+        self._tokens = self._flops = 0
+        self._lap = (0.0, 0, 0)
 
     def start(self, done: float) -> None:
         """Training begins when that share of the run is over."""
         self._since = time.perf_counter()
         self._begun = (self._since, done)
-        self._lap = (self.seconds, self._tokens)
+        self._lap = (self.seconds, self._tokens, self._flops)
 
     @property
     def seconds(self) -> float:
@@ -28,15 +28,17 @@ class Clock:
         running = 0.0 if self._since is None else time.perf_counter() - self._since
         return self.trained + running
 
-    def count(self, tokens: int) -> None:
-        """So many tokens more are being learnt from."""
+    def count(self, tokens: int, flops: int = 0) -> None:
+        """So many tokens more are being learnt from, which takes so many operations."""
         self._tokens += tokens
+        self._flops += flops
 
-    def lap(self) -> float:
-        """Tokens a second since the last lap."""
-        before, self._lap = self._lap, (self.seconds, self._tokens)
-        seconds, tokens = (now - then for now, then in zip(self._lap, before, strict=True))
-        return tokens / max(seconds, 1e-9)
+    def lap(self) -> tuple[float, float]:
+        """(tokens, operations) a second since the last lap."""
+        before, self._lap = self._lap, (self.seconds, self._tokens, self._flops)
+        seconds, *done = (now - then for now, then in zip(self._lap, before, strict=True))
+        tokens, flops = (number / max(seconds, 1e-9) for number in done)
+        return tokens, flops
 
     @contextmanager
     def paused(self):

@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 def compile_step(model, optimizer, mesh, rows: int, length: int):
     """(the compiled training step, its `Memory`) for one micro-batch of so many rows."""
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
-    state = _placed(shapes, state_shardings(model, optimizer, mesh))
+    state = _placed(shapes, state_shardings(model, optimizer, mesh, shapes))
     batch = placed_shapes(batch_shapes(model.config, rows, length), mesh)
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):

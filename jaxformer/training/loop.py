@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from signal import SIGINT, Signals
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +16,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.build import build, parameter_count
 from jaxformer.training.batch import Batch, num_tokens
 from jaxformer.training.clock import Clock
+from jaxformer.training.compiled_step import CompiledStep
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
@@ -27,6 +27,7 @@ from jaxformer.training.screen import Screen
 from jaxformer.training.signals import stop_signal
 from jaxformer.training.step import Measured, TrainState, make_step
 from jaxformer.training.tasks.task import Score, Task
+from jaxformer.training.utilization import update_flops, utilization
 
 FLUSH_EVERY = 10  # steps between looks at what was measured, which wait for the device
 MOST_SKIPPED = 100  # updates in a row that are left out, and the run ends
@@ -58,15 +59,6 @@ def updates(
     for rate, batch in zip(rates, batches, strict=False):
         state, measured = step(state, batch, np.float32(rate))
         yield state, measured
-
-
-class CompiledStep(NamedTuple):
-    """A training step, compiled for each shape of batch."""
-
-    programs: dict[tuple[int, ...], jax.stages.Compiled]
-
-    def __call__(self, state: TrainState, batch: Batch, learning_rate):
-        return self.programs[batch.inputs.shape](state, batch, learning_rate)
 
 
 class Training:
@@ -196,7 +188,8 @@ class Training:
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
-            self._clock.count(num_tokens(batch) * self.share.count)
+            tokens, flops = num_tokens(batch), update_flops(self.config, batch)
+            self._clock.count(tokens * self.share.count, flops * self.share.count)
             yield batch if self.mesh is None else place_batch(batch, self.mesh, self.share)
 
     def _rates(self) -> Iterator[float]:
@@ -205,26 +198,21 @@ class Training:
             yield self._last_rate
 
     def _compile(self) -> CompiledStep:
-        """The compiled step, for each shape of batch; says what it will need before anything is
-        trained."""
+        """Says what it will need before anything is trained."""
         learnt = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         part = "" if self.state.frozen is None else f" (frozen), {learnt:,} of an adapter"
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
-        begin = time.perf_counter()
-        rate = jax.ShapeDtypeStruct((), np.float32)
-        compiled = {}
-        for batch in self.batches.shapes():
-            batch = batch if self.mesh is None else placed_shapes(batch, self.mesh, self.share)
-            compiled[batch.inputs.shape] = self.update.lower(self.state, batch, rate).compile()
-        seconds = time.perf_counter() - begin
-        found = [program.memory_analysis() for program in compiled.values()]
+        begin, batches = time.perf_counter(), self.batches.shapes()
+        if self.mesh is not None:
+            batches = [placed_shapes(batch, self.mesh, self.share) for batch in batches]
+        step = CompiledStep.of(self.update, self.state, batches)
+        seconds, size = time.perf_counter() - begin, step.num_bytes
         needed = "unknown on this device"
-        if None not in found:
-            size = max(x.argument_size_in_bytes + x.temp_size_in_bytes for x in found)
+        if size is not None:
             needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
         self.screen.say(f"memory: {needed}")
         self.screen.say(f"compiled in {seconds:.1f} s")
-        return CompiledStep(compiled)
+        return step
 
     # ---- what is written down
 
@@ -233,7 +221,9 @@ class Training:
         gradient is not finite, and updates are not to be left out, or too many were."""
         jax.block_until_ready(self.state.step)  # what is timed is over
         seconds = round(self._clock.seconds, 1)
-        pace = {"tokens_per_second": round(self._clock.lap(), 1), "seconds": seconds}
+        tokens, flops = self._clock.lap()
+        pace = {"tokens_per_second": round(tokens, 1), "seconds": seconds}
+        pace |= utilization(flops, self.mesh)
         lines = self.log.flush(pace)
         for line in lines:
             bad = line.get("not_finite")

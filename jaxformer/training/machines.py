@@ -74,6 +74,23 @@ class Target:
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
 
 
+# How JAX names these devices (`device_kind`), by what it begins with.
+_KINDS = {
+    "NVIDIA H100": "gpu:h100",
+    "TPU v4": "tpu:v4",
+    "TPU v5 lite": "tpu:v5e",
+    "TPU v5": "tpu:v5p",
+    "TPU v6": "tpu:v6e",
+}
+
+
+def device_of(device_kind: str) -> Device | None:
+    """The published figures of a device that JAX calls so; None: they are not in the table."""
+    names = (kind for name, kind in _KINDS.items() if device_kind.startswith(name))
+    kind = next(names, None)
+    return None if kind is None else DEVICES[kind]
+
+
 def parse_target(text: str) -> Target:
     """gpu:h100:8, tpu:v5e:4x4 or cpu:8 as a `Target`; ValueError for anything else."""
     kind, _, shape = text.rpartition(":")

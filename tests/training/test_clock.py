@@ -38,11 +38,11 @@ def test_a_lap_is_tokens_a_second_of_training(time):
     clock = Clock()
     clock.start(0.0)
     for tokens, seconds in ((100, 4), (300, 1)):
-        clock.count(tokens)
+        clock.count(tokens, 7 * tokens)
         time[0] += seconds
         with clock.paused():
             time[0] += 30
-        assert clock.lap() == pytest.approx(tokens / seconds)
+        assert clock.lap() == pytest.approx((tokens / seconds, 7 * tokens / seconds))
 
 
 def test_what_remains_is_anyones_time(time):

@@ -26,7 +26,7 @@ from jaxformer.functional.layers import split_key
 from jaxformer.functional.linear import init_linear, linear, side_by_side
 from jaxformer.functional.norms import init_norm, normalizer
 from jaxformer.functional.positions import rotary
-from jaxformer.functional.spread import row_axes, spread
+from jaxformer.functional.spread import row_axes, spread, spread_back
 from jaxformer.functional.taps import no_tap
 
 BLOCK_POINTS = (
@@ -78,7 +78,8 @@ def block(
         weights["attention"], before("attention_norm", x), config, attention, positions, kept, tap
     )
     a = add(x, of_output("attention_norm", a), config, keys[0])
-    h = tap("block.middle", spread(after("attention_norm", a)))
+    rows = row_axes(config.num_heads, config.num_kv_heads)
+    h = tap("block.middle", spread_back(after("attention_norm", a), rows))
     if source is not None:
         q = before("cross_attention_norm", h)
         c = cross_attention(weights["cross_attention"], q, config, source, cross_keys_values, tap)
@@ -144,7 +145,8 @@ def self_attention(weights, x, config, attention, positions, kept=None, tap=no_t
 
     x: [*batch, length, dim]. Rotary positions, where the config has them, turn query and key.
     """
-    x = spread(x, row_axes(config.num_heads, config.num_kv_heads))
+    rows = row_axes(config.num_heads, config.num_kv_heads)
+    x = spread(x, rows)
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ends = [config.head_dim * sum(heads[:side]) for side in (1, 2)]
     sides = [linear(some, x) for some in query_key_value(weights)]
@@ -157,8 +159,8 @@ def self_attention(weights, x, config, attention, positions, kept=None, tap=no_t
     )
     query, key = tap("attention.query", query), tap("attention.key", key)
     output, kept = attention(query, key, tap("attention.value", value), kept, tap)
-    output = spread(linear(weights["output"], merge_heads(tap("attention.heads", output))))
-    return tap("attention.output", output), kept
+    output = linear(weights["output"], merge_heads(tap("attention.heads", output)))
+    return tap("attention.output", spread(output)), kept
 
 
 def normalized(weights, name, x, config):
@@ -222,14 +224,15 @@ def init_multi_head_attention(key, config, output_stddev: float):
 
 def cross_attention(weights, x, config, source: SourceAttention, keys_values=None, tap=no_tap):
     """Queries from x, keys and values from a source (lecture 13 §4)."""
-    x = spread(x, row_axes(config.num_heads, config.num_kv_heads))
+    rows = row_axes(config.num_heads, config.num_kv_heads)
+    x = spread(x, rows)
     query = split_heads(linear(weights["query"], x), config.num_heads)
     if keys_values is None:
         keys_values = cross_keys_values(weights, source.encoded, config)
     query = tap("cross_attention.query", query)
     output = source(query, *keys_values, lambda name, value: tap(f"cross_{name}", value))
     output = merge_heads(tap("cross_attention.heads", output))
-    return tap("cross_attention.output", spread(linear(weights["output"], output)))
+    return tap("cross_attention.output", spread_back(linear(weights["output"], output), rows))
 
 
 def cross_keys_values(weights, encoded, config):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.spread import spread
+from jaxformer.functional.spread import EXCHANGED, spread
 
 
 class Forward(NamedTuple):
@@ -112,11 +112,13 @@ def repeated(settings) -> tuple[int, int]:
     )
 
 
+_KEPT = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(EXCHANGED),
+)
 # What the backward pass finds in memory: everything; matrix products only; block inputs only.
 REMAT = {
     "none": lambda run, **_: run,
-    "dots": partial(
-        jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    ),
+    "dots": partial(jax.checkpoint, policy=_KEPT),
     "full": jax.checkpoint,
 }

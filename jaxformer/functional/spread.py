@@ -13,10 +13,12 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
+EXCHANGED = "exchanged"  # what is kept for the backward pass where products are
 
 
 def row_axes(*pieces: int) -> tuple[str, ...]:
@@ -37,6 +39,13 @@ def spread(x, axes: tuple[str, ...] = BATCH_AXES):
     if not axes or x.shape[0] % _size(axes):
         return x
     return _constrained(x, axes, *[None] * (x.ndim - 1))
+
+
+def spread_back(x, axes: tuple[str, ...]):
+    """x, its rows spread along these axes, spread as the batch is again. What it takes an exchange
+    to know is not computed a second time."""
+    x = spread(x)
+    return x if axes == BATCH_AXES else checkpoint_name(x, EXCHANGED)
 
 
 def platform() -> str:

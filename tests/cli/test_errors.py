@@ -241,3 +241,25 @@ def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
     ):
         run = subprocess.run([*command, *words], capture_output=True, text=True)
         assert (run.returncode, run.stderr) == (2, f"jaxformer: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--preset", "huge"], ["preset", "huge", "gpt2-124m"]),
+        (["--mesh", "fsdp=8"], ["--mesh", "--preset"]),
+        (["--decode"], ["--decode", "--preset"]),
+        (["--preset", "tiny", "--model", "poem"], ["model", "poem", "recurrent"]),
+        (["--preset", "tiny", "--target", "gpu:8"], ["target", "gpu:8", "gpu:h100:8", "cpu:8"]),
+        (["--preset", "tiny", "--length", "65"], ["length", "65", "64 at most"]),
+        (["--preset", "tiny", "--batch-size", "0"], ["batch_size", "0", "at least 1"]),
+        (["--preset", "tiny", "--target", "cpu:1", "--mesh", "fsdp=3"], ["fsdp=3", "there are 1"]),
+        (
+            ["--preset", "tiny", "--target", "cpu:1", "--mesh", "fsdp=0"],
+            ["fsdp", "0", "at least 1"],
+        ),
+        (["--preset", "tiny", "--target", "cpu:1", "--mesh", "model=1"], ["the axes are data"]),
+    ],
+)
+def test_what_the_doctor_cannot_answer(words, named, capsys):
+    refused(capsys, ["doctor", *words], *named)

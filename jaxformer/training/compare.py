@@ -84,7 +84,8 @@ def draw(runs: list[Compared], path: Path) -> None:
     figure = Figure(figsize=(14, 4), layout="constrained")
     by_step, by_time, held_out = figure.subplots(1, 3)
     for number, run in enumerate(runs):
-        style = {"color": f"C{number}", "label": run.name}
+        label = run.name if len(run.name) <= 32 else f"…{run.name[-31:]}"
+        style = {"color": f"C{number}", "label": label}
         trained = [line for line in run.metrics if "loss" in line]
         curve = smoothed([line["loss"] for line in trained])
         by_step.plot([line["step"] for line in trained], curve, **style)

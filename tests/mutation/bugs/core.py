@@ -95,7 +95,7 @@ BUGS = (
     Bug(
         "a declared point is never tapped",
         "functional.blocks:self_attention",
-        Replace('tap("attention.output", output)', "output"),
+        Replace('tap("attention.output", spread(output))', "spread(output)"),
         f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
     ),
     Bug(

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxformer.functional.spread import kept_in_place
+
 
 def write_rows(slots: Array, new: Array, written: Array) -> Array:
     """Put `new` [batch, new] into `slots` [batch, slots]: from slot `written`, int [], on (in place
@@ -20,8 +22,10 @@ def write_slots(slots: Array, new: Array, written: Array) -> Array:
     head_dim], with or without axes of size 1."""
     new = new.astype(slots.dtype)
     if written.ndim == 0:
+        batch_size, kv_heads = new.shape[:2]
         new = new.reshape(*slots.shape[:-2], *new.shape[-2:])
-        return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)
+        slots = jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)
+        return kept_in_place(slots, batch_size, kv_heads)
     rows = jnp.arange(len(new))[:, None]
     heads = by_head(slots, len(new)).at[rows, :, written].set(new.swapaxes(1, 2), mode="drop")
     return heads.reshape(slots.shape)

@@ -1,10 +1,6 @@
 """An adapter as PEFT opens it: on transformers' model it gives the logits that it gives here."""
 
-import json
-from dataclasses import asdict
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,38 +9,16 @@ pytest.importorskip("transformers", reason="parity needs transformers")
 peft = pytest.importorskip("peft", reason="PEFT's layout is compared where peft is installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.artifacts.checkpoint import Checkpoints  # noqa: E402
-from jaxformer.artifacts.origin import Origin, digest_of  # noqa: E402
-from jaxformer.artifacts.run import RunFolder  # noqa: E402
 from jaxformer.artifacts.saved import flat  # noqa: E402
 from jaxformer.hub.load import adapted_run  # noqa: E402
 from jaxformer.hub.peft import export_adapter  # noqa: E402
-from jaxformer.models.config import kind_of  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
 from jaxformer.models.config.lora import LoraConfig  # noqa: E402
-from jaxformer.models.lora import init_adapter  # noqa: E402
-from tests.hub.foreign import tokenizer  # noqa: E402
+from tests.hub.adapters import learnt  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 pytestmark += [pytest.mark.filterwarnings("ignore")]  # PEFT's and transformers' of one another
-
-
-def learnt(base, lora: LoraConfig, folder):
-    """The folder of a run that began from a folder of theirs, its adapter as if it had learnt
-    something."""
-    model, variables, _ = jf.load(base)
-    params = variables["params"]
-    adapter = init_adapter(jax.random.key(0), params, lora)
-    rng = np.random.default_rng(0)
-    adapter = jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype), adapter)
-    run, family = RunFolder(folder), json.loads((base / "config.json").read_text())["model_type"]
-    run.path.mkdir()
-    tokenizer().save(run.tokenizer)
-    sections = {"kind": kind_of(model.config), "model": model.config}
-    sections |= {"training": {"lora": asdict(lora)}}
-    run.write_config(sections | Origin(base, digest_of(params), family).sections())
-    Checkpoints(run.checkpoints).save(1, adapter, {"key": jnp.zeros(1)}, {})
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)

@@ -1,0 +1,47 @@
+"""An adapter in PEFT's layout, by their formula: W + (alpha / r) B A."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import jaxformer as jf
+from jaxformer.artifacts.saved import flat
+from jaxformer.hub.peft import export_adapter
+from jaxformer.models.config.lora import LoraConfig
+from tests.hub import foreign
+from tests.hub.adapters import learnt
+
+
+@pytest.mark.parametrize("family", foreign.MODELS)
+def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
+    """Tensor by tensor, maps that are several of ours as one among them; the rest is the base's."""
+    _, variables = foreign.write(tmp_path / "base", family)
+    paths = [path for path in flat(variables["params"]) if path.endswith("/kernel")]
+    maps = sorted({path.split("/")[-2] for path in paths})
+    lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_maps=",".join(maps))
+    learnt(tmp_path / "base", lora, tmp_path / "run")
+    export_adapter(tmp_path / "adapter", tmp_path / "run")
+    jf.export(tmp_path / "merged", *jf.load(tmp_path / "run"), family=family)
+    base, merged = (load_file(tmp_path / x / "model.safetensors") for x in ("base", "merged"))
+    options = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    seen = set()
+    for name in options["target_modules"]:
+        a, b = (adapter[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+        rank, alpha = (
+            options[f"{kind}_pattern"].get(name, options[whole])
+            for kind, whole in (("rank", "r"), ("alpha", "lora_alpha"))
+        )
+        assert len(a) == rank
+        update = alpha / rank * (b.astype(np.float64) @ a)
+        update = update.T if options["fan_in_fan_out"] else update
+        seen.add(f"{name}.weight")
+        np.testing.assert_allclose(
+            merged[f"{name}.weight"], base[f"{name}.weight"] + update, rtol=0, atol=1e-6
+        )
+        assert np.abs(update).max() > 0.01
+    assert 2 * len(seen) == len(adapter) > 0
+    for name in set(base) - seen:
+        np.testing.assert_array_equal(merged[name], base[name])

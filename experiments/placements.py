@@ -2,6 +2,7 @@
 
     python experiments/placements.py gpu:h100:8
     python experiments/placements.py tpu:v5e:4x4 --meshes fsdp=16 --record placements-v5e
+    python experiments/placements.py tpu:v5e:4x4 --decode
 
 Compiled for the machine (`jaxformer doctor` says what that takes): memory on each device, what is
 exchanged beside the least that the placement needs, and operations by formula.
@@ -39,7 +40,8 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("target", choices=MESHES)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--meshes", nargs="+", help="to train on; none of these: all")
+    parser.add_argument("--meshes", nargs="+", help="none of these: all")
+    parser.add_argument("--decode", action="store_true", help=f"the decoding loop of {DECODED}")
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
@@ -57,12 +59,13 @@ def main():
         figures.append({"preset": name, "what": examine.__name__, **found})
         print(json.dumps(figures[-1]), flush=True)
 
-    to_train, to_decode = MESHES[arguments.target]
-    for name in arguments.models:
-        for mesh in arguments.meshes or to_train:
-            add(name, mesh, examine_step, MODELS[name], HOW)
-    for mesh in to_decode if not arguments.meshes else ():
-        add(DECODED, mesh, examine_decoding, ROWS, Execution())
+    meshes = arguments.meshes or MESHES[arguments.target][arguments.decode]
+    for name in (DECODED,) if arguments.decode else arguments.models:
+        for mesh in meshes:
+            if arguments.decode:
+                add(name, mesh, examine_decoding, ROWS, Execution())
+            else:
+                add(name, mesh, examine_step, MODELS[name], HOW)
     conclude(figures, arguments.record)
 
 

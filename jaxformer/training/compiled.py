@@ -44,14 +44,14 @@ def compile_step(model, optimizer, mesh, rows: int, length: int):
 
 
 class Decoding(NamedTuple):
-    """The compiled block of decoding steps, what it holds on each device, and the bytes there of
+    """The compiled block of decoding steps, what it holds on each device, and the shape there of
     one layer's keys."""
 
     program: jax.stages.Compiled
     weights: int
     cache: int
     temporaries: int
-    layer: int
+    layer: tuple[int, ...]
 
 
 def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
@@ -73,8 +73,9 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
         block = decode_block.lower(model, weights, state, None, None, stops, live)
         program = block.compile()
     used, sizes = program.memory_analysis(), held(read.cache)
-    largest = max((held(x) for x in jax.tree.leaves(read.cache)), default=0)
-    return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, largest)
+    largest = max(jax.tree.leaves(read.cache), key=held)
+    layer = largest.sharding.shard_shape(largest.shape)
+    return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, layer)
 
 
 def _outputs(function, *arguments):

@@ -230,12 +230,26 @@ def by_kind(found: list[Collective]) -> dict[str, Total]:
     }
 
 
-def copies(text: str, size: int) -> int:
-    """How often, within loops, something of at least so many bytes is copied."""
+def copies(text: str, shape: tuple[int, ...]) -> int:
+    """How often a program copies an array of that shape, whatever the order of its axes; those of
+    size 1 do not count. What is moved between a device's kinds of memory is not a copy."""
+    wanted = sorted(n for n in shape if n != 1)
     return sum(
         times or 1
         for line, _, times in walk(text)
-        if times != 1
-        and line.operation in ("copy", "copy-start")
-        and max((n for _, n in _arrays(line.shape)), default=0) >= size
+        if line.operation in ("copy", "copy-start")
+        and wanted in _shapes(line.shape)
+        and (line.operation == "copy" or len(set(_spaces(line.shape)[:2])) == 1)
     )
+
+
+def _shapes(shape: str) -> list[list[int]]:
+    """The sizes of each array of a shape's text, but 1, in order of size."""
+    each = (sizes.split(",") for _, sizes in _ARRAY.findall(shape))
+    return [sorted(int(n) for n in sizes if n not in ("", "1")) for sizes in each]
+
+
+def _spaces(shape: str) -> list[str]:
+    """The memory in which each array is: S(n) in its layout; none: the device's main memory."""
+    layouts = re.findall(r"\]\{([^{}]*)\}", shape)
+    return [found[0] if (found := re.findall(r"S\(\d+\)", layout)) else "" for layout in layouts]

@@ -126,9 +126,14 @@ def test_what_is_started_is_counted_once_with_what_it_gives():
     assert permute == ("collective-permute", "f32", 8, 2, 3)
 
 
-def test_a_copy_in_a_loop_is_seen():
-    text = looped("%k = f32[8,4]{1,0} copy(%x)", "%l = f32[2]{0} copy(%x)")
-    assert copies(text, 128) == 3 and copies(text, 129) == 0 and copies(text, 8) == 6
+def test_copies_of_a_shape_are_counted():
+    """In the loop, which is run three times, and wherever its axes stand; but not another shape of
+    as many bytes, nor what is fetched into a faster memory."""
+    text = looped("%k = f32[4,1,8]{2,1,0} copy(%x)", "%l = f32[2,16]{1,0} copy(%x)")
+    assert copies(text, (8, 4)) == 3 and copies(text, (2, 16)) == 3 and copies(text, (32,)) == 0
+    moved = "%k = (f32[8,4]{1,0:S(1)}, f32[8,4]{0,1}, u32[]{:S(2)}) copy-start(%x)"
+    assert copies(looped(moved), (8, 4)) == 0
+    assert copies(looped(moved.replace(":S(1)", "")), (8, 4)) == 3
 
 
 def test_a_loop_of_which_it_is_not_known_how_often_it_is_run():

@@ -17,6 +17,7 @@ SETTINGS = (
     "--sample-tokens 0"
 ).split()
 
+QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation is most of the time
 
 # In the new process itself: a hook between fork and exec makes JAX warn of the fork.
 ON_ONE_CORE = """
@@ -35,8 +36,7 @@ class Runner:
         text = "".join(f"def f{i}(x):\n    return x * {i}\n\n\n" for i in range(500))
         (folder / "text.py").write_text(text)
         cache = str(folder / "cache")
-        quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation is most of the time
-        self.environment = {**os.environ, "NPROC": "1", "XDG_CACHE_HOME": cache, **quick}
+        self.environment = {**os.environ, "NPROC": "1", "XDG_CACHE_HOME": cache, **QUICKLY}
 
     def start(self, *words):
         command = [sys.executable, "-c", ON_ONE_CORE, "train", *words]
@@ -105,9 +105,9 @@ def test_ended_and_resumed_equals_uninterrupted(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, 2, 4, 6, 9])
+@pytest.mark.parametrize("seconds", [0.5, 3])
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
-    """By the clock, so that preparation, compilation, saving and evaluation are hit as well."""
+    """By the clock, so that imports and preparation are hit as well as what the next test hits."""
     run = f"killed-{seconds}"
     process = runner.start("text.py", *SETTINGS, "--out", run)
     time.sleep(seconds)
@@ -123,7 +123,12 @@ def test_killed_ten_times_and_each_damage_is_noticed():
     """`experiments/survival.py`, which kills two hundred times and damages a thousand."""
     words = ["experiments/survival.py", "--kills", "10", "--flips", "30", "--seed", "1"]
     done = subprocess.run(
-        [sys.executable, *words], cwd=PROJECT, capture_output=True, text=True, timeout=600
+        [sys.executable, *words],
+        cwd=PROJECT,
+        env={**os.environ, **QUICKLY},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, (found, done.stderr)

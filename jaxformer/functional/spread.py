@@ -76,7 +76,8 @@ def kept_in_place(slots, batch_size: int, kv_heads: int):
         return with_layout_constraint(slots, layout)
     heads = None if TENSOR_AXIS in rows else (_axes((TENSOR_AXIS,)) or None)
     cuts = ((batch_size, rows), (kv_heads, heads))
-    spec = PartitionSpec(*(axes for size, axes in cuts if size != 1), None, None)
+    whole = slots.ndim == len(cuts) + 2
+    spec = PartitionSpec(*(axes for size, axes in cuts if whole or size != 1), None, None)
     # On each device by itself: the partitioner would gather what it has no rule for.
     laid_out = jax.shard_map(
         lambda x: with_layout_constraint(x, layout), in_specs=spec, out_specs=spec

@@ -10,7 +10,6 @@ from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.artifacts.saved import read_saved, read_sections, stored_tokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.models.build import shape_tree
 from jaxformer.models.config.lora import LoraConfig
 
 
@@ -23,7 +22,8 @@ class Checkpoint(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a folder holds. read(model) gives its parameters, checked against the model's."""
+    """What a folder holds. read(like) gives its parameters, checked against those of the model:
+    shapes, which may say where each is to live (`models.placement.parameter_shapes`)."""
 
     config: Any
     read: Callable[[Any], dict]
@@ -44,8 +44,8 @@ def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
     if not run.checkpoints.is_dir():
         return Stored(*read_saved(folder, sections, dtype))
 
-    def read(model):
-        params = newest_params(run, shape_tree(model))
+    def read(like):
+        params = newest_params(run, like)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
     return Stored(parse_kind(sections, run.config), read, run_tokenizer(run))

@@ -43,9 +43,10 @@ def digest_of(params) -> str:
     import numpy as np
 
     from jaxformer.artifacts.saved import flat  # which imports JAX
+    from jaxformer.models.placement import to_host
 
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in sorted(flat(params).items()):
         digest.update(f"{name} {tuple(leaf.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(leaf, np.float32))
+        digest.update(np.ascontiguousarray(to_host(leaf), np.float32))
     return digest.hexdigest()

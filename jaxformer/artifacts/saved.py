@@ -1,7 +1,6 @@
 """Our own folder for a model: config.json (its kind and the format's version), model.safetensors,
 and tokenizer.json if there is one."""
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from jaxformer.artifacts.tensors import (
 )
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.kernels import is_kernel
-from jaxformer.models.build import shape_tree
 from jaxformer.models.config import kind_of
 
 FORMAT = 1
@@ -62,14 +60,13 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
     """(config, how to read its parameters, tokenizer) of a folder that `save` wrote."""
     config = parse_kind(sections, folder / "config.json")
 
-    def read(model):
-        tree = shape_tree(model)
-        shapes, tensors = flat_shapes(tree), stored_tensors(folder)
-        for name in sorted(shapes.keys() ^ tensors.keys()):
-            what = "is missing" if name in shapes else "has no place in this model"
+    def read(like):
+        leaves, tensors = flat(like), stored_tensors(folder)
+        for name in sorted(leaves.keys() ^ tensors.keys()):
+            what = "is missing" if name in leaves else "has no place in this model"
             raise ValueError(f"{folder}: tensor {name} {what}")
         for name, tensor in tensors.items():
-            tensor.check(shapes[name])
+            tensor.check(leaves[name].shape)
 
         arrays = {
             name: empty(x.shape, DTYPES[x.dtype] if dtype is None else dtype)
@@ -78,9 +75,9 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
 
         def leaf(name):
             tensors[name].read_into(arrays[name])
-            return name, jax.device_put(arrays.pop(name))
+            return name, jax.device_put(arrays.pop(name), leaves[name].sharding)
 
-        return filled(tree, dict(in_threads(leaf, shapes, lambda x: math.prod(shapes[x]))))
+        return filled(like, dict(in_threads(leaf, leaves, lambda x: leaves[x].size)))
 
     return config, read, stored_tokenizer(folder, sections)
 

@@ -6,7 +6,6 @@ place of *. A row of which a model has nothing counts for nothing, so one table 
 variations of a family.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -165,23 +164,25 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     return found
 
 
-def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], shapes: dict, dtype) -> dict:
-    """Our leaves, of their tensors by the names of the table. ValueError for another shape."""
+def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype) -> dict:
+    """Our leaves, of their tensors by the names of the table. like: their shapes, and where each is
+    to live. ValueError for another shape."""
     by_leaf: dict[tuple, list[Entry]] = {}
     for entry in wanted:
         tensors[entry.theirs].check(entry.their_shape)
         by_leaf.setdefault(entry.ours, []).append(entry)
-    arrays = {name: empty(shapes[name], dtype) for ours in by_leaf for name in ours}
+    arrays = {name: empty(like[name].shape, dtype) for ours in by_leaf for name in ours}
 
     def leaves(ours):
         for entry in by_leaf[ours]:
             fill(arrays, entry, tensors[entry.theirs])
-        return {name: jax.device_put(arrays.pop(name)) for name in ours}
+        return {name: jax.device_put(arrays.pop(name), like[name].sharding) for name in ours}
 
-    parts = in_threads(leaves, by_leaf, lambda ours: sum(math.prod(shapes[x]) for x in ours))
+    parts = in_threads(leaves, by_leaf, lambda ours: sum(like[x].size for x in ours))
     found = {name: leaf for part in parts for name, leaf in part.items()}
     # A first layer that is alone and has none.
-    return found | {name: jnp.ones(shapes[name], dtype) for name in shapes.keys() - found.keys()}
+    alone = {name: x for name, x in like.items() if name not in found}
+    return found | {name: jnp.ones(x.shape, dtype, device=x.sharding) for name, x in alone.items()}
 
 
 def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:

@@ -54,11 +54,13 @@ class Base(NamedTuple):
         if training.lora.lora_rank is not None:
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
-    def read(self) -> tuple[dict, Origin]:
-        """Its parameters, and what config.json is to say of them."""
+    def read(self, mesh) -> tuple[dict, Origin]:
+        """Its parameters, where they live on a mesh (None: one device), and what config.json is to
+        say of them."""
         from jaxformer.models.build import build
+        from jaxformer.models.placement import parameter_shapes
 
-        params = self.stored.read(build(self.stored.config))
+        params = self.stored.read(parameter_shapes(build(self.stored.config), mesh))
         return params, self.origin._replace(digest=digest_of(params))
 
 
@@ -81,12 +83,14 @@ def open_base(first: First) -> Base:
     return Base(path, stored, training, family_name(path))
 
 
-def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig) -> dict | None:
-    """The parameters that a run to be resumed began with; None where its checkpoints have all."""
+def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -> dict | None:
+    """The parameters that a run to be resumed began with, where they live on a mesh; None where its
+    checkpoints have all."""
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.hub.load import origin_params
     from jaxformer.models.build import build
+    from jaxformer.models.placement import parameter_shapes
 
     if config.lora.lora_rank is None and Checkpoints(folder.checkpoints).steps():
         return None
-    return origin_params(origin, build(config.model), folder)
+    return origin_params(origin, parameter_shapes(build(config.model), mesh), folder)

@@ -10,18 +10,17 @@ import tyro
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.opened import RunArguments, opened
 
 
 @dataclass(frozen=True)
-class EvaluateArguments:
+class EvaluateArguments(RunArguments):
     """How well a run predicts files: every byte counted once, beside gzip -9 and xz -9e.
 
     Of an encoder: tokens that are hidden in the files. Of a model that translates: the loss of
     targets, and BLEU of its translations of sources.
     """
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
     source: Path | None = None
@@ -48,17 +47,13 @@ def main(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     given = _read(arguments)
 
-    from jaxformer.cli.runtime import start_jax
+    with opened(arguments) as checkpoint:
+        from jaxformer.training.screen import Screen
 
-    start_jax()
-    from jaxformer.hub.load import load
-    from jaxformer.training.screen import Screen
-
-    checkpoint = load(arguments.run)
-    if checkpoint.tokenizer is None:
-        raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
-    screen = Screen(stderr=True, quiet=arguments.json)
-    found, lines = _scorer(checkpoint.model, arguments)(checkpoint, given, arguments, screen)
+        if checkpoint.tokenizer is None:
+            raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
+        screen = Screen(stderr=True, quiet=arguments.json)
+        found, lines = _scorer(checkpoint.model, arguments)(checkpoint, given, arguments, screen)
     print("\n".join([json.dumps(found)] if arguments.json else lines))
     return 0
 

@@ -7,16 +7,15 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.opened import RunArguments, opened
 
 MASK = "[MASK]"
 
 
 @dataclass(frozen=True)
-class FillArguments:
+class FillArguments(RunArguments):
     """Fill in what is hidden in a text: each [MASK] is one token, told from both sides of it."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     text: str
     """with at least one [MASK]"""
     top_k: int = 5
@@ -32,13 +31,15 @@ class FillArguments:
 def main(argv: list[str]) -> int:
     """Load, fill in, print."""
     arguments = parse(FillArguments, "fill", argv)
-    from jaxformer.cli.runtime import start_jax
+    with opened(arguments) as checkpoint:
+        _print(checkpoint, arguments)
+    return 0
 
-    start_jax()
+
+def _print(checkpoint, arguments: FillArguments) -> None:
     from jaxformer.decoding.fill import fill
-    from jaxformer.hub.load import load
 
-    model, variables, tokenizer = load(arguments.run)
+    model, variables, tokenizer = checkpoint
     if tokenizer is None or tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run} has no tokenizer with a mask; fill cannot hide a token")
     parts = [tokenizer.encode(part) for part in arguments.text.split(MASK)]
@@ -58,9 +59,8 @@ def main(argv: list[str]) -> int:
             for place in zip(words, found.probabilities.tolist(), strict=True)
         ]
         print(json.dumps({"text": text, "masks": places}))
-        return 0
+        return
     print(text)
     for number, (some, shares) in enumerate(zip(words, found.probabilities, strict=True), 1):
         said = (f"{word!r} {share:.1%}" for word, share in zip(some, shares, strict=True))
         print(f"{MASK} {number}: " + ", ".join(said))
-    return 0

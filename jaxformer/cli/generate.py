@@ -2,21 +2,17 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
-
-import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.opened import RunArguments, opened
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class GenerateArguments:
+class GenerateArguments(RunArguments):
     """Continue a prompt, or answer it if the model reads a source. The same seed gives the same
     text."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     prompt: str = ""
     """the text to continue, or to read as the source; empty: start a new document"""
     max_new_tokens: int | None = None
@@ -42,16 +38,18 @@ def main(argv: list[str]) -> int:
     from jaxformer.decoding.sampling import Sampler
 
     sampler = Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
-    from jaxformer.cli.runtime import start_jax
+    with opened(arguments) as checkpoint:
+        _print(checkpoint, arguments, sampler)
+    return 0
 
-    start_jax()
+
+def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
     import jax
 
     from jaxformer.decoding.generate import generate
     from jaxformer.decoding.protocol import require_autoregressive
-    from jaxformer.hub.load import load
 
-    model, variables, tokenizer = load(arguments.run)
+    model, variables, tokenizer = checkpoint
     require_autoregressive(model)
     if tokenizer is None:
         raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.generate takes ids")
@@ -76,7 +74,6 @@ def main(argv: list[str]) -> int:
     )
     print(stream.flush())
     sys.stdout.flush()
-    return 0
 
 
 def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:

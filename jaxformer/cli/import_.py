@@ -34,12 +34,12 @@ def main(argv: list[str]) -> int:
     from jaxformer.artifacts.load import Checkpoint
     from jaxformer.artifacts.saved import save
     from jaxformer.hub.load import foreign_folder
-    from jaxformer.models.build import build, parameter_count
+    from jaxformer.models.build import build, parameter_count, shape_tree
 
     folder = fetched(arguments.source)
     stored = foreign_folder(folder, "float32")
     model = build(stored.config)
-    loaded = Checkpoint(model, {"params": stored.read(model)}, stored.tokenizer)
+    loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)
     print(f"family      {stored.family} ({stored.architecture}), a {type(model).__name__}")
     print(f"parameters  {parameter_count(model.config):,} in {stored.tensors} tensors")
     print(f"tokenizer   {_about(stored.tokenizer)}")

@@ -155,7 +155,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     mesh = mesh_of(config, screen.say)
     spread = _spread(config, mesh)
     if base is not None:
-        params, origin = base.read()
+        params, origin = base.read(mesh)
         inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as held:
@@ -167,7 +167,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
             if inputs.origin is None:
                 config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
             elif resume:
-                params = origin_of(folder, inputs.origin, config)
+                params = origin_of(folder, inputs.origin, config, mesh)
             if first:
                 write_run(folder, inputs, config)
             _run(_spread(config, mesh), folder, task, screen, mesh, resume, params)

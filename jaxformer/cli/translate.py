@@ -4,21 +4,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
-
-import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.opened import RunArguments, opened
 
 LINES = 1024  # read, and translated, before their translations are written
 
 
 @dataclass(frozen=True)
-class TranslateArguments:
+class TranslateArguments(RunArguments):
     """Translate the lines of standard input; each gives one line on standard output."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
     beam_width: int = 5
     """hypotheses that are kept; 1: greedy"""
     batch_size: int = 64
@@ -33,15 +29,17 @@ class TranslateArguments:
 def main(argv: list[str]) -> int:
     """Load, then read, translate and write."""
     arguments = parse(TranslateArguments, "translate", argv)
-    from jaxformer.cli.runtime import start_jax
+    with opened(arguments) as checkpoint:
+        _translate(checkpoint, arguments)
+    return 0
 
-    start_jax()
+
+def _translate(checkpoint, arguments: TranslateArguments) -> None:
     from jaxformer.cli.evaluate import is_lowercase
     from jaxformer.decoding.translate import check_translates, translate
-    from jaxformer.hub.load import load
     from jaxformer.training.screen import Screen
 
-    model, variables, tokenizer = load(arguments.run)
+    model, variables, tokenizer = checkpoint
     check_translates(model)
     if tokenizer is None:
         raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.beam_search takes ids")
@@ -59,7 +57,6 @@ def main(argv: list[str]) -> int:
             print(" ".join(text.splitlines()))  # a line each, whatever was generated
         sys.stdout.flush()
         done += len(lines)
-    return 0
 
 
 def in_groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:

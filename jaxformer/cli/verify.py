@@ -8,16 +8,15 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.opened import RunArguments, opened
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class VerifyArguments:
-    """Hold a run to its properties, on this machine; exit status 0 only if all hold, else 1."""
+class VerifyArguments(RunArguments):
+    """Hold a run to its properties, on this machine; exit status 0 only if all hold, else 1.
+    certificate.json and certificate.png are written into the folder."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id; certificate.json and
-    certificate.png are written into the folder"""
     length: int | None = None
     """tokens per row on which they are tested; None: the model's max_length, but at most 128"""
     seed: int = 0
@@ -32,16 +31,18 @@ class VerifyArguments:
 def main(argv: list[str]) -> int:
     """Load, examine, print, draw."""
     arguments = parse(VerifyArguments, "verify", argv)
-    from jaxformer.cli.runtime import start_jax
+    with opened(arguments) as checkpoint:
+        holds = _certify(checkpoint, arguments)
+    return 0 if holds else 1
 
-    start_jax()
+
+def _certify(checkpoint, arguments: VerifyArguments) -> bool:
     from jaxformer.artifacts.run import write_whole
-    from jaxformer.hub.load import load
     from jaxformer.verify.certificate import asked_of, examine
     from jaxformer.verify.picture import draw_dependency
     from jaxformer.verify.subject import subject_of
 
-    model, variables, _ = load(arguments.run)
+    model, variables, _ = checkpoint
     subject = subject_of(model, variables, length=arguments.length, seed=arguments.seed)
     properties = []
     for name in asked_of(subject):
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
     else:
         kept = sum(found.holds for found in properties)
         print(f"{kept} of {len(properties)} properties hold   picture: {folder}/certificate.png")
-    return 0 if holds else 1
+    return holds
 
 
 def _line(found) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from jaxformer.artifacts.fetch import fetched
 from jaxformer.artifacts.load import (
@@ -20,7 +21,7 @@ from jaxformer.artifacts.load import (
 from jaxformer.artifacts.options import Options
 from jaxformer.artifacts.origin import Origin, digest_of, read_origin
 from jaxformer.artifacts.run import RunFolder, parse_kind
-from jaxformer.artifacts.saved import filled, flat_shapes, read_sections
+from jaxformer.artifacts.saved import filled, flat, flat_shapes, read_sections
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.table import Entry, entries, read_leaves
 from jaxformer.artifacts.tensors import read_json, stored_tensors
@@ -28,10 +29,11 @@ from jaxformer.artifacts.tokenizer_files import read_tokenizer
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.models.build import build, shape_tree
+from jaxformer.models.build import build
 from jaxformer.models.config import Execution
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.lora import init_adapter, merged
+from jaxformer.models.lora import adapter_shapes, merged
+from jaxformer.models.placement import parameter_shapes
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
@@ -47,6 +49,7 @@ def load(
     dtype: str | None = None,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     kernels: str = "dense",
+    mesh: Mesh | None = None,
 ) -> Checkpoint:
     """The model, variables and tokenizer (or None) of a training run, a folder that `save` wrote, a
     folder in Hugging Face's format or, where huggingface_hub is installed, a hub id.
@@ -54,7 +57,9 @@ def load(
     Of a run: its newest whole checkpoint, a warning if newer ones are damaged; the average, if it
     keeps one of its weights; an adapter added to the weights that it is of. dtype: of the
     parameters and of the activations, "float32" or "bfloat16"; None: float32 parameters, and
-    activations as the run's config says. kernels: "int8" quantises every matrix.
+    activations as the run's config says. kernels: "int8" quantises every matrix. mesh: the devices
+    over which the parameters are spread, each put directly where it lives
+    (`jaxformer.models.placement.make_mesh`; compute inside `with jax.set_mesh(mesh)`); None: one.
     Errors: ValueError that names the file and what is wrong in it, before anything large is read.
     """
     if dtype not in (None, "float32", "bfloat16"):
@@ -65,7 +70,7 @@ def load(
     stored = opened(folder, dtype)
     config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
     model = build(config, execution)
-    params = stored.read(model)
+    params = stored.read(parameter_shapes(model, mesh))
     params = params if kernels == "dense" else quantize_all(params)
     return Checkpoint(model, {"params": params}, stored.tokenizer)
 
@@ -91,21 +96,20 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
     if origin is None:
         raise ValueError(f"{run.config} has no section 'from': what its adapter is of is unknown")
 
-    def read(model):
-        params = origin_params(origin, model, run)
-        params = merged(params, read_adapter(run, lora, params), lora.scale)
+    def read(like):
+        params = origin_params(origin, like, run)
+        params = merged(params, read_adapter(run, lora, like), lora.scale)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
     return Stored(parse_kind(sections, run.config), read, run_tokenizer(run))
 
 
-def read_adapter(run: RunFolder, lora: LoraConfig, params) -> dict:
-    """The newest adapter of a run; params: arrays or shapes of the model that it is of."""
-    like = jax.eval_shape(lambda key: init_adapter(key, params, lora), jax.random.key(0))
-    return newest_params(run, like)
+def read_adapter(run: RunFolder, lora: LoraConfig, like) -> dict:
+    """The newest adapter of a run; like: the shapes of the parameters that it is of."""
+    return newest_params(run, adapter_shapes(like, lora))
 
 
-def origin_params(origin: Origin, model, run: RunFolder) -> dict:
+def origin_params(origin: Origin, like, run: RunFolder) -> dict:
     """The parameters that a run began from. ValueError if they are no longer what they were."""
     where = f"the weights that {run.path} began from"
     if not origin.path.exists():
@@ -113,7 +117,7 @@ def origin_params(origin: Origin, model, run: RunFolder) -> dict:
             f"{origin.path} is not there, and had {where}; put it back, or write where it is into "
             f"{run.config}"
         )
-    params = opened(origin.path).read(model)
+    params = opened(origin.path).read(like)
     if digest_of(params) != origin.digest:
         raise ValueError(f"{origin.path} has changed: its weights are not {where}")
     return params
@@ -153,8 +157,8 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
             f"vocab_size is {config.vocab_size}"
         )
 
-    def read(model):
-        return read_parameters(folder, tensors, family, model, dtype)
+    def read(like):
+        return read_parameters(folder, tensors, family, config.resolved, like, dtype)
 
     about = (family.model_type, family.class_name(options), len(tensors))
     return Foreign(config, read, tokenizer, *about)
@@ -169,14 +173,12 @@ def family_of(options: Options) -> Family:
     return FAMILIES[name]
 
 
-def read_parameters(folder: Path, tensors: dict, family: Family, model, dtype: str) -> dict:
+def read_parameters(folder: Path, tensors: dict, family: Family, config, like, dtype: str) -> dict:
     """The parameters: tensors are mapped one by one, each into its place in one of ours."""
-    tree = shape_tree(model)
-    shapes = flat_shapes(tree)
-    wanted = entries(family.rows(model.config), model.config, shapes)
+    wanted = entries(family.rows(config), config, flat_shapes(like))
     names = found_names(folder, family, wanted, tensors)
-    found = read_leaves(wanted, {x: tensors[name] for x, name in names.items()}, shapes, dtype)
-    return filled(tree, found)
+    found = read_leaves(wanted, {x: tensors[name] for x, name in names.items()}, flat(like), dtype)
+    return filled(like, found)
 
 
 def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:

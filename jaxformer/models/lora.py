@@ -56,6 +56,19 @@ def init_adapter(key, params, config: LoraConfig) -> dict:
     return adapter
 
 
+def adapter_shapes(params, config: LoraConfig) -> dict:
+    """Of the updates of parameters given as shapes; where they live, if those say where they do."""
+    made = jax.eval_shape(lambda key: init_adapter(key, params, config), jax.random.key(0))
+    where = jax.tree.map(lambda x: x.sharding, params)
+    if None in jax.tree.leaves(where, is_leaf=lambda x: x is None):
+        return made
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        made,
+        adapter_shardings(made, where),
+    )
+
+
 def adapted(params, adapter, scale: float):
     """The parameters with a `LowRankKernel` for each map that has an update."""
     return _at_updates(

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.functional.spread import BATCH_AXES, TENSOR_AXIS
+from jaxformer.models.build import shape_tree
 from jaxformer.models.config import (
     ConvolutionalConfig,
     DecoderConfig,
@@ -147,6 +148,21 @@ def shardings(tree, config, mesh) -> dict:
         return NamedSharding(mesh, partition_of(name, leaf.shape, rules, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def parameter_shapes(model, mesh) -> dict:
+    """The model's parameters, as shapes with where each lives; mesh None: they do not say where."""
+    shapes = shape_tree(model)
+    if mesh is None:
+        return shapes
+    return shapes_at(shapes, shardings(shapes, model.config, mesh))
+
+
+def shapes_at(shapes, where):
+    """The shapes of a tree, with where each leaf lives."""
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
+    )
 
 
 def rules_of(config, tensor: int) -> tuple[Rule, ...]:

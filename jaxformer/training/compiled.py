@@ -11,9 +11,8 @@ from jaxformer.decoding.generate import State, choose_first, decode_block, prefi
 from jaxformer.decoding.prepared import cores_side_by_side, prepare_weights
 from jaxformer.functional.contexts import Source
 from jaxformer.functional.taps import NO_HOOKS
-from jaxformer.models.build import shape_tree
 from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.models.placement import shardings
+from jaxformer.models.placement import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
 from jaxformer.training.placed import placed_shapes, state_shardings
 from jaxformer.training.step import init_state, make_step
@@ -31,7 +30,7 @@ class Memory(NamedTuple):
 def compile_step(model, optimizer, mesh, rows: int, length: int):
     """(the compiled training step, its `Memory`) for one micro-batch of so many rows."""
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
-    state = _placed(shapes, state_shardings(model, optimizer, mesh, shapes))
+    state = shapes_at(shapes, state_shardings(model, optimizer, mesh, shapes))
     batch = placed_shapes(batch_shapes(model.config, rows, length), mesh)
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
@@ -57,7 +56,7 @@ class Decoding(NamedTuple):
 def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
     """The block of steps that `generate` runs, greedily, once prompts of so many tokens are read
     and rows are to become `length` long: weights and cache are where its own programs put them."""
-    params = _placed(shape_tree(model), shardings(shape_tree(model), model.config, mesh))
+    params = parameter_shapes(model, mesh)
     tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
     source = Source(tokens) if isinstance(model.config, ReadsSource) else None
     stops = jax.ShapeDtypeStruct((1,), np.int32)
@@ -81,7 +80,7 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
 def _outputs(function, *arguments):
     """What a jitted function gives, as shapes with where the compiler puts them."""
     lowered = function.lower(*arguments)
-    return _placed(lowered.out_info, lowered.compile().output_shardings)
+    return shapes_at(lowered.out_info, lowered.compile().output_shardings)
 
 
 def batch_shapes(config, rows: int, length: int) -> Batch:
@@ -99,9 +98,3 @@ def held(tree) -> int:
 
 def _itemsize(dtype) -> int:
     return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize
-
-
-def _placed(shapes, where):
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, where
-    )

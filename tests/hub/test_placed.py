@@ -1,0 +1,69 @@
+"""A checkpoint that is loaded on a mesh: each parameter is where the table of its model says."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import jaxformer as jf
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.models.config import kind_of
+from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.placement import make_mesh, shardings
+from jaxformer.training.config import MeshSizes
+from tests.hub import foreign
+from tests.hub.adapters import learnt
+
+
+def theirs(folder):
+    foreign.write(folder, "gpt2")
+
+
+def saved(folder):
+    theirs(folder.with_name("theirs"))
+    jf.save(folder, *jf.load(folder.with_name("theirs")))
+
+
+def adapted(folder):
+    theirs(folder.with_name("theirs"))
+    learnt(folder.with_name("theirs"), LoraConfig(lora_rank=2), folder)
+
+
+def run(folder):
+    theirs(folder.with_name("theirs"))
+    model, variables, tokenizer = jf.load(folder.with_name("theirs"))
+    made = RunFolder(folder)
+    folder.mkdir()
+    tokenizer.save(made.tokenizer)
+    made.write_config({"kind": kind_of(model.config), "model": model.config})
+    with CheckpointWriter(made.checkpoints) as writer:
+        writer.save(1, variables["params"], {"key": np.zeros(1)}, {})
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("make", [theirs, saved, adapted, run])
+def test_parameters_are_loaded_to_where_they_live(make, how, tmp_path):
+    """In any format, with the same values; on one device, which a mesh can be of."""
+    make(tmp_path / "found")
+    mesh = make_mesh({"fsdp": 1}, jax.devices()[:1])
+    model, variables, _ = jf.load(tmp_path / "found", **how)
+    placed = jf.load(tmp_path / "found", mesh=mesh, **how).variables["params"]
+    jax.tree.map(np.testing.assert_array_equal, placed, variables["params"])
+    wanted = shardings(placed, model.config, mesh)
+    jax.tree.map(lambda x, where: np.testing.assert_equal(x.sharding, where), placed, wanted)
+
+
+def test_a_verb_computes_on_its_mesh(tmp_path):
+    saved(tmp_path / "found")
+    for mesh, axes in (
+        (None, ()),
+        (MeshSizes(tensor=jax.device_count()), ("data", "fsdp", "tensor")),
+    ):
+        with opened(RunArguments(str(tmp_path / "found"), mesh=mesh)) as checkpoint:
+            assert jax.sharding.get_abstract_mesh().axis_names == axes
+        is_placed = {
+            isinstance(x.sharding, NamedSharding) for x in jax.tree.leaves(checkpoint.variables)
+        }
+        assert is_placed == {mesh is not None}

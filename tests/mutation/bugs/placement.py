@@ -1,0 +1,86 @@
+"""Where arrays live, and what programs need of machines."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, gives
+
+BUGS = (
+    Bug(
+        "the last rule of a table is used",
+        "models.placement:partition_of",
+        Replace(
+            "(rule for rule in rules if fnmatchcase(path, rule.pattern))",
+            "(rule for rule in reversed(rules) if fnmatchcase(path, rule.pattern))",
+        ),
+        "models/test_placement.py::test_the_first_rule_is_used",
+    ),
+    Bug(
+        "a size need not divide",
+        "models.placement:partition_of",
+        Replace("size % prod(mesh.shape[axis] for axis in _axes(axes))", "False"),
+        "models/test_placement.py::test_a_size_that_does_not_divide_is_refused",
+    ),
+    Bug(
+        "a mesh's fused maps are cut across their parts",
+        "functional.spread:is_cut",
+        gives(False),
+        "training/test_meshes.py::test_what_is_exchanged_is_what_the_placement_needs",
+    ),
+    Bug(
+        "a head is cut by tensor",
+        "models.placement:rules_of",
+        Replace("n % tensor", "False"),
+        "models/test_placement.py::test_a_head_and_a_word_are_whole",
+    ),
+    Bug(
+        "a checkpoint is loaded to one device",
+        "hub.load:load",
+        Replace("parameter_shapes(model, mesh)", "parameter_shapes(model, None)"),
+        "hub/test_placed.py::test_parameters_are_loaded_to_where_they_live[run-how0]",
+    ),
+    Bug(
+        "a foreign tensor lands on one device",
+        "artifacts.table:read_leaves.leaves",
+        Replace("like[name].sharding", "None"),
+        "hub/test_placed.py::test_parameters_are_loaded_to_where_they_live[theirs-how0]",
+    ),
+    Bug(
+        "a verb leaves its mesh",
+        "cli.opened:opened",
+        Replace("jax.set_mesh(mesh)", "__import__('contextlib').nullcontext()"),
+        "hub/test_placed.py::test_a_verb_computes_on_its_mesh",
+    ),
+    # ---- what a program needs
+    Bug(
+        "a loop's exchanges count once",
+        "training.program:_trips",
+        gives(1),
+        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+    ),
+    Bug(
+        "a loop that goes by two goes by one",
+        "training.program:_trips",
+        Replace("-(-_constant(bound) // step)", "_constant(bound)"),
+        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+    ),
+    Bug(
+        "a sum is passed around the ring once",
+        "training.program:Collective.sent",
+        Replace('2 if self.kind == "all-reduce" else 1', "1"),
+        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+    ),
+    Bug(
+        "the pieces of an exchange are counted one by one",
+        "training.program:collectives",
+        Replace("channel[0] if channel else instruction.name", "instruction.name"),
+        "training/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
+    ),
+    Bug(
+        "a gradient costs as much as the pass",
+        "models.flops:training_flops",
+        Replace(
+            "3 * forward_flops(config, length, source_length)",
+            "2 * forward_flops(config, length, source_length)",
+        ),
+        "models/test_flops.py::test_training_is_six_operations_a_parameter_and_token",
+    ),
+)

@@ -1,4 +1,4 @@
-"""`jaxformer fill RUN --text "import [MASK] as np"`: what an encoder expects at a mask."""
+"""`jaxformer fill RUN --text "if x is [MASK] None:"`: what an encoder expects at a mask."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ MASK = "[MASK]"
 
 @dataclass(frozen=True)
 class FillArguments(RunArguments):
-    """Fill in what is hidden in a text: each [MASK] is one token, told from both sides of it."""
+    """Fill in what is hidden in a text: each [MASK] is one token, with the space before it, told from
+    both sides of it."""
 
     text: str
     """with at least one [MASK]"""
@@ -42,7 +43,7 @@ def _print(checkpoint, arguments: FillArguments) -> None:
     model, variables, tokenizer = checkpoint
     if tokenizer is None or tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run} has no tokenizer with a mask; fill cannot hide a token")
-    parts = [tokenizer.encode(part) for part in arguments.text.split(MASK)]
+    parts = [tokenizer.encode(part) for part in around(arguments.text)]
     row = [*tokenizer.before, *parts[0]]
     for part in parts[1:]:
         row += [tokenizer.mask_token, *part]
@@ -64,3 +65,10 @@ def _print(checkpoint, arguments: FillArguments) -> None:
     for number, (some, shares) in enumerate(zip(words, found.probabilities, strict=True), 1):
         said = (f"{word!r} {share:.1%}" for word, share in zip(some, shares, strict=True))
         print(f"{MASK} {number}: " + ", ".join(said))
+
+
+def around(text: str) -> list[str]:
+    """What stands before, between and after the masks. A space before a mask is hidden with it:
+    tokens begin with the space before a word, and never end with one."""
+    *before, last = text.split(MASK)
+    return [*(part.removesuffix(" ") for part in before), last]

@@ -14,8 +14,8 @@ MASK = "[MASK]"
 
 @dataclass(frozen=True)
 class FillArguments(RunArguments):
-    """Fill in what is hidden in a text: each [MASK] is one token, with the space before it, told from
-    both sides of it."""
+    """Fill in what is hidden in a text: each [MASK] is one token, with the space before it, told
+    from both sides of it."""
 
     text: str
     """with at least one [MASK]"""

@@ -16,8 +16,9 @@ import optax
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.models.build import init
 from jaxformer.runtime import keep_freed_memory
+from jaxformer.training.batch import Batch
+from jaxformer.training.step import init_state, make_step
 
 SYMBOLS, FILLERS, BATCH = 16, 4, 32
 DISTANCES = (4, 8, 16, 32, 64, 128)
@@ -52,36 +53,36 @@ def reach(model, params, key, distance: int):
     return (sizes[:, 0] / sizes[:, -1]).mean()
 
 
+def batch_of(key, distance: int) -> Batch:
+    """One micro-batch, of whose targets only the last counts."""
+    tokens, symbols = rows(key, distance)
+    targets = jnp.broadcast_to(symbols[:, None], tokens.shape)
+    weights = jnp.zeros(tokens.shape).at[:, -1].set(1.0)
+    return Batch(tokens[None], targets[None], weights[None])
+
+
 def recalled(model, rate: float, distance: int, steps: int, seeds: int):
     """(what share of 256 rows is recalled after training, how far a change reached before it), by
     seed."""
     warm = optax.linear_schedule(0.0, rate, 50)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
+    step = make_step(model, optimizer)
 
-    def loss(params, key):
+    def share(params, key):
         tokens, symbols = rows(key, distance)
-        logits = model.apply({"params": params}, tokens)[:, -1]
-        right = (logits.argmax(axis=-1) == symbols).mean()
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, symbols)
-        return losses.mean(), right
+        return (model.apply({"params": params}, tokens)[:, -1].argmax(axis=-1) == symbols).mean()
 
-    def one(key, params):
-        reached = reach(model, params, key, distance)
-
-        def step(state, key):
-            params, rest = state
-            gradients, _ = jax.grad(loss, has_aux=True)(params, key)
-            updates, rest = optimizer.update(gradients, rest, params)
-            return (optax.apply_updates(params, updates), rest), None
-
+    def one(seed):
+        state, key = init_state(model, optimizer, seed), jax.random.key(seed)
+        reached = reach(model, state.params, key, distance)
         keys = jax.random.split(jax.random.fold_in(key, 1), steps)
-        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        state, _ = jax.lax.scan(
+            lambda state, key: step(state, batch_of(key, distance)), state, keys
+        )
         asked = jax.random.split(jax.random.fold_in(key, 2), 8)
-        return jax.vmap(lambda key: loss(params, key)[1])(asked).mean(), reached
+        return jax.vmap(lambda key: share(state.params, key))(asked).mean(), reached
 
-    keys = jax.random.split(jax.random.key(0), seeds)
-    params = jax.vmap(lambda key: init(model, key)["params"])(keys)
-    return [np.asarray(x) for x in jax.jit(jax.vmap(one))(keys, params)]
+    return [np.asarray(x) for x in jax.jit(jax.vmap(one))(jnp.arange(seeds))]
 
 
 def draw(found: dict, path: Path) -> None:

@@ -95,12 +95,21 @@ def init_recurrent_layer(key, cell: str, in_dim: int, hidden_dim: int, input_std
         bias = bias.at[open_gate].set(1.0)
     kernel = jax.random.normal(input_key, (in_dim, gates * hidden_dim))
     kernel = kernel / (in_dim**0.5 * input_stddev)
-    orthogonal = jax.nn.initializers.orthogonal()
-    square = [orthogonal(k, (hidden_dim, hidden_dim)) for k in jax.random.split(state_key, gates)]
+    square = [_orthogonal(k, hidden_dim) for k in jax.random.split(state_key, gates)]
     return {
         "input": {"kernel": kernel, "bias": bias.reshape(-1)},
         "state": {"kernel": jnp.concatenate(square, axis=1)},
     }
+
+
+def _orthogonal(key, size: int) -> Float[Array, "size size"]:
+    """A random orthogonal matrix; of many keys (`vmap`) one after another.
+
+    LAPACK's factorisation of a batch waits, on a thread of XLA's pool, for others of that pool: two
+    at once on two threads never end (jaxlib 0.10).
+    """
+    one = jax.nn.initializers.orthogonal()
+    return jax.custom_batching.sequential_vmap(lambda key: one(key, (size, size)))(key)
 
 
 def empty_states(config, batch_size: int):

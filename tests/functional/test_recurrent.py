@@ -1,13 +1,17 @@
 """What a recurrent model is made of before it has learnt anything."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.recurrent import CELLS
+from jaxformer.functional.recurrent import CELLS, init_recurrent_layer
 from jaxformer.models.build import init
 
 WIDTHS = st.sampled_from([64, 96])  # each width compiles anew
@@ -34,3 +38,16 @@ def test_the_first_inputs_of_a_cell_are_of_size_1(cell, embed_dim, hidden_dim, n
         projected = x @ weights["layers"][f"layer_{layer}"]["input"]["kernel"]
         assert 0.75 < jnp.var(projected) < 1.3
         x = jax.random.rademacher(jax.random.key(seed), (256, hidden_dim), jnp.float32)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="LAPACK is what a CPU uses")
+def test_many_layers_are_made_at_once_without_batched_factorisations():
+    """A batch of LAPACK's factorisations beside another waits for ever on two threads (seen on the
+    seeds of an LSTM)."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    made = jax.jit(jax.vmap(lambda key: init_recurrent_layer(key, "lstm", 5, 4)))
+    batches = re.findall(r'@lapack_\w+.*num_batch_dims = "(\d+)"', made.lower(keys).as_text())
+    assert batches and set(batches) == {"0"}
+    alone = [init_recurrent_layer(key, "lstm", 5, 4) for key in keys]
+    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), made(keys), together)

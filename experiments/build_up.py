@@ -21,10 +21,10 @@ from windows import batches, check_length, evenly, loss, text_parser
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.corpus import read_documents, standard_library
+from jaxformer.training.data.corpus import read_documents, standard_library
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from jaxformer.training.loop import updates
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.split import DEFAULT_SPLIT, split
 from jaxformer.training.step import init_state, make_step
 
 LENGTH, BATCH, HELD_OUT = 64, 8, 128

@@ -22,8 +22,8 @@ from jaxformer.functional import cross_entropy
 from jaxformer.functional.taps import Patch
 from jaxformer.hub.load import load
 from jaxformer.models.build import init
-from jaxformer.training.corpus import read_documents, standard_library
-from jaxformer.training.split import DEFAULT_SPLIT, split
+from jaxformer.training.data.corpus import read_documents, standard_library
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
 
 DETECTORS = ("the token before", "itself", "the first", "the same before", "one after the same")
 TASKS = ("on text", "on random tokens that come twice")

@@ -21,8 +21,8 @@ import numpy as np
 from record import FOLDER, Parser, at_least, conclude, run
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.tokens import open_tokens
-from jaxformer.training.windows import WindowBatches
+from jaxformer.training.data.tokens import open_tokens
+from jaxformer.training.data.windows import WindowBatches
 
 WORDS = 50_000
 CHUNK = 100_000  # words that are drawn at once

@@ -32,12 +32,12 @@ from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.placement import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.doctor.program import by_kind, collectives
 from jaxformer.training.loop import updates
 from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import Processes, is_first, join
-from jaxformer.training.program import by_kind, collectives
 from jaxformer.training.step import init_state, make_step
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64

@@ -14,7 +14,7 @@ from dataclasses import replace
 from record import Parser, conclude, run
 
 from jaxformer.models.config import Execution, preset
-from jaxformer.training.machines import parse_target, start_for
+from jaxformer.training.doctor.machines import parse_target, start_for
 
 # By machine: meshes to train on, and to decode on.
 MESHES = {
@@ -45,7 +45,7 @@ def main():
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
-    from jaxformer.training.examine import DoesNotFit, examine_decoding, examine_step
+    from jaxformer.training.doctor.examine import DoesNotFit, examine_decoding, examine_step
 
     figures = []
 

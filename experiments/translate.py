@@ -25,7 +25,7 @@ from jaxformer.cli.runtime import start_jax
 from jaxformer.cli.train import main as train
 from jaxformer.decoding.translate import translate
 from jaxformer.training.bleu import bleu
-from jaxformer.training.parallel import read_pairs
+from jaxformer.training.data.parallel import read_pairs
 
 _TRANSFORMER = "--model encoder-decoder --preset translation"
 _LSTM = "--model recurrent-encoder-decoder --preset translation"

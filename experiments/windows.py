@@ -8,9 +8,9 @@ from record import Parser, at_least, picture
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import Batch
-from jaxformer.training.corpus import read_documents, standard_library
+from jaxformer.training.data.corpus import read_documents, standard_library
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from jaxformer.training.loss import summed_loss
-from jaxformer.training.split import DEFAULT_SPLIT, split
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:

@@ -9,7 +9,7 @@ import tyro
 from jaxformer.cli.arguments import parse
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.training.config import Mesh, MeshSizes
-from jaxformer.training.machines import Target, parse_target, start_for
+from jaxformer.training.doctor.machines import Target, parse_target, start_for
 from jaxformer.training.presets import kinds_of, training_preset
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     config, target, mesh, rows, length = _asked(arguments)
     start_for(target)
     from jaxformer.cli.needs import lines_of_decoding, lines_of_step
-    from jaxformer.training.examine import examine_decoding, examine_step
+    from jaxformer.training.doctor.examine import examine_decoding, examine_step
 
     examine, lines = (
         (examine_decoding, lines_of_decoding) if arguments.decode else (examine_step, lines_of_step)

@@ -61,14 +61,14 @@ def main(argv: list[str]) -> int:
 def _read(arguments: EvaluateArguments):
     """The documents or the pairs, before anything is loaded."""
     if arguments.source:
-        from jaxformer.training.parallel import read_pairs
+        from jaxformer.training.data.parallel import read_pairs
 
         if arguments.files:
             raise ValueError(f"FILE ({arguments.files[0]}) and --source were given; one is scored")
         return read_pairs(arguments.source, arguments.target)
     if not arguments.files:
         raise ValueError("FILE is missing; name at least one file or folder to score")
-    from jaxformer.training.corpus import read_documents
+    from jaxformer.training.data.corpus import read_documents
 
     return read_documents(arguments.files)[0]
 
@@ -92,8 +92,8 @@ def _scorer(model, arguments: EvaluateArguments):
 
 
 def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
+    from jaxformer.training.data.held_out import baselines
     from jaxformer.training.evaluate import evaluate_documents
-    from jaxformer.training.held_out import baselines
 
     model, variables, tokenizer = checkpoint
     encoded = tokenizer.encode_many(document.text for document in documents)

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from jaxformer.training.machines import missing, parse_target
+from jaxformer.training.doctor.machines import missing, parse_target
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers")
 # What is not needed for a run, by the module that it is: what for, and how to install it.

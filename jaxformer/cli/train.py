@@ -20,7 +20,7 @@ from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, MeshSizes, TrainingConfig, differences
-from jaxformer.training.documents import HUB
+from jaxformer.training.data.documents import HUB
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset
 from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
 from jaxformer.training.run_config import read_run, write_run
@@ -216,7 +216,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
 def _begin(folder, inputs: Inputs, config, screen, held, resume: bool, base) -> None:
     """The folder is this run's own while `held` is open, and what it learns from is read, unless an
     earlier start has."""
-    from jaxformer.training.prepare import is_prepared
+    from jaxformer.training.data.prepare import is_prepared
     from jaxformer.training.tasks import task_of
 
     kind, gathered = task_of(config), None

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.evaluate import evaluate
-from jaxformer.training.pairs import PairBatches
 
 
 class Bleu(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.training.batch import Batch
+from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches
 from jaxformer.training.loss import summed_correct, summed_loss
-from jaxformer.training.windows import EvaluationWindows, evaluation_batches
 
 
 class Evaluation(NamedTuple):

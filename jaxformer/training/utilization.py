@@ -7,7 +7,7 @@ import jax
 from jaxformer.models.flops import training_flops
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.machines import device_of
+from jaxformer.training.devices import device_of
 
 
 def update_flops(config: TrainingConfig, batch: Batch) -> int:

@@ -112,7 +112,7 @@ def test_a_folder_that_another_start_takes_meanwhile_is_left_alone(
     corpus, tmp_path, capsys, monkeypatch
 ):
     """Free when it was looked at, taken while the text was read: its run stays what it is."""
-    from jaxformer.training import prepare
+    from jaxformer.training.data import prepare
 
     gather, taken = prepare.gather, tmp_path / "runs/stdlib/config.json"
 

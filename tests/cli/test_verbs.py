@@ -81,8 +81,8 @@ def test_a_prompt_is_a_short_piece_of_text(text, room):
 def test_every_evaluation_scores_the_same_windows(trained):
     """The last one too, whose line has the whole text's score beside it; so a curve of them is of
     one thing, and what the windows say of the finished model is found again."""
+    from jaxformer.training.data.prepare import read_data
     from jaxformer.training.evaluate import evaluate_windows
-    from jaxformer.training.prepare import read_data
 
     folder = RunFolder(trained)
     data, (model, variables, _) = read_data(folder), jf.load(trained)
@@ -114,7 +114,7 @@ def test_evaluation_shows_how_far_it_is_on_a_terminal(trained, corpus, capsys, m
 
 
 def _tokens(path):
-    from jaxformer.training.tokens import open_tokens
+    from jaxformer.training.data.tokens import open_tokens
 
     return open_tokens(path).ids
 

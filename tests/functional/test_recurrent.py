@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.recurrent import CELLS, init_recurrent_layer
+from jaxformer.functional.cells import CELLS, init_recurrent_layer
 from jaxformer.models.build import init
 
 WIDTHS = st.sampled_from([64, 96])  # each width compiles anew

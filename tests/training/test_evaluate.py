@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.evaluate import half, spread_windows
-from jaxformer.training.windows import EvaluationWindows
 
 
 @given(

@@ -15,9 +15,9 @@ from jaxformer.models.decoder import Decoder
 from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.pairs import PairBatches
 from jaxformer.training.step import init_state, make_step
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -9,7 +9,7 @@ from jaxformer.models.config import DecoderConfig
 from jaxformer.models.flops import forward_flops
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TextTraining
-from jaxformer.training.machines import DEVICES, device_of
+from jaxformer.training.devices import DEVICES, device_of
 from jaxformer.training.utilization import update_flops, utilization
 
 CONFIG = TextTraining(

@@ -15,12 +15,12 @@ from jaxformer.decoding.fill import fill
 from jaxformer.functional.masking import mask_tokens
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import HiddenTraining
+from jaxformer.training.data.windows import document_segments
 from jaxformer.training.evaluate import spread
 from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
 from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
-from jaxformer.training.windows import document_segments
 
 HIDDEN = "▒"  # in what is shown to a person
 MASK_WORD = "[MASK]"  # in what a person writes

@@ -11,10 +11,10 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import TextTraining
+from jaxformer.training.data.windows import WindowBatches
 from jaxformer.training.evaluate import evaluate_documents, evaluate_windows
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
-from jaxformer.training.windows import WindowBatches
 
 
 @dataclass(frozen=True)

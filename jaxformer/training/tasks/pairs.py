@@ -16,13 +16,13 @@ from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
-from jaxformer.training.documents import Document
-from jaxformer.training.pairs import PairBatches, best_widths
-from jaxformer.training.parallel import Pair, read_pairs, split_pairs
-from jaxformer.training.prepare import given_tokenizer
+from jaxformer.training.data.documents import Document
+from jaxformer.training.data.pairs import PairBatches, best_widths
+from jaxformer.training.data.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.data.prepare import given_tokenizer
+from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
-from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 
 SAMPLES = 5  # translations that an evaluation writes
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training import prepare
 from jaxformer.training.config import Inputs, TextTraining
-from jaxformer.training.prepare import Prepared
+from jaxformer.training.data import prepare
+from jaxformer.training.data.prepare import Prepared
 from jaxformer.training.screen import Screen
 
 

@@ -52,27 +52,27 @@ BUGS = (
     # ---- what a program needs
     Bug(
         "a loop's exchanges count once",
-        "training.program:_trips",
+        "training.doctor.program:_trips",
         gives(1),
-        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
         "a loop that goes by two goes by one",
-        "training.program:_trips",
+        "training.doctor.program:_trips",
         Replace("-(-_constant(bound) // step)", "_constant(bound)"),
-        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
         "a sum is passed around the ring once",
-        "training.program:Collective.sent",
+        "training.doctor.program:Collective.sent",
         Replace('2 if self.kind == "all-reduce" else 1', "1"),
-        "training/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
         "the pieces of an exchange are counted one by one",
-        "training.program:collectives",
+        "training.doctor.program:collectives",
         Replace("channel[0] if channel else instruction.name", "instruction.name"),
-        "training/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
+        "training/doctor/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
     ),
     Bug(
         "a gradient costs as much as the pass",

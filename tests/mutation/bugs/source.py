@@ -53,20 +53,20 @@ BUGS = (
     ),
     Bug(
         "rows that fill a batch up count",
-        "training.pairs:PairBatches._batch",
+        "training.data.pairs:PairBatches._batch",
         Replace(
             "weights[row, : len(target) + 1] = number < len(chosen)",
             "weights[row, : len(target) + 1] = 1",
         ),
-        "training/test_pairs.py::test_an_epoch_has_every_pair_once",
+        "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),
     Bug(
         "the end of a text is not to be learnt",
-        "training.pairs:PairBatches._batch",
+        "training.data.pairs:PairBatches._batch",
         Replace(
             "weights[row, : len(target) + 1] = number < len(chosen)",
             "weights[row, : len(target)] = number < len(chosen)",
         ),
-        "training/test_pairs.py::test_an_epoch_has_every_pair_once",
+        "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),
 )

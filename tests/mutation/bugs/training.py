@@ -60,9 +60,9 @@ BUGS = (
     ),
     Bug(
         "targets not shifted",
-        "training.windows:WindowBatches._read",
+        "training.data.windows:WindowBatches._read",
         then(lambda batch: batch._replace(targets=batch.inputs)),
-        "training/test_windows.py::test_targets_are_the_inputs_moved_by_one",
+        "training/data/test_windows.py::test_targets_are_the_inputs_moved_by_one",
     ),
     Bug(
         "weight decay by rank: stacked biases decay",
@@ -85,18 +85,18 @@ BUGS = (
     ),
     Bug(
         "a fraction that is given has a minimum",
-        "training.prepare:_how_much",
+        "training.data.prepare:_how_much",
         Replace("(config.held_out, 0, math.inf)", "(config.held_out, 500_000, math.inf)"),
-        "training/test_prepare.py::test_the_flag_says_how_much_is_held_out",
+        "training/data/test_prepare.py::test_the_flag_says_how_much_is_held_out",
     ),
     Bug(
         "a carriage return within a line ends it",
-        "training.parallel:_read_lines",
+        "training.data.parallel:_read_lines",
         Replace(
             'opened(path, "rt", encoding="utf-8", newline="\\n")',
             'opened(path, "rt", encoding="utf-8")',
         ),
-        "training/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
+        "training/data/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
     ),
     Bug(
         "the last evaluation scores the whole text alone",
@@ -159,7 +159,7 @@ BUGS = (
     ),
     Bug(
         "the data position is not restored",
-        "training.windows:WindowBatches.restore",
+        "training.data.windows:WindowBatches.restore",
         gives(None),
         "training/test_resume.py::test_ended_and_resumed_equals_uninterrupted",
     ),
@@ -223,9 +223,9 @@ BUGS = (
     ),
     Bug(
         "a source that is learnt is held out too",
-        "training.parallel:split_pairs",
+        "training.data.parallel:split_pairs",
         Replace("source.encode()", "repr((source, _)).encode()"),
-        "training/test_parallel.py::test_what_is_held_out_has_no_source_that_is_learnt",
+        "training/data/test_parallel.py::test_what_is_held_out_has_no_source_that_is_learnt",
     ),
     Bug(
         "evaluation is counted as training",

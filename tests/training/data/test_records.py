@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.training import documents as module
-from jaxformer.training.corpus import Documents, read_documents
-from jaxformer.training.documents import Document, Excerpt, NotText, TextFile
+from jaxformer.training.data import documents as module
+from jaxformer.training.data.corpus import Documents, read_documents
+from jaxformer.training.data.documents import Document, Excerpt, NotText, TextFile
 from tests.errors import error_of
 
 TEXTS = ["one", "zwei\nZeilen", "café 猫\r\n", 'a "quote" \\n', "one more " * 40]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training import windows
 from jaxformer.training.batch import Share
-from jaxformer.training.windows import WindowBatches
+from jaxformer.training.data import windows
+from jaxformer.training.data.windows import WindowBatches
 from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)

@@ -2,10 +2,10 @@
 
 import os
 
-from jaxformer.training import corpus
-from jaxformer.training.corpus import read_documents, standard_library
-from jaxformer.training.held_out import baselines
-from jaxformer.training.split import DEFAULT_SPLIT, split
+from jaxformer.training.data import corpus
+from jaxformer.training.data.corpus import read_documents, standard_library
+from jaxformer.training.data.held_out import baselines
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from tests.errors import error_of
 
 

@@ -136,18 +136,6 @@ class TextFile(_Read):
                 at, lines = at + len(data), lines + data.count(b"\n")
 
 
-def source_of(folder: str, name: str, text_field: str) -> Source:
-    """What reads a file, by how its name ends. text_field: of records, the one with the text."""
-    from jaxformer.training.records import JsonLines, Parquet
-
-    suffix = os.path.splitext(name.removesuffix(".gz").removesuffix(".zst"))[1]
-    if suffix == ".jsonl":
-        return JsonLines(folder, name, text_field)
-    if name.endswith(".parquet"):
-        return Parquet(folder, name, text_field)
-    return TextFile(folder, name)
-
-
 @contextmanager
 def opened(path: str) -> Iterator:
     """A file of bytes, what was compressed decompressed. ``NotText`` if it cannot be opened."""

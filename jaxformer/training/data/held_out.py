@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.training.documents import Document
+from jaxformer.training.data.documents import Document
 
 MOST_COMPRESSED = 1 << 24  # bytes: xz takes a second and 20 MB of memory for each million
 LONG_LINE = 60

@@ -9,11 +9,11 @@ import pytest
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
-from jaxformer.training import prepare
 from jaxformer.training.config import Inputs, TextTraining
-from jaxformer.training.corpus import Documents
-from jaxformer.training.documents import Document
-from jaxformer.training.prepare import gather, read_data, write_data
+from jaxformer.training.data import prepare
+from jaxformer.training.data.corpus import Documents
+from jaxformer.training.data.documents import Document
+from jaxformer.training.data.prepare import gather, read_data, write_data
 from jaxformer.training.screen import Screen
 
 MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, num_heads=1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.training.batch import Share
-from jaxformer.training.pairs import PairBatches
+from jaxformer.training.data.pairs import PairBatches
 
 END = 0
 ids = st.lists(st.integers(1, 50), min_size=1, max_size=30)

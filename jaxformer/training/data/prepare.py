@@ -15,12 +15,12 @@ from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
-from jaxformer.training.corpus import Documents, read_documents, standard_library, total_size
-from jaxformer.training.documents import Document
-from jaxformer.training.held_out import Repeated, baselines, repeated_lines
+from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
+from jaxformer.training.data.documents import Document
+from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
+from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
-from jaxformer.training.split import DEFAULT_SPLIT, split
-from jaxformer.training.tokens import TokenStream, open_tokens, write_tokens
 
 # A tokenizer learns from so much text at most: its merges hardly change beyond, and what it keeps
 # of the words in memory does.

@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh
 
 from jaxformer.models.config import preset
 from jaxformer.models.placement import AXES
-from jaxformer.training.exchange import least_exchange
-from jaxformer.training.program import by_kind, collectives, copies
+from jaxformer.training.doctor.exchange import least_exchange
+from jaxformer.training.doctor.program import by_kind, collectives, copies
 
 PROJECT = Path(__file__).parents[2]
 
@@ -188,7 +188,7 @@ def test_rows_in_the_place_of_heads_and_words_halve_what_is_summed():
 PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from jaxformer.training.program import by_kind, collectives
+from jaxformer.training.doctor.program import by_kind, collectives
 mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
 def f(x, w):
     def step(x, w):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.parallel import read_pairs, split_pairs
+from jaxformer.training.data.parallel import read_pairs, split_pairs
 
 
 def test_files_are_read_line_by_line(tmp_path):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training import documents, held_out
-from jaxformer.training.corpus import standard_library
-from jaxformer.training.documents import Document
-from jaxformer.training.held_out import baselines, repeated_lines
-from jaxformer.training.split import DEFAULT_SPLIT, split
+from jaxformer.training.data import documents, held_out
+from jaxformer.training.data.corpus import standard_library
+from jaxformer.training.data.documents import Document
+from jaxformer.training.data.held_out import baselines, repeated_lines
+from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from tests.errors import error_of
 
 

@@ -16,38 +16,7 @@ from importlib.metadata import distributions, requires, version
 from importlib.util import find_spec
 from math import prod
 
-
-@dataclass(frozen=True)
-class Device:
-    """Published figures of one device: memory in bytes, bfloat16 operations (a multiplication and
-    an addition are two) and bytes of memory and of links to other devices, each way, in a second.
-    """
-
-    name: str
-    memory: int
-    flops: float
-    bandwidth: float
-    links: float
-    source: str
-
-
-_GOOGLE = "https://cloud.google.com/tpu/docs"
-DEVICES = {
-    # NVLink 4: 900 GB/s both ways together. Memory as the driver reports it.
-    "gpu:h100": Device(
-        "NVIDIA H100 SXM, 80 GB",
-        84_929_347_584,
-        989.4e12,
-        3.35e12,
-        450e9,
-        "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet",
-    ),
-    # Links: what is published both ways together (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
-    "tpu:v4": Device("TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
-    "tpu:v5e": Device("TPU v5e", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"),
-    "tpu:v5p": Device("TPU v5p", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
-    "tpu:v6e": Device("TPU v6e", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_GOOGLE}/v6e"),
-}
+from jaxformer.training.devices import DEVICES, Device
 
 
 @dataclass(frozen=True)
@@ -72,23 +41,6 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
-
-
-# How JAX names these devices (`device_kind`), by what it begins with.
-_KINDS = {
-    "NVIDIA H100": "gpu:h100",
-    "TPU v4": "tpu:v4",
-    "TPU v5 lite": "tpu:v5e",
-    "TPU v5": "tpu:v5p",
-    "TPU v6": "tpu:v6e",
-}
-
-
-def device_of(device_kind: str) -> Device | None:
-    """The published figures of a device that JAX calls so; None: they are not in the table."""
-    names = (kind for name, kind in _KINDS.items() if device_kind.startswith(name))
-    kind = next(names, None)
-    return None if kind is None else DEVICES[kind]
 
 
 def parse_target(text: str) -> Target:

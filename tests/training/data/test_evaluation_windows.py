@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training.windows import EvaluationWindows, evaluation_batches
+from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches
 from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.training.corpus import Documents, grouped
-from jaxformer.training.documents import Document, Excerpt, TextFile
+from jaxformer.training.data.corpus import Documents, grouped
+from jaxformer.training.data.documents import Document, Excerpt, TextFile
 
 # Unless told otherwise: (fraction, minimum_bytes, maximum_bytes) of `split`. Of a small text the
 # fraction alone is too little to tell two models apart; of a large one it is more than that takes,

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxformer.training.documents import (
+from jaxformer.training.data.documents import (
     HUB,
     Document,
     NotText,
     Source,
     TextFile,
     measure,
-    source_of,
 )
-from jaxformer.training.records import HubDataset
+from jaxformer.training.data.records import HubDataset, source_of
 
 # Folders of the standard library that are tests, other people's packages or built for one machine.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}

@@ -7,9 +7,9 @@ import pytest
 
 from jaxformer.artifacts import tokenizer as tokenizer_module
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training import tokens
-from jaxformer.training.documents import Document
-from jaxformer.training.tokens import open_tokens, write_tokens
+from jaxformer.training.data import tokens
+from jaxformer.training.data.documents import Document
+from jaxformer.training.data.tokens import open_tokens, write_tokens
 from tests.errors import error_of
 
 DOCUMENTS = [Document("a", "the café " * 9), Document("empty", ""), Document("b", "the end\n")]

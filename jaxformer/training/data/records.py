@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from jaxformer.training.documents import (
+from jaxformer.training.data.documents import (
     HUB,
     Document,
     NotText,
+    Source,
+    TextFile,
     damaged,
     needed,
     opened,
@@ -128,6 +130,16 @@ class HubDataset:
         for start in range(0, len(table), _ROWS):
             for number, value in enumerate(table[start : start + _ROWS][self.text_field], start):
                 yield Document(self.name, _text_of(value, self, f"row {number + 1}", number + 1))
+
+
+def source_of(folder: str, name: str, text_field: str) -> Source:
+    """What reads a file, by how its name ends. text_field: of records, the one with the text."""
+    suffix = os.path.splitext(name.removesuffix(".gz").removesuffix(".zst"))[1]
+    if suffix == ".jsonl":
+        return JsonLines(folder, name, text_field)
+    if name.endswith(".parquet"):
+        return Parquet(folder, name, text_field)
+    return TextFile(folder, name)
 
 
 def _text_of(value: Any, source, where: str, number: int) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from jaxformer.artifacts.run import write_whole
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.documents import Document, measure
+from jaxformer.training.data.documents import Document, measure
 
 _FORMAT = "jaxformer tokens 1"
 _HEADER_BYTES = 1024

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training import split as module
-from jaxformer.training.corpus import Documents
-from jaxformer.training.documents import Document
+from jaxformer.training.data import split as module
+from jaxformer.training.data.corpus import Documents
+from jaxformer.training.data.documents import Document
 from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)

@@ -10,12 +10,12 @@ from jaxformer.decoding.generate import STEPS
 from jaxformer.models.build import build
 from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.placement import make_mesh
-from jaxformer.training.compiled import compile_decoding, compile_step
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.exchange import least_exchange
-from jaxformer.training.machines import Target, compiler, devices_of
+from jaxformer.training.doctor.compiled import compile_decoding, compile_step
+from jaxformer.training.doctor.exchange import least_exchange
+from jaxformer.training.doctor.machines import Target, compiler, devices_of
+from jaxformer.training.doctor.program import by_kind, collectives, copies
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.program import by_kind, collectives, copies
 
 
 class DoesNotFit(Exception):

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
-from jaxformer.training import machines
-from jaxformer.training.machines import DEVICES, Target, devices_of, missing, parse_target
+from jaxformer.training.devices import DEVICES
+from jaxformer.training.doctor import machines
+from jaxformer.training.doctor.machines import Target, devices_of, missing, parse_target
 
 
 @pytest.mark.parametrize("text", ["gpu:h100:8", "tpu:v5e:4x4", "tpu:v4:2x2x1", "cpu:8", "cpu:1"])

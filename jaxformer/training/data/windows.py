@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxformer.training.batch import Batch
-from jaxformer.training.tokens import fingerprint
+from jaxformer.training.data.tokens import fingerprint
 
 # Windows that are shuffled together. Each such block has windows from all over the text; the order
 # of a block, but not of all windows of a large text, is in memory.

@@ -1,0 +1,1 @@
+"""Text and pairs: where they are read from, and how they become batches of tokens."""

@@ -1,0 +1,1 @@
+"""What a program needs of machines that need not be here: compiled for them, and read."""

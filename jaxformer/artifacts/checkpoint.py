@@ -38,6 +38,11 @@ class Checkpoints:
         earlier version wrote or whose save was cut short; of each the newest first."""
         return sorted(self._numbered(), key=lambda path: (_has_digests(path), _step(path)))[::-1]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint, not even one that cannot be read."""
+        return not self._numbered()
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that were written to the end, oldest first."""
         return [_step(path) for path in self._numbered() if _is_committed(path)]
@@ -73,7 +78,7 @@ class Checkpoints:
         warning says which newer checkpoints are passed over, and why; one without digests is used
         if none that has them is whole, with a warning. ValueError if no checkpoint can be read.
         """
-        if not self.steps():
+        if self.is_empty:
             raise ValueError(f"{self._folder} holds no complete checkpoint yet")
         unchecked = f"has no {DIGESTS}: an earlier version saved it, or a kill cut the save short"
         faults = {

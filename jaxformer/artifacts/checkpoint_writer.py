@@ -40,9 +40,14 @@ class CheckpointWriter:
         self._writing: Future | None = None
 
     def __enter__(self) -> "CheckpointWriter":
-        """OSError if nothing can be written into the folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=self._folder).close()
+        """ValueError if nothing can be written into the folder."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._folder).close()
+        except OSError as error:
+            raise ValueError(
+                f"checkpoints cannot be written into {self._folder}: {error.strerror}"
+            ) from None
         return self
 
     def __exit__(self, *_) -> None:

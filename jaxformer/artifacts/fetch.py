@@ -40,5 +40,7 @@ def fetched(source: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=[*_FILES, *_TOKENIZERS]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source} is no folder, and cannot be downloaded: {reason}") from None
+        reason = " ".join(str(error).split()).partition(". ")[0][:200]
+        raise ValueError(
+            f"{source} is no folder here, and as a hub id it cannot be downloaded: {reason}"
+        ) from None

@@ -1,6 +1,8 @@
 """What a run began from: the checkpoint whose weights it went on with, or learnt an adapter of."""
 
 import hashlib
+import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,26 @@ def read_origin(sections: dict, where) -> Origin | None:
     if not isinstance(path, str) or not isinstance(digest, str):
         raise ValueError(f"{where}: from is {sections['from']!r}; it must have a path and a digest")
     return Origin(Path(path), digest, sections.get("family"), sections.get("special_tokens"))
+
+
+def keep(run: Path, copy: Path) -> None:
+    """Put a run as it is into a folder, from which it can be opened when the run has gone on and
+    has other weights. Files are linked where the disk is the same, and take no room on it."""
+    shutil.rmtree(copy, ignore_errors=True)  # what a kill left
+    copy.mkdir()
+    for name in ("config.json", "tokenizer.json", "checkpoints", "base"):
+        source = run / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, copy_function=_link)
+        elif source.exists():
+            _link(source, copy / name)
+
+
+def _link(source, target) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def digest_of(params) -> str:

@@ -26,6 +26,7 @@ class RunFolder:
         self.picture = self.path / "loss.png"
         self.samples = self.path / "samples.txt"
         self.profile = self.path / "profile"
+        self.tracker_id = self.path / "tracker-id"
         self.documents = self.path / "documents.txt"
         self.tokens = self.path / "tokens"
         self.train_tokens = self.tokens / "train.bin"
@@ -35,10 +36,22 @@ class RunFolder:
         self.pairs = {
             part: [self.tokens / f"{part}.{side}.bin" for side in sides[1]] for part in sides[0]
         }
+        self.references = self.tokens / "references.json"
+        self.base = self.path / "base"  # the run that an adapter is of, as it was
 
     @property
     def holds_run(self) -> bool:
         return self.config.exists()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is there, or what a start left that was killed before it had a config."""
+        if not self.path.exists():
+            return True
+        left = {path.name for path in self.path.iterdir()}
+        ours = (self.lock.name, self.base.name, self.tokenizer.name, f"{self.config.name}.")
+        started = self.lock.name in left and all(name.startswith(ours) for name in left)
+        return not left or (started and not self.holds_run)
 
     def write_config(self, sections: dict) -> None:
         """The run's config: sections by name, each of them a dataclass or plain data."""
@@ -96,8 +109,8 @@ class RunFolder:
         found = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:
             try:
-                found.append(json.loads(line))
-            except ValueError:
+                found.append(dict(json.loads(line)))
+            except (TypeError, ValueError):
                 break
         return found
 
@@ -159,5 +172,19 @@ def parse_kind(sections: dict, where):
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, finds the old one or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_whole(path: Path):
+    """The JSON that `write_whole` wrote; ValueError that names the file if that cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None

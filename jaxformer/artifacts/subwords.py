@@ -120,8 +120,12 @@ class Subwords:
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
         unfinished = Path(f"{path}.unfinished-{os.getpid()}")
-        unfinished.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        unfinished.write_text(self.to_json(), encoding="utf-8")
         os.replace(unfinished, path)
+
+    def to_json(self) -> str:
+        """What ``save`` writes."""
+        return self._backend.to_str(pretty=True)
 
     @property
     def lossless(self) -> bool:

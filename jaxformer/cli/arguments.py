@@ -84,6 +84,8 @@ def _mesh_rule(info):
             raise ValueError(f"{words[0]!r}: each axis is NAME=SIZE, once")
         if set(names) - set(axes):
             raise ValueError(f"{words[0]!r}: the axes are {', '.join(axes)}")
+        if not all(size.isdecimal() for _, size in pairs):
+            raise ValueError(f"{words[0]!r}: a size is a whole number")
         return MeshSizes(**{name: int(size) for name, size in pairs})
 
     def write(mesh):
@@ -104,4 +106,5 @@ def _one_line(box: str) -> str:
     inside = "\n".join(line.strip(" │╭╮╰╯") for line in box.splitlines())
     _, *parts = re.split(r"(?m)^(?:─.*|-{3,})$", inside)
     message = " ".join(parts[0].split()) if parts else "the command line could not be understood"
+    message = re.sub(r"no type matching .*- <class '[\w.]+'>: ", "", message)  # why, and no more
     return re.sub(r"^Error parsing [A-Za-z.]+: ", "", message)  # a config's own message says enough

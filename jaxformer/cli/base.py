@@ -4,9 +4,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.artifacts.origin import Origin, digest_of
+from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.evaluate import is_lowercase
 from jaxformer.cli.first import First
 from jaxformer.models.config import kind_of
 from jaxformer.training.config import PairTraining, TrainingConfig
@@ -54,6 +53,13 @@ class Base(NamedTuple):
         if training.lora.lora_rank is not None:
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
+    def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
+        """Put what may change, or is no file of another's, into the folder of a new run: the
+        tokenizer and, for an adapter of a run, that run."""
+        self.tokenizer.save(folder.tokenizer)
+        if training.lora.lora_rank is not None and RunFolder(self.path).checkpoints.is_dir():
+            keep(self.path, folder.base)
+
     def read(self, mesh) -> tuple[dict, Origin]:
         """Its parameters, where they live on a mesh (None: one device), and what config.json is to
         say of them."""
@@ -79,7 +85,10 @@ def open_base(first: First) -> Base:
         raise ValueError(f"--model is {first.asked!r}, but {path} is of kind {kind}")
     training = fine_tuning(kind, stored.config, first.asked_preset)
     if isinstance(training, PairTraining):
-        training = replace(training, lowercase=is_lowercase(str(path)))
+        from jaxformer.artifacts.lowercase import lowers_case
+
+        lowercase = stored.tokenizer is not None and lowers_case(stored.tokenizer)
+        training = replace(training, lowercase=lowercase)
     return Base(path, stored, training, family_name(path))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ import tyro
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.opened import RunArguments, opened
+
+BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -23,23 +26,30 @@ class EvaluateArguments(RunArguments):
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
+    text_field: str | None = None
+    """of records (.jsonl, .parquet), the field or column that has the text; None: the run's"""
     source: Path | None = None
     """for a model that translates: sentences, or a .tsv or .jsonl of both sides; may be .gz"""
     target: Path | None = None
-    """what they are to become, line by line"""
+    """their translations, line by line"""
     stride: int | None = None
     """tokens between the starts of successive windows; None: half of max_length"""
-    beam_width: int = 1
-    """hypotheses that are kept while translating; 1: greedy"""
-    batch_size: int = 16
-    """windows that are scored at once"""
+    beam_width: int | None = None
+    """for a model that translates: hypotheses that are kept; None: 1, greedy"""
+    batch_size: int | None = None
+    """windows of text that are scored at once; None: 16"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
-        for name in ("batch_size", "beam_width"):
-            if getattr(self, name) < 1:
+        for name in ("batch_size", "beam_width", "stride"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        pairs = self.source is not None
+        for name in ("text_field", "stride", "batch_size") if pairs else ("target", "beam_width"):
+            if getattr(self, name) is not None:
+                fits = "text" if pairs else "pairs, which --source names"
+                raise ValueError(f"--{name.replace('_', '-')} was given; it is for {fits}")
 
 
 def main(argv: list[str]) -> int:
@@ -70,7 +80,11 @@ def _read(arguments: EvaluateArguments):
         raise ValueError("FILE is missing; name at least one file or folder to score")
     from jaxformer.training.data.corpus import read_documents
 
-    return read_documents(arguments.files)[0]
+    field = arguments.text_field or getattr(run_config(arguments.run), "text_field", "text")
+    documents, left_out = read_documents(arguments.files, field, drop_copies=False)
+    for line in left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    return documents
 
 
 def _scorer(model, arguments: EvaluateArguments):
@@ -104,7 +118,7 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
             [[*tokenizer.opening, *ids] for ids in encoded],
             sum(document.num_bytes for document in documents),
             stride=arguments.stride,
-            batch_size=arguments.batch_size,
+            batch_size=arguments.batch_size or BATCH_SIZE,
             on_scored=scored,
         )
     compressors = baselines(documents)
@@ -124,16 +138,19 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     model, variables, tokenizer = checkpoint
     if tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run}: its tokenizer has no mask to hide tokens by")
+    trained = run_config(arguments.run)  # the same tokens are hidden as while it was trained
+    how = {} if trained is None else {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
         tokenizer.mask_token,
         model.config.max_length,
         before=tokenizer.before,
         after=tokenizer.after,
+        **how,
     )
     (frequent,) = most_frequent(rows).values()
     with screen.count(int(sum(row.weights.sum() for row in rows)), "scoring", "tokens") as scored:
-        batches = spread(rows, len(rows), arguments.batch_size)
+        batches = spread(rows, len(rows), arguments.batch_size or BATCH_SIZE)
         score = score_hidden(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [
         f"{len(documents)} documents, {score.tokens:,} tokens hidden",
@@ -146,11 +163,26 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
     from jaxformer.training.bleu import score_pairs
 
     model, variables, tokenizer = checkpoint
-    lowercase = is_lowercase(arguments.run)
-    texts = [[side.lower() if lowercase else side for side in pair] for pair in pairs]
     encoded = [
-        (tokenizer.encode_source(source), tokenizer.encode(target)) for source, target in texts
+        (tokenizer.encode_source(source), tokenizer.encode(target)) for source, target in pairs
     ]
+    longest = model.config.max_source_length
+    for number, (source, target) in enumerate(encoded, 1):
+        if not source or not target:
+            raise ValueError(f"line {number}: one side has no tokens")
+        if len(source) > longest:
+            raise ValueError(
+                f"line {number} of the sources has {len(source)} tokens; this model's "
+                f"max_source_length is {longest}"
+            )
+    long = sum(len(target) >= model.config.max_length for _, target in encoded)
+    if long == len(encoded):
+        raise ValueError(f"every target is longer than max_length ({model.config.max_length})")
+    if long:
+        screen.say(
+            f"{long} of {len(encoded)} targets are longer than max_length "
+            f"({model.config.max_length}); BLEU counts them, the loss does not"
+        )
     total = sum(len(target) + 1 for _, target in encoded)
     with screen.count(total, "scoring", "tokens") as scored:
         score = score_pairs(
@@ -158,8 +190,8 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
             variables,
             tokenizer,
             encoded,
-            lowercase=lowercase,
-            beam_width=arguments.beam_width,
+            [target for _, target in pairs],
+            beam_width=arguments.beam_width or 1,
             on_scored=scored,
         )
     found = {"loss": score.loss, "perplexity": math.exp(min(score.loss, 700))}
@@ -172,13 +204,9 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
     ]
 
 
-def is_lowercase(run: str) -> bool:
-    """Whether the model of a run has learnt from text in lower case."""
-    from jaxformer.training.config import PairTraining
+def run_config(run: str):
+    """The `TrainingConfig` of a run; None: it is a folder of another sort."""
     from jaxformer.training.run_config import read_run
 
     folder = RunFolder(run)
-    if not folder.checkpoints.is_dir():
-        return False
-    _, config = read_run(folder)
-    return isinstance(config, PairTraining) and config.lowercase
+    return read_run(folder)[1] if folder.checkpoints.is_dir() else None

@@ -2,7 +2,6 @@
 
 import errno
 import shlex
-import shutil
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,10 +10,10 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
-from jaxformer.artifacts.lock import locked
 from jaxformer.artifacts.run import RunFolder, newest, next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.base import open_base, origin_of
+from jaxformer.cli.begin import begin
 from jaxformer.cli.first import peek
 from jaxformer.cli.runtime import mesh_of
 from jaxformer.models.config import KINDS, kind_of
@@ -46,7 +45,7 @@ class TrainArguments(Generic[Training]):
     source: Path | None = None
     """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
     target: Path | None = None
-    """what they are to become, line by line"""
+    """their translations, line by line"""
     base: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """what to begin with: a run, a saved folder, a folder in Hugging Face's format or a hub id; its
     tokenizer reads the text"""
@@ -69,6 +68,8 @@ class TrainArguments(Generic[Training]):
 
 def main(argv: list[str]) -> int:
     """Parse, prepare, train."""
+    if "" in argv:  # the path of this folder, if it were read as one
+        raise ValueError("an argument is empty")
     first = peek(argv)
     name = first.preset if first.kind == kinds_of(first.preset)[0] else None
     name = name or f"{first.preset}-{first.kind}"
@@ -105,17 +106,6 @@ def main(argv: list[str]) -> int:
 def _arguments_for(kind: str):
     """The arguments whose flags are those of that kind of model, and of its training."""
     return TrainArguments[TRAININGS[kind][KINDS[kind]]]
-
-
-def _refuse_taken(folder: RunFolder) -> None:
-    if folder.holds_run:
-        raise ValueError(
-            f"{folder.path} already holds a run; go on with it by --resume, or choose another --out"
-        )
-    if folder.path.exists() and not folder.path.is_dir():
-        raise ValueError(f"{folder.path} is a file; --out must be a folder or not exist yet")
-    if folder.path.exists() and any(folder.path.iterdir()):
-        raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
 
 
 def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
@@ -159,8 +149,8 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as held:
-            begin = partial(_begin, folder, inputs, config, screen, held, resume, base)
-            done_by_first("the text is read", begin)
+            start = partial(begin, folder, inputs, config, screen, held, resume, base)
+            done_by_first("the text is read", start)
             task = kind.read(folder, spread)
             for line in task.description():
                 screen.say(line)
@@ -211,55 +201,6 @@ def _disk_is_full(error: BaseException | None) -> bool:
         or any(words in str(error) for words in full)
         or _disk_is_full(error.__cause__ or error.__context__)
     )
-
-
-def _begin(folder, inputs: Inputs, config, screen, held, resume: bool, base) -> None:
-    """The folder is this run's own while `held` is open, and what it learns from is read, unless an
-    earlier start has."""
-    from jaxformer.training.data.prepare import is_prepared
-    from jaxformer.training.tasks import task_of
-
-    kind, gathered = task_of(config), None
-    if not resume:
-        _refuse_taken(folder)
-        gathered = kind.gather(inputs, config, screen)  # nothing is created before it is accepted
-        claim(folder.path)
-        if base is not None:
-            base.tokenizer.save(folder.tokenizer)
-    _hold_alone(folder, screen.say, held)
-    if not is_prepared(folder):
-        gathered = kind.gather(inputs, config, screen) if resume else gathered
-        write_run(folder, inputs, config)
-        screen.say("reading …")
-        try:
-            kind.write(folder, config, gathered, screen)
-        except ValueError:
-            if not resume:  # refused after all: there is no run
-                shutil.rmtree(folder.path)
-            raise
-    screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
-
-
-def _hold_alone(folder: RunFolder, say, held: ExitStack) -> None:
-    """No other process trains in the folder while `held` is open."""
-    try:
-        if not held.enter_context(locked(folder.lock)):
-            say(f"no locks for {folder.path}: a second start on it would not be noticed")
-    except BlockingIOError:
-        raise ValueError(
-            f"{folder.path} is being trained by another process; wait until it ends, or "
-            "choose another --out"
-        ) from None
-
-
-def claim(path: Path) -> None:
-    """Make the folder, which another start may have done since it was found free."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if not path.is_dir() or any(path.iterdir()):
-            raise ValueError(f"{path} was taken by another start meanwhile; start again") from None
 
 
 def fitted(model, tokenizer, say):

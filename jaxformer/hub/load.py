@@ -112,14 +112,15 @@ def read_adapter(run: RunFolder, lora: LoraConfig, like) -> dict:
 def origin_params(origin: Origin, like, run: RunFolder) -> dict:
     """The parameters that a run began from. ValueError if they are no longer what they were."""
     where = f"the weights that {run.path} began from"
-    if not origin.path.exists():
+    kept = run.base if run.base.is_dir() else origin.path
+    if not kept.exists():
         raise ValueError(
             f"{origin.path} is not there, and had {where}; put it back, or write where it is into "
             f"{run.config}"
         )
-    params = opened(origin.path).read(like)
+    params = opened(kept).read(like)
     if digest_of(params) != origin.digest:
-        raise ValueError(f"{origin.path} has changed: its weights are not {where}")
+        raise ValueError(f"{kept} has changed: its weights are not {where}")
     return params
 
 

@@ -4,6 +4,7 @@ signature that makes it comparable."""
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from jaxformer.artifacts.lowercase import lowers_case
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.translate import translate_ids
@@ -42,22 +43,25 @@ def score_pairs(
     variables,
     tokenizer: Tokenizer | Subwords,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    references: Sequence[str],
     *,
     tokens: int = 2048,
     widths: list[int] | None = None,
-    lowercase: bool = False,
     beam_width: int = 1,
     on_scored: Callable[[int], None] = lambda count: None,
 ) -> PairScore:
     """How probable the targets are after their sources, and how near to them are translations.
 
-    pairs: ids, sources as a model reads them. tokens, widths: as for `PairBatches`.
+    A target that is longer than the model's max_length is none of the loss.
+    pairs: ids, sources as a model reads them; references: the targets as they were written. Where
+    the tokenizer takes text in lower case, so does BLEU. tokens, widths: as for `PairBatches`.
     """
     (start,), (end, *_) = tokenizer.decoder_opening, tokenizer.stop_tokens
-    batches = PairBatches(pairs, tokens, end, start=start, widths=widths)
+    some = [pair for pair in pairs if len(pair[1]) < model.config.max_length]
+    most = max(tokens, *(max(len(source), len(target) + 1) for source, target in some))
+    batches = PairBatches(some, most, end, start=start, widths=widths)
     sums = evaluate(model, variables, batches.once(), on_scored)
-    sources, targets = zip(*pairs, strict=True)
+    sources = [source for source, _ in pairs]
     found = translate_ids(model, variables, tokenizer, sources, beam_width=beam_width)
-    references = [tokenizer.decode(list(target)) for target in targets]
-    figure = bleu(found, references, lowercase=lowercase)
+    figure = bleu(found, references, lowercase=lowers_case(tokenizer))
     return PairScore(sums.loss / sums.targets, sums.targets, figure, found)

@@ -52,4 +52,4 @@ class Clock:
         """Seconds until the end when that share of the run is over, at the pace since the start,
         pauses counted in."""
         begun, before = self._begun
-        return (time.perf_counter() - begun) * (1 - done) / max(done - before, 1e-9)
+        return (time.perf_counter() - begun) * max(0, 1 - done) / max(done - before, 1e-9)

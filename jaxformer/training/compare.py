@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from jaxformer.artifacts.picture import write_figure
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.build import parameter_count
-from jaxformer.training.config import TrainingConfig, differences
+from jaxformer.models.config import kind_of
+from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.picture import held_out_scores, smoothed
 from jaxformer.training.run_config import read_run
 from jaxformer.training.tasks import task_of
@@ -22,6 +23,7 @@ class Compared(NamedTuple):
     one."""
 
     name: str
+    inputs: Inputs
     config: TrainingConfig
     measure: Measure
     metrics: list[dict]
@@ -33,12 +35,12 @@ def read_runs(paths: list[Path]) -> list[Compared]:
     runs = []
     for path, name in zip(paths, names, strict=True):
         folder = RunFolder(path)
-        _, config = read_run(folder)
+        inputs, config = read_run(folder)
         metrics = folder.read_metrics()
         if not any("loss" in line for line in metrics):
             raise ValueError(f"{path} has no figures yet ({folder.metrics.name} has no loss)")
         name = name if names.count(name) == 1 else str(path)
-        runs.append(Compared(name, config, task_of(config).measure, metrics))
+        runs.append(Compared(name, inputs, config, task_of(config).measure, metrics))
     return runs
 
 
@@ -58,25 +60,23 @@ def summary(run: Compared) -> dict:
 
 
 def changed(runs: list[Compared]) -> dict[str, list]:
-    """Fields in which not all runs agree: the value of each, None where its kind has no such
-    field."""
-    first, *others = (run.config for run in runs)
-    names = {}
-    for other in others:
-        if type(other.model) is not type(first.model):
-            names["model"] = None
-        else:
-            names |= dict.fromkeys(differences(first, other))
-    return {name: [_value(run.config, name) for run in runs] for name in names}
+    """What they read, and fields of their settings, in which not all runs agree: the value of each.
+    Fields that not all of their kinds have are left out."""
+    first, *others = settings = [_settings(run) for run in runs]
+    names = [name for name in first if all(name in other for other in others)]
+    found = {name: [some[name] for some in settings] for name in names}
+    return {name: values for name, values in found.items() if any(x != values[0] for x in values)}
 
 
-def _value(config: TrainingConfig, name: str):
-    if name == "model":
-        return type(config.model).__name__.removesuffix("Config").lower()
-    for part in (config.model, config.optimizer, config.execution, config):
-        if name in part.__dataclass_fields__:
-            return getattr(part, name)
-    return None
+def _settings(run: Compared) -> dict:
+    """Every field of a run's config by its flag's name, and what it reads and began from."""
+    config, (text, source, target, origin) = run.config, run.inputs
+    paths = {"text": " ".join(map(str, text)) or None, "source": source, "target": target}
+    paths["from"] = None if origin is None else origin.path
+    parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
+    own = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
+    inner = {x: getattr(part, x) for part in parts.values() for x in part.__dataclass_fields__}
+    return {"model": kind_of(config.model), **paths, **own, **inner}
 
 
 def draw(runs: list[Compared], path: Path) -> None:

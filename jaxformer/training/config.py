@@ -3,6 +3,7 @@
 Every field here and in the model's config is a flag of `jaxformer train`.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -78,23 +79,25 @@ class OptimizerConfig:
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),
-    or Muon (Jordan 2024) for kernels with AdamW for the rest"""
+    or Muon (Jordan 2024) for kernels, but the head's, with AdamW for the rest"""
     schedule: Literal["cosine", "linear", "warmup-stable-decay"] = "cosine"
     """how the learning rate falls after the warm-up; the third stays at the peak at first"""
     learning_rate: float = 6e-4
     """peak learning rate"""
     warmup_steps: int = 100
-    """steps over which the learning rate rises linearly from 0"""
+    """steps over which the learning rate rises linearly from 0; fewer in a shorter run, and over no
+    more than a tenth of the minutes"""
     decay_fraction: float = 0.2
     """last part of the run over which warmup-stable-decay falls"""
     final_fraction: float = 0.1
-    """learning rate of the last step as a fraction of the peak"""
+    """learning rate at the end of the run as a fraction of the peak"""
     weight_decay: float = 0.1
     """weight decay, applied to matrices only, not to biases and scales"""
     beta1: float = 0.9
-    """decay rate of the gradient's moving average (not of Adafactor)"""
+    """decay rate of the gradient's moving average (not of Adafactor, nor of Muon's kernels)"""
     beta2: float = 0.95
-    """decay rate of the squared gradient's moving average (not of Adafactor)"""
+    """decay rate of the squared gradient's moving average, of Lion the gradient's own (not of
+    Adafactor, nor of Muon's kernels)"""
     clip_norm: float = 1.0
     """the gradient is scaled down to this global norm if it is larger"""
     average_decay: float | None = None
@@ -102,8 +105,10 @@ class OptimizerConfig:
     loaded; None: no average is kept"""
 
     def __post_init__(self):
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(
+                f"learning_rate is {self.learning_rate}; it must be above 0 and finite"
+            )
         _refuse_small(self, 0, "warmup_steps")
         if not 0 <= self.final_fraction <= 1:
             raise ValueError(f"final_fraction is {self.final_fraction}; it must be in [0, 1]")
@@ -112,8 +117,10 @@ class OptimizerConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay is {self.weight_decay}; it must be at least 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(
+                f"weight_decay is {self.weight_decay}; it must be at least 0 and finite"
+            )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ValueError(f"average_decay is {self.average_decay}; it must be in (0, 1)")
         if not self.clip_norm > 0:
@@ -155,7 +162,7 @@ class TrainingConfig(Generic[Model]):
     non_finite: Literal["stop", "skip"] = "stop"
     """a loss or gradient that is not finite ends the run, or its update is left out"""
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """who is told what metrics.jsonl says"""
+    """experiment trackers that are told what metrics.jsonl says"""
     profile: bool = False
     """write a trace of a few updates, for TensorBoard or Perfetto, into the run folder"""
 

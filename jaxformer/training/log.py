@@ -2,6 +2,7 @@
 the first does."""
 
 import json
+import warnings
 from dataclasses import asdict
 
 import jax
@@ -66,7 +67,7 @@ class RunLog:
         if not is_first():
             return
         line = score_line(self._task.measure.name, whole or part, part if whole else None)
-        self._write([{"step": step, **line}])
+        self._write([finite({"step": step, **line})])
         if sample:
             self._folder.add_sample(step, sample)
         self.draw()
@@ -82,29 +83,46 @@ class RunLog:
             self._task.num_targets,
         )
 
-    def has_scored(self, step: int, targets: int) -> bool:
+    def has_scored(self, step: int, least: int = 1) -> bool:
         """Whether so many targets have been scored after this very step."""
         lines = self._folder.read_metrics()
-        return any(line["step"] == step and line.get("scored") == targets for line in lines)
+        return any(line["step"] == step and line.get("scored", 0) >= least for line in lines)
+
+    def owes(self, step: int) -> bool:
+        """Whether this step is to be evaluated, and is not yet."""
+        due = step > 0 and step % self._config.evaluate_every == 0
+        return due and not self.has_scored(step)
 
     def _write(self, lines: list[dict]) -> None:
         if not is_first():
             return
         with self._folder.metrics.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        for tracker in self._trackers:
-            for line in lines:
-                figures = {k: v for k, v in line.items() if isinstance(v, int | float)}
-                tracker.log(figures.pop("step"), figures)
+        for line in lines:
+            figures = {k: v for k, v in line.items() if isinstance(v, int | float)}
+            self._tell(figures.pop("step"), figures)
+
+    def _tell(self, step: int, figures: dict[str, float]) -> None:
+        """A tracker that fails is told nothing more; training goes on."""
+        for tracker in tuple(self._trackers):
+            try:
+                tracker.log(step, figures)
+            except Exception as error:  # of many kinds: a network that is away, a full disk
+                self._trackers.remove(tracker)
+                warnings.warn(f"{tracker} is told nothing more: {error}", stacklevel=2)
 
 
 def _line(step: int, learning_rate: float, measured: Measured) -> dict:
     figures = {name: float(value) for name, value in measured._asdict().items()}
-    finite = {name: value for name, value in figures.items() if np.isfinite(value)}
-    line = {"step": step, **finite, "learning_rate": learning_rate}
-    if len(finite) < len(figures):
-        line["not_finite"] = sorted(figures.keys() - finite.keys())
-    return line
+    return finite({"step": step, **figures, "learning_rate": learning_rate})
+
+
+def finite(line: dict) -> dict:
+    """The line without what is not finite, which JSON cannot say, but with its name."""
+    bad = sorted(name for name, value in line.items() if not np.isfinite(value))
+    if not bad:
+        return line
+    return {name: x for name, x in line.items() if name not in bad} | {"not_finite": bad}
 
 
 def score_line(measure: str, score: Score, part: Score | None = None) -> dict:

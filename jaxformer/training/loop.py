@@ -3,8 +3,9 @@
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from signal import SIGINT, Signals
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -24,27 +25,13 @@ from jaxformer.training.placed import init_on, place_batch, placed_shapes, share
 from jaxformer.training.processes import are_several, gather, is_first, wait_for_all
 from jaxformer.training.profile import Profile
 from jaxformer.training.screen import Screen
-from jaxformer.training.signals import stop_signal
+from jaxformer.training.signals import Ended, Interrupted, Stopped, stop_signal
 from jaxformer.training.step import Measured, TrainState, make_step
 from jaxformer.training.tasks.task import Score, Task
 from jaxformer.training.utilization import update_flops, utilization
 
 FLUSH_EVERY = 10  # steps between looks at what was measured, which wait for the device
 MOST_SKIPPED = 100  # updates in a row that are left out, and the run ends
-
-
-class Ended(Exception):
-    """The run ended before its last step; the message says why and how to go on."""
-
-    status = 1
-
-
-class Interrupted(Ended):
-    """By Ctrl-C, or by a scheduler, after a checkpoint was saved."""
-
-    def __init__(self, signal: Signals, message: str):
-        super().__init__(message)
-        self.status = 128 + signal
 
 
 def updates(
@@ -95,12 +82,13 @@ class Training:
         self._clock, self._has_base = Clock(), base is not None
         self._agreed = 0.0
         self._skipped = 0  # the last so many updates
+        self._stop: Callable[[], Signals | None] = lambda: None
 
     # ---- saving and resuming
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one; drop what was logged after it."""
-        if self.checkpoints.steps():
+        if not self.checkpoints.is_empty:
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
             where = jax.tree.map(lambda x: x.sharding, self.state)
             self.state = jax.device_put(self.state.restored(self.step, *parts), where)
@@ -139,14 +127,14 @@ class Training:
         """Of training; of several processes, what the first had when they last agreed."""
         return self._agreed if are_several() else self._clock.seconds
 
-    def _agree(self, stop: Callable[[], Signals | None]) -> Signals | None:
+    def _agree(self) -> Signals | None:
         """The signal to stop, if there was one. Several processes tell one another from time to
         time, since all must end, and change the learning rate, at the same step."""
         if not are_several():
-            return stop()
+            return self._stop()
         if self.step % FLUSH_EVERY:
             return None
-        told = gather(self._clock.seconds, float(stop() or 0))
+        told = gather(self._clock.seconds, float(self._stop() or 0))
         self._agreed = told[0][0]
         received = max(int(signal) for _, signal in told)
         return Signals(received) if received else None
@@ -160,31 +148,33 @@ class Training:
         with ExitStack() as opened:
             opened.enter_context(self.writer)
             opened.enter_context(self.log)
-            if self._has_base and not self.checkpoints.steps():
+            if self._has_base and self.checkpoints.is_empty:
                 self.save()  # to go on from without the checkpoint that it began from
             steps = self._compile()
-            profile = opened.enter_context(Profile(self.folder.profile, self.config.profile))
-            stop = opened.enter_context(stop_signal())
+            profiled = (self.folder.profile, self.config.profile, self.screen.say)
+            profile = opened.enter_context(Profile(*profiled))
+            self._stop = opened.enter_context(stop_signal())
             advance = opened.enter_context(self._progress())
+            if self.log.owes(self.step):  # ended between a checkpoint and its evaluation
+                self.evaluate(whole=False)
             self._clock.start(self.done)
             for state, measured in updates(steps, self.state, self._counted(), self._rates()):
                 self.state, self.step = state, self.step + 1
                 self.log.update(self.step, self._last_rate, measured)
                 profile.updated()
-                signal = self._agree(stop)
+                signal = self._agree()
                 last = self.done >= 1
                 if last or self.step % FLUSH_EVERY == 0:
                     advance(self.flush())
                     last = self.done >= 1
+                if last or self.step % self.config.checkpoint_every == 0:
+                    self.save()
+                if signal:  # whoever sent it does not wait for an evaluation
+                    self._end(signal)
                 if last or self.step % self.config.evaluate_every == 0:
                     self.evaluate(whole=last)
-                if last or self.step % self.config.checkpoint_every == 0 or signal:
-                    self.save()
                 if last:
                     return
-                if signal:
-                    self.writer.wait()
-                    raise self._interrupted(signal)
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.batches:
@@ -202,6 +192,7 @@ class Training:
         learnt = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         part = "" if self.state.frozen is None else f" (frozen), {learnt:,} of an adapter"
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
+        self.screen.say("compiling …")
         begin, batches = time.perf_counter(), self.batches.shapes()
         if self.mesh is not None:
             batches = [placed_shapes(batch, self.mesh, self.share) for batch in batches]
@@ -241,35 +232,52 @@ class Training:
         self.writer.wait()
         return Ended(f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help")
 
-    def _interrupted(self, signal: Signals) -> Interrupted:
+    def _end(self, signal: Signals) -> NoReturn:
+        """By a signal, once this very step is saved."""
+        self.save()
+        self.writer.wait()
         by = "" if signal == SIGINT else f" by {signal.name}"
-        return Interrupted(
+        raise Interrupted(
             signal,
             f"stopped{by} at step {self.step}, which is saved; go on with: "
             f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}",
         )
 
     def evaluate(self, whole: bool) -> None:
-        """Held-out score (of all that is held out too, if `whole`), a sample, and the picture."""
+        """Held-out score (of all that is held out too, if `whole`), a sample, and the picture. A
+        signal meanwhile ends the run: it is evaluated when it goes on."""
         self.flush()
-        with self._clock.paused():
-            measure, weights = self.task.measure, self.state.weights(self.config.lora.scale)
-            variables = {"params": weights}
-            part = self.task.score(self.model, variables, whole=False)
-            all_of_it = None
-            if whole and part.targets < self.task.num_targets:
-                all_of_it = self._score_all(variables)
-            self.screen.say(
-                f"step {self.step}: held-out loss {part.loss:.4f} nats per token, "
-                f"{part.measure:.3f} {measure.label}"
-            )
-            key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
-            sample = self.task.sample(self.model, variables, key)
-            self.log.evaluation(self.step, part, all_of_it, sample)
+        try:
+            with self._clock.paused():
+                self._evaluate(whole)
+        except Stopped:
+            self._end(self._stop())
 
-    def _score_all(self, variables) -> Score:
-        with self.screen.count(self.task.num_targets, "held-out text", "tokens") as scored:
-            return self.task.score(self.model, variables, whole=True, on_scored=scored)
+    def _evaluate(self, whole: bool) -> None:
+        measure, weights = self.task.measure, self.state.weights(self.config.lora.scale)
+        variables = {"params": weights}
+        part, all_of_it = self._score(variables, whole=False), None
+        if whole and part.targets < self.task.num_targets:
+            all_of_it = self._score(variables, whole=True)
+        self.screen.say(
+            f"step {self.step}: held-out loss {part.loss:.4f} nats per token, "
+            f"{part.measure:.3f} {measure.label}"
+        )
+        key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
+        sample = self.task.sample(self.model, variables, key)
+        self.log.evaluation(self.step, part, all_of_it, sample)
+
+    def _score(self, variables, whole: bool) -> Score:
+        """One of several processes cannot leave the others in the middle."""
+        bar = self.screen.count(self.task.num_targets, "held-out text", "tokens")
+        with bar if whole else nullcontext(lambda count: None) as show:
+
+            def scored(count: int) -> None:
+                if self._stop() and not are_several():
+                    raise Stopped
+                show(count)
+
+            return self.task.score(self.model, variables, whole=whole, on_scored=scored)
 
     @contextmanager
     def _progress(self):
@@ -286,4 +294,5 @@ class Training:
                 )
                 show(round(1000 * self.done), name.format(self.step), said)
 
+            show(round(1000 * self.done), name.format(self.step), "")
             yield advance

@@ -11,11 +11,14 @@ from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.training.config import OptimizerConfig
 
+WARMUP_SHARE = 0.1  # of the minutes, at most
+
 
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate: linear from 0 to the peak over the warm-up, then down to a fraction of it
-    as the run goes on, by steps or, where minutes end the run, by time."""
+    as the run goes on, by steps or, where minutes end the run, by time. Where they do, the warm-up
+    takes a tenth of them at most, however few updates that is."""
 
     config: OptimizerConfig
     steps: int | None = None
@@ -40,6 +43,8 @@ class Schedule:
         else:
             fall = min(1.0, left / config.decay_fraction)
         warm = min(1.0, step / warmup) if warmup else 1.0
+        if self.minutes is not None:
+            warm = max(warm, min(1.0, self._by_time(seconds) / WARMUP_SHARE))
         return config.learning_rate * warm * (fall + (1 - fall) * config.final_fraction)
 
     def rates(self) -> Iterator[float]:
@@ -94,8 +99,8 @@ def _adafactor(config):
 
 
 def _muon(config):
-    """Updates of kernels are made orthogonal and of the size of Adam's, so that one learning rate
-    is for both."""
+    """Updates of kernels, but the head's, are made orthogonal and of the size of Adam's, so that
+    one learning rate is for both."""
     muon = optax.contrib.muon(
         1.0,
         weight_decay=config.weight_decay,
@@ -106,9 +111,11 @@ def _muon(config):
 
 
 def _kernel_or_other(params):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "kernel" if path[-1].key == "kernel" else "other", params
-    )
+    def name(path, _):
+        is_kernel = path[-1].key == "kernel" and path[0].key != "head"
+        return "kernel" if is_kernel else "other"
+
+    return jax.tree_util.tree_map_with_path(name, params)
 
 
 def _axes_of_kernel(kernel):

@@ -8,15 +8,16 @@ WARM, TRACED = 5, 5  # updates before the trace, and in it
 
 
 class Profile:
-    """While open, traces the updates of which it is told after the first few.
+    """While open, traces the updates of which it is told after the first few; of a run of fewer
+    nothing, which is said.
 
     The trace is JAX's own: for TensorBoard's profile plugin, or for ui.perfetto.dev
     (`perfetto_trace.json.gz` in it).
     """
 
-    def __init__(self, folder: Path, wanted: bool):
+    def __init__(self, folder: Path, wanted: bool, say=lambda line: None):
         self._folder, self._left = folder, WARM + TRACED if wanted else 0
-        self._tracing = False
+        self._tracing, self._say = False, say
 
     def __enter__(self) -> "Profile":
         return self
@@ -36,3 +37,6 @@ class Profile:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
+            self._say(f"profile: {self._folder}")
+        elif self._left:
+            self._say(f"no profile was written: it begins after {WARM} updates")

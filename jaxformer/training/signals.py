@@ -1,10 +1,29 @@
-"""Ctrl-C, and the signal by which a scheduler takes its machine back."""
+"""How a run ends before its time: Ctrl-C, and the signal by which a scheduler takes its machine
+back."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import SIG_DFL, SIGINT, SIGTERM, Signals, default_int_handler, signal
 
 _USUAL = {SIGINT: default_int_handler, SIGTERM: SIG_DFL}
+
+
+class Ended(Exception):
+    """The run ended before its last step; the message says why and how to go on."""
+
+    status = 1
+
+
+class Stopped(Exception):
+    """There was a signal while something was scored."""
+
+
+class Interrupted(Ended):
+    """By Ctrl-C, or by a scheduler, after a checkpoint was saved."""
+
+    def __init__(self, signal: Signals, message: str):
+        super().__init__(message)
+        self.status = 128 + signal
 
 
 @contextmanager

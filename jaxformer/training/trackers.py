@@ -4,8 +4,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import RunFolder, write_whole
 
 INSTALLED_BY = {
     "tensorboard": "pip install tensorboard",
@@ -25,6 +26,9 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in a folder, for `tensorboard --logdir`."""
 
+    def __str__(self) -> str:
+        return "tensorboard"
+
     def __init__(self, folder: Path):
         from tensorboard.summary import Writer
 
@@ -42,17 +46,28 @@ class Service:
     """trackio, and wandb, whose interface it shares. A run that is resumed goes on there too."""
 
     def __init__(self, package: str, folder: RunFolder, config: dict):
-        self._package = import_module(package)
-        run = {"project": "jaxformer", "name": folder.path.resolve().name, "resume": "allow"}
+        self._name, self._package = package, import_module(package)
+        own = _id_of(folder)  # folders of one name, on two machines perhaps, are two runs
+        run = {"project": "jaxformer", "name": f"{folder.path.resolve().name}-{own}"}
         if package == "wandb":  # it asks for a key of its own, and for a place for its files
-            run |= {"id": run["name"], "dir": str(folder.path)}
-        self._run = self._package.init(config=config, **run)
+            run |= {"id": own, "dir": str(folder.path)}
+        self._run = self._package.init(config=config, resume="allow", **run)
+
+    def __str__(self) -> str:
+        return self._name
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self._package.log(figures, step=step)
 
     def close(self) -> None:
         self._package.finish()
+
+
+def _id_of(folder: RunFolder) -> str:
+    """Of a run, drawn once and kept in its folder."""
+    if not folder.tracker_id.exists():
+        write_whole(folder.tracker_id, uuid4().hex[:8])
+    return folder.tracker_id.read_text()
 
 
 def open_trackers(names: tuple[str, ...], folder: RunFolder, config: dict) -> list[Tracker]:

@@ -2,15 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import DecoderConfig, RecurrentConfig
+from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.config import Inputs, OptimizerConfig, TextTraining
 from jaxformer.training.run_config import write_run
 
+NOTHING = Inputs()
 CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
 
 
@@ -18,10 +22,10 @@ CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, 
 def run(tmp_path):
     """Makes a run folder of a config and losses, of a step each; the last step is scored."""
 
-    def make(name, config, *losses):
+    def make(name, config, *losses, inputs=NOTHING):
         folder = RunFolder(tmp_path / name)
         folder.path.mkdir(parents=True)
-        write_run(folder, Inputs(), config)
+        write_run(folder, inputs, config)
         lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
         if lines:
             lines[-1] |= {"tokens_per_second": 50.0, "seconds": 3.5}
@@ -48,10 +52,25 @@ def test_what_differs_is_named_and_nothing_else(run, capsys):
 
 
 def test_kinds_are_compared_by_their_kind(run, capsys):
-    other = replace(CONFIG, model=RecurrentConfig(vocab_size=300, embed_dim=16))
+    """And by what both kinds have: no number of heads stands beside a cell."""
+    model = RecurrentConfig(vocab_size=300, num_layers=1, embed_dim=16)
+    other = replace(CONFIG, model=model, optimizer=OptimizerConfig(learning_rate=0.01))
     found = compared(capsys, run("x/a", CONFIG, 5.0), run("y/a", other, 5.0))
-    assert found["settings"] == {"model": ["decoder", "recurrent"]}
+    assert found["settings"] == {
+        "model": ["decoder", "recurrent"],
+        "learning_rate": [6e-4, 0.01],
+        "head_bias": [False, True],
+    }
     assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # of one name
+
+
+def test_what_runs_read_and_began_from_is_compared(run, capsys):
+    """And the ranks of their adapters."""
+    few, many = (replace(CONFIG, lora=LoraConfig(lora_rank=rank)) for rank in (2, 4))
+    inputs = [Inputs((Path("x"),), origin=Origin(Path(base))) for base in ("one", "other")]
+    runs = run("a", few, 5.0, inputs=inputs[0]), run("b", many, 5.0, inputs=inputs[1])
+    found = compared(capsys, *runs)
+    assert found["settings"] == {"from": ["one", "other"], "lora_rank": [2, 4]}
 
 
 def test_a_picture_that_is_there_stays(run, capsys, tmp_path):

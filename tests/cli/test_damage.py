@@ -91,6 +91,20 @@ def test_where_all_are_damaged_nothing_is_used(hurt, capsys):
         assert f"{hurt}/checkpoints" in error and "12 is damaged: params/" in error
 
 
+def test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again(
+    trained, tmp_path, capsys
+):
+    """It was trained: nothing that it wrote down is dropped."""
+    folder = shutil.copytree(trained, tmp_path / "copy")
+    for path in (folder / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
+        path.unlink()
+    before = RunFolder(folder).metrics.read_bytes()
+    assert main(["train", "--resume", "--out", str(folder), "--steps", "13"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert f"no checkpoint in {folder}/checkpoints can be read" in error
+    assert RunFolder(folder).metrics.read_bytes() == before
+
+
 def test_parameters_that_are_not_finite_end_the_run(corpus, tmp_path, capsys):
     """A step too long for float32: its loss is finite, what it leaves is not. That is not saved,
     and the last good checkpoint is named."""

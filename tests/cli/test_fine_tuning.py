@@ -89,13 +89,8 @@ def test_an_adapter_is_a_model_for_every_verb(kind, inputs, tmp_path, capsys):  
     assert found["loss"] == pytest.approx(last["held_out_loss"], rel=1e-5)
     assert found["loss"] != pytest.approx(scored("base", words, capsys)["loss"], rel=1e-4)
     jf.save("saved", *jf.load("tuned"))
-    shutil.rmtree("base")
+    assert files_below(tmp_path / "base") == before
     assert scored("saved", words, capsys) == found
-    refused(capsys, ["evaluate", "tuned", *words], tmp_path / "base", "is not there", "config.json")
-    for path, content in before.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    assert scored("tuned", words, capsys) == found
 
 
 @pytest.mark.parametrize("words", [[], ["--lora-rank", "2", "--average-decay", "0.9"]])
@@ -174,11 +169,34 @@ def test_what_does_not_fit_is_refused(inputs, trained, tmp_path, capsys):  # noq
     refused(capsys, ["export", "tuned", "out", "--adapter"], "tuned has no adapter")
 
 
-def test_a_base_that_has_changed_is_noticed(inputs, tmp_path, capsys):  # noqa: F811
+def test_an_adapter_stays_what_it_is_when_its_run_goes_on(inputs, tmp_path, capsys):  # noqa: F811
+    """Or is deleted: an adapter of an adapter too; and it can go on itself."""
     assert train("decoder", inputs, "base") == 0
     assert tune("decoder", inputs, "base", "tuned", "--lora-rank", "2") == 0
-    assert main(["train", "--resume", "--out", "base", "--steps", "9"]) == 0
-    refused(capsys, ["generate", "tuned", "--prompt", "x"], tmp_path / "base", "has changed")
+    assert tune("decoder", inputs, "tuned", "twice", "--lora-rank", "2") == 0
+    before = [params_of(run) for run in ("tuned", "twice")]
+    assert main(["train", "--resume", "--out", "base", "--steps", "12"]) == 0
+    assert main(["train", "--resume", "--out", "tuned", "--steps", "4"]) == 0
+    shutil.rmtree("base")
+    for run, params in zip(("tuned", "twice"), before, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, params_of(run), params)
+    assert main(["train", "--resume", "--out", "twice", "--steps", "6"]) == 0
+
+
+def test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes(
+    inputs,  # noqa: F811
+    tmp_path,
+    capsys,
+):
+    assert train("decoder", inputs, "base") == 0
+    model, variables, tokenizer = jf.load("base")
+    jf.save("saved", model, variables, tokenizer)
+    assert tune("decoder", inputs, "saved", "tuned", "--lora-rank", "2") == 0
+    shutil.rmtree("saved")
+    generate = ["generate", "tuned", "--prompt", "x"]
+    refused(capsys, generate, tmp_path / "saved", "is not there", "config.json")
+    jf.save("saved", model, jax.tree.map(lambda x: x + 1, variables), tokenizer)
+    refused(capsys, generate, tmp_path / "saved", "has changed")
 
 
 def test_an_exported_folder_is_begun_from_too(inputs, tmp_path, capsys):  # noqa: F811

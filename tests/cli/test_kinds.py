@@ -41,8 +41,8 @@ def inputs(tmp_path):
     )
 
 
-def train(kind, inputs, out):
-    return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out])
+def train(kind, inputs, out, *words):
+    return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out, *words])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,8 +75,10 @@ def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, mon
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_training_scores_last_is_what_evaluate_says(kind, inputs, tmp_path, capsys):
-    """All that is held out, by another way in; and the run says which kind it is."""
-    assert train(kind, inputs, "run") == 0
+    """All that is held out, by another way in, with the run's own seed and settings; and the run
+    says which kind it is."""
+    words = ["--mask-rate", "0.3"] if kind == "encoder" else []
+    assert train(kind, inputs, "run", "--seed", "1", *words) == 0
     folder, measure = RunFolder("run"), MEASURES[kind]
     _, config = read_run(folder)
     task = task_of(config).read(folder, config)
@@ -123,6 +125,51 @@ def test_what_to_do_next_can_be_done(kind, inputs, capsys, monkeypatch):
         assert "[MASK] 1: " in out and out.count("%") == 5
     else:
         assert out.startswith(words[1].removeprefix("--prompt="))
+
+
+def test_lower_case_goes_where_the_model_goes(inputs, capsys, monkeypatch):
+    """Learnt from text in lower case, a model takes any text so: a run, and what is saved of it."""
+    import io
+
+    assert train("recurrent-encoder-decoder", inputs, "run", "--lowercase") == 0
+    model, variables, tokenizer = jf.load("run")
+    jf.save("saved", model, jax.tree.map(lambda x: 3 * x, variables), tokenizer)
+    said = []
+    for text in ("ONE and Two\n", "one and two\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        capsys.readouterr()
+        assert main(["translate", "saved"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != "\n"
+    for folder in ("run", "saved"):
+        assert main(["evaluate", folder, "--source", "pairs.tsv", "--json"]) == 0
+        assert "case:lc" in json.loads(capsys.readouterr().out)["signature"]
+
+
+def test_a_line_that_cannot_be_translated_is_named(inputs, capsys, monkeypatch):
+    """Those before it are translated; a carriage return ends no line."""
+    import io
+
+    assert train("recurrent-encoder-decoder", inputs, "run") == 0
+    for text, lines, message in (
+        (b"one\rtwo\nthree\r\n", 2, ""),
+        (b"one\ntwo\n" + b"three " * 40 + b"\nfour\n", 2, "line 3 has"),
+        (b"one\n\xff\nthree\n", 0, "line 2 of standard input is not UTF-8 text"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        capsys.readouterr()
+        assert main(["translate", "run"]) == (2 if message else 0)
+        said, error = capsys.readouterr()
+        assert said.count("\n") == lines and message in error and error.count("\n") <= 1
+
+
+def test_targets_that_are_too_long_do_not_spoil_the_loss(inputs, tmp_path, capsys):
+    assert train("encoder-decoder", inputs, "run") == 0
+    (tmp_path / "long.tsv").write_text(f"one and two\t1 + 2\nthree\t{'4 + ' * 60}\n")
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--source", "long.tsv"]) == 0
+    said = capsys.readouterr()
+    assert "1 of 2 targets are longer than max_length (32)" in said.err and "nan" not in said.out
 
 
 def test_other_verbs_refuse_a_kind_and_say_why(inputs, capsys):

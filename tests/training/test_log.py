@@ -11,8 +11,9 @@ import pytest
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training.config import TextTraining
-from jaxformer.training.log import RunLog
+from jaxformer.training.log import RunLog, finite, score_line
 from jaxformer.training.step import Measured
+from jaxformer.training.tasks.task import Score
 from jaxformer.training.trackers import open_trackers
 
 MEASURED = [
@@ -53,7 +54,7 @@ def test_services_are_told_what_is_written(tmp_path, monkeypatch):
     told = []
     service = SimpleNamespace(
         __spec__=SimpleNamespace(),
-        init=lambda **run: told.append(("init", run["name"], run["config"]["seed"])),
+        init=lambda **run: told.append(("init", run["name"][:5], run["config"]["seed"])),
         log=lambda figures, step: told.append((step, figures)),
         finish=lambda: told.append("finish"),
     )
@@ -65,6 +66,44 @@ def test_services_are_told_what_is_written(tmp_path, monkeypatch):
     )
     del first["step"], second["step"], second["not_finite"]
     assert told == [("init", "a run", 5), (1, first), (2, second), "finish"]
+
+
+def test_runs_of_one_name_are_two_runs_and_one_that_goes_on_is_one(tmp_path, monkeypatch):
+    begun = []
+    service = SimpleNamespace(__spec__=SimpleNamespace(), init=lambda **run: begun.append(run))
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    for name in ("here/run", "there/run", "here/run"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        open_trackers(("wandb",), RunFolder(tmp_path / name), {})
+    here, there, again = ((run["id"], run["name"]) for run in begun)
+    assert here == again and here[0] != there[0] and here[1] != there[1]
+
+
+def test_a_tracker_that_fails_ends_no_run(tmp_path):
+    """It is named, once, and what is written down is the same."""
+    told = []
+
+    class Failing:
+        def log(self, step, figures):
+            told.append(step)
+            raise OSError("no network")
+
+        def __str__(self):
+            return "a service"
+
+    folder = RunFolder(tmp_path)
+    log = RunLog(folder, TextTraining(DecoderConfig()), None)
+    log._trackers.append(Failing())
+    with pytest.warns(UserWarning, match="a service is told nothing more: no network"):
+        for step, measured in enumerate(MEASURED, 1):
+            log.update(step, 0.1, measured)
+        log.flush({})
+    assert told == [1] and len(folder.read_metrics()) == 2
+
+
+def test_a_score_that_is_not_finite_is_named_and_left_out():
+    line = finite({"step": 3, **score_line("bleu", Score(float("nan"), 0.0, 7))})
+    assert line == {"step": 3, "bleu": 0.0, "scored": 7, "not_finite": ["held_out_loss"]}
 
 
 def test_tensorboard_is_told_what_is_written(tmp_path):

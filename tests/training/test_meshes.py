@@ -83,19 +83,33 @@ def losses(folder):
     return [line.get("loss", line.get("held_out_loss")) for line in lines]
 
 
-def test_a_run_goes_on_on_another_mesh(tmp_path):
+PAIR_SETTINGS = (
+    "--model encoder-decoder --preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 "
+    "--num-heads 4 --batch-tokens 200 --accumulate 2 --dropout 0.1 --steps 6 --checkpoint-every 3 "
+    "--evaluate-every 3 --evaluation-pairs 8"
+).split()
+
+
+@pytest.mark.parametrize(
+    "name, given, settings",
+    [
+        ("text.py", ["text.py"], SETTINGS),
+        ("pairs.tsv", ["--source", "pairs.tsv"], PAIR_SETTINGS),
+    ],
+)
+def test_a_run_goes_on_on_another_mesh(tmp_path, name, given, settings):
     """Six updates on eight devices, and three more on another mesh of them, or on one: the losses
     are those of a run that was on one device all the time, which opens what eight saved."""
-    text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
-    (tmp_path / "text.py").write_text(text)
+    line = "def f{0}(x):\n    return x * {0}\n" if name == "text.py" else "{0} and one\t{0} + 1\n"
+    (tmp_path / name).write_text("".join(map(line.format, range(600))))
 
     def train(devices, *words):
         done = run("-m", "jaxformer", "train", *words, cwd=tmp_path, devices=devices)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    train(ON_ONE, "text.py", *SETTINGS, "--out", "one")
-    said = train(ON_EIGHT, "text.py", *SETTINGS, "--out", "eight", "--mesh", MESH)
+    train(ON_ONE, *given, *settings, "--out", "one")
+    said = train(ON_EIGHT, *given, *settings, "--out", "eight", "--mesh", MESH)
     assert "mesh: data=2, fsdp=2, tensor=2" in said
     assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     shutil.copytree(tmp_path / "eight", tmp_path / "again")
@@ -104,7 +118,7 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
         said = train(devices, "--resume", "--out", folder, "--steps", "9", "--mesh", mesh)
         assert "resuming from the checkpoint of step 6" in said
         assert losses(tmp_path / folder) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    words = ("evaluate", "eight", "text.py", "--json")
+    words = ("evaluate", "eight", *given, "--json")
     done = run("-m", "jaxformer", *words, cwd=tmp_path, devices=ON_ONE)
     assert done.returncode == 0 and json.loads(done.stdout)["loss"] > 0, done.stderr
 

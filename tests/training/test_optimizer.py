@@ -1,5 +1,8 @@
 """Which updates an optimiser makes, and the learning rate of each."""
 
+import math
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,18 +82,23 @@ def test_the_learning_rate_multiplies_the_updates():
 @pytest.mark.parametrize("kind", SCHEDULES)
 @given(warmup=st.integers(0, 30), steps=st.integers(1, 120), by_time=st.booleans())
 def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(kind, warmup, steps, by_time):
-    """By steps or by time; a warm-up that is longer than the run is cut short."""
+    """By steps or by time; a warm-up that is longer than the run, or than a tenth of its time, is
+    cut short, and after it the rate is as if there had been none."""
     config = OptimizerConfig(
         learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25, schedule=kind
     )
     schedule = Schedule(config, None, 1.0) if by_time else Schedule(config, steps)
     seconds = 60 / steps if by_time else 0.0
     rates = [schedule.rate(step, step * seconds) for step in range(steps + 1)]
-    warmup = min(warmup, steps if by_time else steps - 1)
-    assert rates[-1] == pytest.approx(0.5 if warmup < steps or not warmup else rates[-1])
+    warmup = min(warmup, math.ceil(0.1 * steps) if by_time else steps - 1)
+    assert rates[-1] == pytest.approx(0.5)
     falling = rates[warmup:]
     assert falling == sorted(falling, reverse=True) and 0 <= min(rates) <= max(rates) <= 2.0
-    if not by_time:
+    if by_time:
+        cold = Schedule(replace(config, warmup_steps=0), None, 1.0)
+        alone = [cold.rate(n, n * seconds) for n in range(warmup, steps + 1)]
+        assert falling == pytest.approx(alone)
+    else:
         assert falling[0] == pytest.approx(2.0)
         assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
         assert list(schedule.rates()) == rates[:-1]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.data.documents import (
     HUB,
     Document,
@@ -161,15 +162,18 @@ def read_documents(
     paths: Sequence[Path | str],
     text_field: str = "text",
     on_read: Callable[[int], None] = lambda num_bytes: None,
+    *,
+    drop_copies: bool = True,
 ) -> tuple[Documents, list[str]]:
     """What is in files, and in the files in folders, as it is: line ends are kept.
 
     A file is one document, but each line of a .jsonl, and each row of a .parquet, is one; .gz and
-    .zst are decompressed. Folders are read to the bottom in sorted order without hidden files. Of
-    documents that are the same the first counts. `hf:OWNER/NAME` is a dataset of the hub.
+    .zst are decompressed. Folders are read to the bottom in sorted order without hidden files and
+    without the folders of runs. `hf:OWNER/NAME` is a dataset of the hub.
 
     text_field: the field, or the column, of records that has the text. on_read: is told how many
-    bytes of the files' have been read.
+    bytes of the files' have been read. drop_copies: of documents that are the same the first
+    counts.
 
     Returns:
       The documents, and one line "path: why" for each file in a folder that was left out: it is
@@ -197,7 +201,7 @@ def read_documents(
             before += size
         if documents.num_sources == sources_before:
             raise ValueError(f"{named}: the folder has no UTF-8 text files")
-    skipped += documents.drop_copies()
+    skipped += documents.drop_copies() if drop_copies else ()
     return documents, skipped
 
 
@@ -232,9 +236,13 @@ def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
     """Every file below ``root`` that is not hidden, sorted; what cannot be read is ``skipped``."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for path in (os.path.join(folder, name) for name in subfolders):
+        for name in tuple(subfolders):
+            path = os.path.join(folder, name)
             if os.path.islink(path):
                 skipped.append(f"{path}: a link to a folder")
+            elif RunFolder(path).holds_run and os.path.isdir(RunFolder(path).tokens):
+                skipped.append(f"{path}: a run")
+                subfolders.remove(name)
         for path in (os.path.join(folder, n) for n in sorted(files) if not n.startswith(".")):
             if os.path.isfile(path):  # to open a pipe would wait for ever
                 yield path

@@ -113,10 +113,10 @@ class TextFile(_Read):
         at, lines = 0, 1
         with opened(self.path) as file:
             while True:
-                try:
-                    data = file.read(PIECE_BYTES)
-                except Exception as error:  # each format has its own
-                    raise damaged(self.path, f"line {lines}", at > 0, error) from None
+                data, error = read_piece(file)
+                if error is not None:
+                    line = lines + data.count(b"\n")
+                    raise damaged(self.path, f"line {line}", at or data, error) from None
                 if not data and not at:
                     raise NotText(f"{self.path}: the file is empty")
                 if b"\0" in data:
@@ -151,7 +151,37 @@ def opened(path: str) -> Iterator:
         raise NotText(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def damaged(path: str, where: str, begun: bool, error: Exception) -> ValueError:
+def read_piece(file) -> tuple[bytes, Exception | None]:
+    """About PIECE_BYTES of a file, less only at its end, and what went wrong after them."""
+    parts, size = [], 0
+    while size < PIECE_BYTES:
+        try:
+            part = file.read1(PIECE_BYTES - size)
+        except Exception as error:  # each format has its own
+            return b"".join(parts), error
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts), None
+
+
+def read_lines(path: str, file) -> Iterator[bytes]:
+    """The lines of a file without their line feeds; an error that names the line of a damage."""
+    number, rest, more = 0, b"", True
+    while more:
+        data, error = read_piece(file)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+        number += len(lines)
+        if error is not None:
+            raise damaged(path, f"line {number + 1}", number or rest, error) from None
+        more = bool(data)
+    if rest:
+        yield rest
+
+
+def damaged(path: str, where: str, begun, error: Exception) -> ValueError:
     """What went wrong while a file was read, with its name and, if anything was read, the place."""
     problem = getattr(error, "strerror", None) or str(error)
     if begun:

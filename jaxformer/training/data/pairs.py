@@ -35,9 +35,10 @@ class PairBatches:
     """Batches of pairs, shuffled, without end; each epoch has every pair once.
 
     Pairs are sorted into a few buckets by the longer of their two sides, so that little of a batch
-    is padding and few shapes are compiled. A batch has about ``tokens`` places on each side; what
-    is left of a bucket at the end of an epoch comes in a batch filled up with rows that weigh
-    nothing. What comes is a function of the arguments alone.
+    is padding and few shapes are compiled. A batch has about ``tokens`` places on each side, and
+    rows that are padding alone where there are more places for rows than pairs: at the end of an
+    epoch, and on devices among which the pairs do not divide. Which pairs come together is a
+    function of the arguments alone, and of neither the devices nor the share.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class PairBatches:
     ):
         """pairs: ids of (source, target), the target without the end of text. start: what a target
         is written after; None: the end of text. accumulate: micro-batches of one width per batch.
-        widths: in the place of the best ``num_buckets``. multiple: of which the rows of a
-        micro-batch are one. share: of each micro-batch, the rows that are given.
+        widths: in the place of the best ``num_buckets``. multiple: the rows of a micro-batch
+        are filled up to one of it. share: of each micro-batch, the rows that are given.
 
         Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` or
         the widths are less than the longest pair's.
@@ -70,7 +71,7 @@ class PairBatches:
                 raise ValueError(f"pairs: one side of number {number + 1} is empty")
             lengths[number] = max(len(source), len(target) + 1)
         self.widths = best_widths(lengths, num_buckets) if widths is None else widths
-        most = min(tokens // multiple, self.widths[-1])
+        most = min(tokens, self.widths[-1])
         if most < lengths.max():
             raise ValueError(
                 f"pairs: number {lengths.argmax() + 1} has {lengths.max()} tokens on a side; a "
@@ -81,7 +82,7 @@ class PairBatches:
         self._start, self._accumulate = end_of_text if start is None else start, accumulate
         self._multiple, self._share = multiple, share
         for bucket in range(len(self.widths)):
-            share.rows(self._rows(bucket))
+            share.rows(self._places(bucket))
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
@@ -107,7 +108,7 @@ class PairBatches:
         """The shape of a batch of each width."""
         shapes = []
         for bucket, width in enumerate(self.widths):
-            rows = self._rows(bucket) // self._share.count
+            rows = self._places(bucket) // self._share.count
             shape = (self._accumulate, rows, width)
             ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
             shapes.append(Batch(ids, ids, weights, ids, ids, ids))
@@ -130,13 +131,15 @@ class PairBatches:
 
     def _identity(self) -> dict[str, Any]:
         sizes = {"pairs": len(self._pairs), "tokens": self._tokens, "seed": self._seed}
-        shape = {"accumulate": self._accumulate, "multiple": self._multiple}
-        return {**sizes, "widths": list(self.widths), **shape}
+        return {**sizes, "widths": list(self.widths), "accumulate": self._accumulate}
 
     def _rows(self, bucket: int) -> int:
-        """Rows of a micro-batch of this bucket."""
-        rows = self._tokens // self.widths[bucket]
-        return max(1, rows // self._multiple) * self._multiple
+        """Pairs of a micro-batch of this bucket."""
+        return max(1, self._tokens // self.widths[bucket])
+
+    def _places(self, bucket: int) -> int:
+        """Rows of such a micro-batch, those of padding too."""
+        return -(-self._rows(bucket) // self._multiple) * self._multiple
 
     def _plan_of(self, epoch: int) -> list[tuple[int, list[int]]]:
         """(bucket, pairs) of each batch of an epoch, in the order in which they come."""
@@ -153,18 +156,20 @@ class PairBatches:
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
     def _batch(self, bucket: int, chosen: list[int]) -> Batch:
-        """[accumulate, rows, width]; rows beyond those chosen repeat the first, with weight 0."""
-        rows = self._share.rows(self._rows(bucket), self._accumulate)
+        """[accumulate, rows, width]; a row that no pair is left for is padding."""
+        places, pairs = self._places(bucket), self._rows(bucket)
+        rows = self._share.rows(places, self._accumulate)
         shape = (len(rows), self.widths[bucket])
-        ids = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "source")}
+        inputs, targets, source = (np.zeros(shape, np.int32) for _ in range(3))
         real, source_real = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        weights = np.zeros(shape, np.float32)
-        for row, number in enumerate(rows):
-            source, target = self._pairs[chosen[number] if number < len(chosen) else chosen[0]]
-            ids["inputs"][row, : len(target) + 1] = [self._start, *target]
-            ids["targets"][row, : len(target) + 1] = [*target, self._end]
-            ids["source"][row, : len(source)] = source
-            real[row, : len(target) + 1] = source_real[row, : len(source)] = 1
-            weights[row, : len(target) + 1] = number < len(chosen)
-        batch = Batch(ids["inputs"], ids["targets"], weights, real, ids["source"], source_real)
+        for row, (micro, place) in enumerate(zip(*divmod(rows, places), strict=True)):
+            number = micro * pairs + place
+            if place >= pairs or number >= len(chosen):
+                continue
+            read, said = self._pairs[chosen[number]]
+            inputs[row, : len(said) + 1] = [self._start, *said]
+            targets[row, : len(said) + 1] = [*said, self._end]
+            source[row, : len(read)] = read
+            real[row, : len(said) + 1] = source_real[row, : len(read)] = 1
+        batch = Batch(inputs, targets, real.astype(np.float32), real, source, source_real)
         return jax.tree.map(lambda x: x.reshape(self._accumulate, -1, x.shape[1]), batch)

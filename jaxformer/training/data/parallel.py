@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxformer.training.data.documents import opened, read_lines
 
 Pair = tuple[str, str]
 
@@ -108,9 +108,13 @@ _COLUMNS = {".tsv": _of_tsv, ".jsonl": _of_json}
 
 
 def _read_lines(path: Path) -> list[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
-            return [line.removesuffix("\r\n").removesuffix("\n") for line in file]
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise ValueError(f"{path}: not readable as text: {error}") from error
+    lines = []
+    with opened(str(path)) as file:
+        for line in read_lines(str(path), file):
+            try:
+                lines.append(line.decode().removesuffix("\r"))
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}: line {len(lines) + 1} is not UTF-8 text: {error}"
+                ) from None
+    return lines

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.run import RunFolder, write_whole
+from jaxformer.artifacts.run import RunFolder, read_whole, write_whole
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
 from jaxformer.models.config.transformer import TransformerConfig
@@ -139,7 +139,7 @@ def read_data(folder: RunFolder) -> Prepared:
     for path, stream in zip(paths, (train, held_out), strict=True):
         if stream.tokenizer != tokenizer.fingerprint:
             raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
-    return Prepared(tokenizer, train, held_out, json.loads(folder.baselines.read_text()))
+    return Prepared(tokenizer, train, held_out, read_whole(folder.baselines))
 
 
 def given_tokenizer(folder: RunFolder) -> Tokenizer | Subwords | None:

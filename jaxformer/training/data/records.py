@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from jaxformer.training.data.documents import (
@@ -15,9 +14,9 @@ from jaxformer.training.data.documents import (
     NotText,
     Source,
     TextFile,
-    damaged,
     needed,
     opened,
+    read_lines,
 )
 
 _ROWS = 256  # of a table that are in memory at a time
@@ -42,16 +41,10 @@ class JsonLines:
     def documents(self) -> Iterator[Document]:
         number = 0
         with opened(self.path) as file:
-            for number in count(1):
-                try:
-                    line = file.readline()
-                except Exception as error:  # each format has its own
-                    raise damaged(self.path, f"line {number}", number > 1, error) from None
-                if not line:
-                    break
+            for number, line in enumerate(read_lines(self.path, file), 1):
                 if line.strip():
                     yield Document(self.name, self._text(number, line))
-        if number == 1:
+        if not number:
             raise NotText(f"{self.path}: the file is empty")
 
     def _text(self, number: int, line: bytes) -> str:

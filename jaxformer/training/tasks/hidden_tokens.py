@@ -115,7 +115,9 @@ class HiddenBatches:
             )
         room = config.window - sum(map(len, self._around))
         self._begins = tokenizer.opening[0]
-        self._windows = MicroBatches(tokens, replace(config, window_length=room), self._begins)
+        inside = replace(config, window_length=room)
+        self._windows = MicroBatches(tokens, inside, self._begins, share)
+        self._shape = (config.accumulate, config.batch_size, room)
         self._rows, self._number = share.rows(config.batch_size), 0
         self._key = jax.random.key(config.seed)
         self._how = {
@@ -131,7 +133,7 @@ class HiddenBatches:
         windows = next(self._windows)
         tokens = windows.targets
         key = jax.random.fold_in(self._key, self._number)
-        inputs, weights = _hide(key, tokens, **self._how)
+        inputs, weights = self._hidden(key, tokens)
         self._number += 1
         before, after = self._around
         zeros = [0.0] * len(before), [0.0] * len(after)
@@ -144,7 +146,14 @@ class HiddenBatches:
             real, rows = windows.weights, tokens.reshape(-1, tokens.shape[-1])
             segments = document_segments(rows, self._begins).reshape(tokens.shape)
             batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
-        return jax.tree.map(lambda x: x[:, self._rows], batch)
+        return batch
+
+    def _hidden(self, key, tokens: np.ndarray):
+        """(the rows with some of their tokens hidden, 1 where they are): what is drawn is drawn for
+        the rows of all processes, so that each draws the same for its own."""
+        whole = np.zeros(self._shape, tokens.dtype)
+        whole[:, self._rows] = tokens
+        return (np.asarray(x)[:, self._rows] for x in _hide(key, whole, **self._how))
 
     def shapes(self) -> list[Batch]:
         whole = self._windows.shapes()[0]

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.run import write_whole
+from jaxformer.artifacts.lowercase import lowercased
+from jaxformer.artifacts.run import read_whole, write_whole
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
 from jaxformer.decoding.translate import translate_ids
@@ -77,6 +78,8 @@ class Pairs:
     tokenizer: Tokenizer | Subwords
     train: EncodedPairs
     held_out: EncodedPairs
+    references: list[str]
+    """the held-out targets as they were read: a tokenizer may change them"""
 
     @classmethod
     def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
@@ -94,8 +97,6 @@ class Pairs:
             )
         pairs = read_pairs(inputs.source, inputs.target)
         split_pairs(pairs, config.held_out)
-        if config.lowercase:
-            pairs = [(source.lower(), target.lower()) for source, target in pairs]
         return pairs
 
     @classmethod
@@ -106,8 +107,10 @@ class Pairs:
         texts = (side for pair in train for side in pair)
         tokenizer = given_tokenizer(folder)
         if tokenizer is None:
+            texts = map(str.lower, texts) if config.lowercase else texts
             tokenizer = Tokenizer.train(texts, size, split_digits=True)
-            tokenizer.save(folder.tokenizer)
+        tokenizer = lowercased(tokenizer) if config.lowercase else tokenizer
+        tokenizer.save(folder.tokenizer)
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
             fitting, left_out = _fitting(pairs, tokenizer, config)
@@ -118,7 +121,12 @@ class Pairs:
                 )
             for path, side in zip(folder.pairs[part], zip(*fitting, strict=True), strict=True):
                 write_tokens([Document("", line) for line in side], tokenizer, path)
-            lines.append(f"{part.replace('_', ' '):9} {len(fitting):9d}  pairs")
+            if part == "held_out":
+                write_whole(folder.references, json.dumps([target for _, target in fitting]))
+            name = part.replace("_", " ")
+            if left_out:
+                screen.say(f"left out of the {name} part: {len(left_out):,} pairs, {left_out[0]} …")
+            lines.append(f"{name:9} {len(fitting):9d}  pairs")
             lines += [f"skipped              {what}" for what in left_out]
         write_whole(folder.documents, "\n".join(lines) + "\n")
         write_whole(folder.baselines, json.dumps(cls.baselines))  # last: says that all is there
@@ -135,7 +143,11 @@ class Pairs:
                         f"{path} was made by another tokenizer than {folder.tokenizer}"
                     )
             parts.append(EncodedPairs(sides, tokenizer))
-        return cls(config, tokenizer, *parts)
+        if folder.references.exists():
+            references = read_whole(folder.references)
+        else:  # an earlier version wrote the run
+            references = [tokenizer.decode(target.tolist()) for _, target in parts[1]]
+        return cls(config, tokenizer, *parts, references)
 
     @property
     def num_targets(self) -> int:
@@ -177,9 +189,9 @@ class Pairs:
             variables,
             self.tokenizer,
             [self.held_out[place] for place in places],
+            [self.references[place] for place in places],
             tokens=self.config.batch_tokens,
             widths=self._widths,
-            lowercase=self.config.lowercase,
             on_scored=on_scored,
         )
         return Score(found.loss, found.bleu.score, found.tokens)
@@ -206,7 +218,9 @@ def _fitting(pairs: list[Pair], tokenizer: Tokenizer | Subwords, config: PairTra
     for pair, (source, target) in zip(pairs, sides, strict=True):
         length = len(source) + around
         fits = length <= model.max_source_length and len(target) < model.max_length
-        if fits and max(length, len(target) + 1) <= config.batch_tokens:
+        if not source or not target:
+            left_out.append(f"a side has no tokens: {pair[0][:40]!r}")
+        elif fits and max(length, len(target) + 1) <= config.batch_tokens:
             fitting.append(pair)
         else:
             left_out.append(

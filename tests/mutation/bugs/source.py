@@ -52,21 +52,21 @@ BUGS = (
         f"{CHUNKING}::test_a_prefix_torn_apart_is_refused",
     ),
     Bug(
-        "rows that fill a batch up count",
+        "padding counts",
         "training.data.pairs:PairBatches._batch",
-        Replace(
-            "weights[row, : len(target) + 1] = number < len(chosen)",
-            "weights[row, : len(target) + 1] = 1",
-        ),
+        Replace("real.astype(np.float32)", "np.ones(shape, np.float32)"),
         "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),
     Bug(
         "the end of a text is not to be learnt",
         "training.data.pairs:PairBatches._batch",
-        Replace(
-            "weights[row, : len(target) + 1] = number < len(chosen)",
-            "weights[row, : len(target)] = number < len(chosen)",
-        ),
+        Replace("real.astype(np.float32)", "(targets > 0).astype(np.float32)"),
         "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
+    ),
+    Bug(
+        "which pairs come together depends on the devices",
+        "training.data.pairs:PairBatches._batch",
+        Replace("micro * pairs + place", "micro * places + place"),
+        "training/data/test_pairs.py::test_what_comes_is_the_same_on_any_number_of_devices",
     ),
 )

@@ -34,6 +34,18 @@ def test_the_standard_library_is_large_enough_and_has_no_tests():
     assert 1.4 < bits["xz"] < bits["gzip"] < 2.2
 
 
+def test_what_earlier_runs_left_is_no_text(tmp_path):
+    """Their tokenizer, samples and metrics, where a folder that holds them is named."""
+    run = tmp_path / "runs" / "stdlib"
+    (run / "tokens").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "samples.txt"):
+        (run / name).write_text("{}")
+    (tmp_path / "config.json").write_text("mine")
+    documents, skipped = read_documents([tmp_path])
+    assert _texts(documents) == [("config.json", "mine")]
+    assert skipped == [f"{run}: a run"]
+
+
 def test_a_python_without_its_source_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     message = f"{tmp_path}: this Python has no library source; name files to train on"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.batch import Share
+from jaxformer.training.batch import Share, num_tokens
 from jaxformer.training.data.pairs import PairBatches
 
 END = 0
@@ -41,10 +41,36 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
             assert batches.epoch == epoch
             assert batch.inputs.shape[2] in batches.widths
             assert batch.inputs.shape[2] <= max(len(side) + 1 for pair in pairs for side in pair)
-            assert (batch.source_segments.sum(axis=2) > 0).all()  # a source is never all padding
+            a_source = batch.source_segments.any(axis=2)
+            assert (a_source == batch.segments.any(axis=2)).all()  # a row of padding has neither
             assert not batch.weights[batch.segments == 0].any()
             found.update(rows(batch))
         assert found == wanted
+
+
+@given(
+    pairs=pairs,
+    seed=st.integers(0, 5),
+    multiple=st.integers(2, 9),
+    accumulate=st.sampled_from([1, 3]),
+)
+def test_what_comes_is_the_same_on_any_number_of_devices(pairs, seed, multiple, accumulate):
+    """The same pairs in the same micro-batches, so that losses are, and a run that was saved on one
+    device goes on on others; rows are filled up with padding to those that devices share."""
+    one, many = (
+        PairBatches(pairs, 64, END, seed, accumulate=accumulate, multiple=number)
+        for number in (1, multiple)
+    )
+    for _ in range(5):
+        few, filled = next(one), next(many)
+        number = few.inputs.shape[1]
+        assert filled.inputs.shape[1] % multiple == 0 and num_tokens(few) == num_tokens(filled)
+        for x, y in zip(few, filled, strict=True):
+            np.testing.assert_array_equal(x, y[:, :number])
+        assert not filled.segments[:, number:].any()
+        for batches, batch in ((one, few), (many, filled)):
+            assert batch.inputs.shape in [shape.inputs.shape for shape in batches.shapes()]
+    many.restore(one.state())
 
 
 @given(pairs=pairs, seed=st.integers(0, 5), steps=st.integers(0, 30))

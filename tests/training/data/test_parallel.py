@@ -63,13 +63,27 @@ def test_what_is_no_text_is_refused(tmp_path):
     (tmp_path / "torn.gz").write_bytes(whole)
     for name, message in (
         ("a.en", "there are no lines"),
-        ("missing", "missing: not readable"),
-        ("bytes", "bytes: not readable"),
-        ("not.gz", "not.gz: not readable"),
-        ("torn.gz", "torn.gz: not readable"),
+        ("missing", "missing: no such file"),
+        ("bytes", "bytes: line 1 is not UTF-8 text"),
+        ("not.gz", "not.gz: not a gzipped file"),
+        ("torn.gz", "torn.gz: error -3"),
     ):
         with pytest.raises(ValueError, match=message):
             read_pairs(tmp_path / name, tmp_path / "a.en")
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    """However small the file: its digest is the last thing that is read."""
+    lines = "".join(f"{n * 7919 % 10007}\n" for n in range(300))
+    whole = gzip.compress(lines.encode())
+    for name, content, message in (
+        ("cut.gz", whole[:-300], r"cut.gz: damaged at line \d\d+: "),
+        ("digest.gz", whole[:-8] + bytes(8), "digest.gz: damaged at line 301: "),
+        ("bytes", b"one\ntwo\n\xff\n", "bytes: line 3 is not UTF-8 text"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            read_pairs(tmp_path / name, tmp_path / name)
 
 
 def test_one_file_holds_both_sides(tmp_path):

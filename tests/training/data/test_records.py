@@ -121,6 +121,17 @@ def test_what_was_compressed_and_is_damaged_is_named_with_its_line(tmp_path, mon
     assert error_of(read_documents, [path]).startswith(f"{path}: ")
 
 
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_a_small_file_that_is_damaged_is_no_other_kind_of_file(tmp_path, name):
+    """What could be read of it was text: a folder does not go without the rest."""
+    (tmp_path / "b.txt").write_text("text")
+    path = tmp_path / name
+    whole = gzip.compress(b'{"text": "some"}\n{"text": "more"}\n')
+    path.write_bytes(whole[:-8] + bytes(8))
+    for given in (path, tmp_path):
+        assert error_of(read_documents, [given]).startswith(f"{path}: damaged at line 3: ")
+
+
 def test_a_damaged_parquet_is_named_with_its_row(tmp_path):
     path = tmp_path / "a.parquet"
     values = [*TEXTS, None, "more"]

@@ -107,12 +107,13 @@ def evaluate_windows(
     *,
     windows: int,
     batch_size: int = 16,
+    on_scored: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
     """So many of the windows of `evaluate_documents`, from all over the text: the same ones each
     time, so that scores can be compared. A token is taken to spell as many bytes as the text's
     tokens do on average."""
     chosen = spread_windows(documents, model.config.max_length, windows, batch_size)
-    loss, tokens, _ = evaluate(model, variables, chosen)
+    loss, tokens, _ = evaluate(model, variables, chosen, on_scored)
     targets = sum(len(document) - 1 for document in documents)
     return summarise(loss, tokens, tokens * num_bytes / targets)
 

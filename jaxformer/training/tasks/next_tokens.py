@@ -36,16 +36,12 @@ class NextTokens(TextTask):
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
-        batch_size = self.config.batch_size
+        how = {"batch_size": self.config.batch_size, "on_scored": on_scored}
         if whole:
-            found = evaluate_documents(
-                model, variables, documents, size, batch_size=batch_size, on_scored=on_scored
-            )
+            found = evaluate_documents(model, variables, documents, size, **how)
         else:
             windows = self.config.evaluation_windows
-            found = evaluate_windows(
-                model, variables, documents, size, windows=windows, batch_size=batch_size
-            )
+            found = evaluate_windows(model, variables, documents, size, windows=windows, **how)
         return Score(found.loss, found.bits_per_byte, found.tokens)
 
     def sample(self, model, variables, key) -> str:

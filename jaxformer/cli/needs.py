@@ -42,11 +42,17 @@ def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
         ("each device sends, a token", "", ""),
         *_exchanges(found["exchanges"], found["steps"]),
         ("  gathered", _bytes(gathered), f"{gathered / memory['weights']:.1%} of its weights"),
-        ("cache", "in place" if not copies else f"{copies:g} copies of a layer for each token", ""),
+        ("cache", _copied(copies), ""),
         (),
         ("operations, each device", f"{found['flops_per_token']:.3g}", "for a token, by formula"),
     ]
     return [*lines, *_times(found["seconds"]), *_notes(found)]
+
+
+def _copied(copies: float | None) -> str:
+    if copies is None:
+        return "a state of one size"
+    return f"{copies:g} copies of a layer for each token" if copies else "in place"
 
 
 def _circumstances(found: dict, what: str) -> list[tuple[str, ...]]:

@@ -23,6 +23,17 @@ def start_jax() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def shared_by(config) -> int:
+    """The most devices, of those that there are, that share a run's batch evenly. Several processes
+    share it by all of theirs, or the batch is refused."""
+    import jax
+
+    rows, count = getattr(config, "batch_size", None), jax.device_count()
+    if rows is None or jax.process_count() > 1:
+        return count
+    return max(number for number in range(1, count + 1) if rows % number == 0)
+
+
 def mesh_of(config, say):
     """JAX started, and the devices that a run is spread over; None: there is one.
 
@@ -36,7 +47,10 @@ def mesh_of(config, say):
 
     if config.mesh is None and jax.device_count() == 1:
         return None
-    mesh = make_mesh(asdict(config.mesh) if config.mesh else {"data": jax.device_count()})
+    sizes = asdict(config.mesh) if config.mesh else {"data": shared_by(config)}
+    mesh = make_mesh(sizes, None if config.mesh else jax.devices()[: sizes["data"]])
+    if mesh.size < jax.device_count():
+        say(f"{mesh.size} of {jax.device_count()} devices are used: the batch divides by no more")
     shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
     said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")

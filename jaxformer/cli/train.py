@@ -6,6 +6,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from signal import SIGINT
 from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
@@ -21,7 +22,16 @@ from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.training.config import RESUMABLE, Inputs, MeshSizes, TrainingConfig, differences
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset
-from jaxformer.training.processes import Processes, done_by_first, is_first, join, wait_for_all
+from jaxformer.training.processes import (
+    Processes,
+    are_several,
+    done_by_first,
+    is_first,
+    join,
+    leave,
+    require_same,
+    wait_for_all,
+)
 from jaxformer.training.run_config import read_run, write_run
 
 RUNS = Path("runs")
@@ -134,6 +144,7 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
 def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=None) -> int:
     """base: the `Base` of a new run, None: it begins with nothing."""
     from jaxformer.training.screen import Screen
+    from jaxformer.training.signals import Ended, Interrupted
     from jaxformer.training.tasks import task_of
     from jaxformer.training.trackers import require_trackers
 
@@ -141,6 +152,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     require_trackers(config.trackers)
     join(arguments.processes)
     first = arguments.processes.coordinator is None or is_first()
+    require_same(_told(config))
     screen, kind = Screen(quiet=not first), task_of(config)
     mesh = mesh_of(config, screen.say)
     spread = _spread(config, mesh)
@@ -161,7 +173,18 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
             if first:
                 write_run(folder, inputs, config)
             _run(_spread(config, mesh), folder, task, screen, mesh, resume, params)
+    except KeyboardInterrupt:
+        if folder.holds_run:  # else nothing is there
+            raise Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
+        raise
     except Exception as error:
+        if are_several() and isinstance(error, RuntimeError):  # what JAX's runtime raises
+            leave(f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})")
+        if _is_out_of_memory(error):
+            raise Ended(
+                f"out of memory; a smaller --batch-size (or --batch-tokens) with a larger "
+                f"--accumulate, or --remat full, needs less ({error})"
+            ) from error
         if _disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
 
@@ -172,6 +195,19 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         _report(folder, task, screen.say)
     wait_for_all("the end")
     return 0
+
+
+def _told(config: TrainingConfig) -> dict[str, object]:
+    """What all processes of a run must have been started with, by the names of its flags; where
+    text and run are may be called otherwise on another machine."""
+    from jax import __version__
+
+    parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
+    found = {f"--{x}": getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
+    for part in parts.values():
+        found |= {f"--{x}": getattr(part, x) for x in part.__dataclass_fields__}
+    found = {name.replace("_", "-"): value for name, value in found.items()}
+    return {**found, "--model": kind_of(config.model), "the version of JAX": __version__}
 
 
 def _spread(config: TrainingConfig, mesh) -> TrainingConfig:
@@ -191,6 +227,19 @@ def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params) ->
         if resume:
             training.resume()
         training.run()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """The device's, as XLA says it."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and (
+        "Out of memory" in said or ("RESOURCE_EXHAUSTED" in said and not _disk_is_full(error))
+    )
+
+
+def _go_on(folder: RunFolder) -> str:
+    """How a run goes on."""
+    return f"go on with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
 
 
 def _disk_is_full(error: BaseException | None) -> bool:

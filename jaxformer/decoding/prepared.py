@@ -8,7 +8,7 @@ from functools import partial
 import jax
 
 from jaxformer.decoding.protocol import require_autoregressive
-from jaxformer.functional.spread import platform
+from jaxformer.functional.spread import platform, refuse_explicit
 
 
 def prepare(model, variables):
@@ -78,6 +78,7 @@ def held(variables, *accepted: str):
     """(name, weights) of the first of these that the variables hold."""
     for name in accepted:
         if name in variables:
+            refuse_explicit("variables", variables[name])
             return name, variables[name]
     raise ValueError(
         f"variables hold {', '.join(variables) or 'nothing'}; they must hold "

@@ -67,10 +67,10 @@ def add_token_types(weights, x, token_types=None):
 def _rows_of_table(table, index, dtype):
     in_table = (index >= 0) & (index < table.shape[0])
     index = jnp.where(in_table, index, table.shape[0])  # a negative index would wrap
-    if isinstance(table, Int8Table):
-        return table.take(index).astype(dtype)
 
     def take(index):
+        if isinstance(table, Int8Table):
+            return table.take(index)
         return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
 
     return look_up(take, index, table.shape[0], dtype)

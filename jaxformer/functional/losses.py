@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.kernels import Kernel
 from jaxformer.functional.linear import capped, linear
+from jaxformer.functional.spread import varying_alike
 
 
 def token_losses(
@@ -107,6 +108,7 @@ def chunked_cross_entropy(
     weights = weights.astype(jnp.float32)
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+    head, parts = varying_alike(head, parts)
     total = _summed_losses(head, *parts, cap, label_smoothing)
     return _weighted_mean(total, weights.sum())
 
@@ -192,7 +194,8 @@ def _summed_losses(head, hidden, targets, weights, cap, label_smoothing):
         loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, cap, label_smoothing)
         return total + loss, None
 
-    return jax.lax.scan(step, jnp.float32(0), (hidden, targets, weights))[0]
+    zero, _ = varying_alike(jnp.float32(0), hidden)
+    return jax.lax.scan(step, zero, (hidden, targets, weights))[0]
 
 
 def _summed_losses_forward(head, hidden, targets, weights, cap, label_smoothing):
@@ -210,7 +213,7 @@ def _summed_losses_forward(head, hidden, targets, weights, cap, label_smoothing)
         return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), floats)
-    start = (jnp.float32(0), zeros)
+    start, _ = varying_alike((jnp.float32(0), zeros), hidden)
     (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
     d_head = jax.tree.map(lambda d, x: d.astype(x.dtype), d_head, floats)
     return total, (d_head, *by_token)

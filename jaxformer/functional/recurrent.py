@@ -32,6 +32,7 @@ from jaxformer.functional.positions import (
     continued_segments,
     document_positions,
 )
+from jaxformer.functional.spread import varying_alike
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
 __all__ = [
@@ -108,6 +109,7 @@ def recurrent_layer(
         state = tuple(jnp.where(valid[:, None], *parts) for parts in zip(new, state, strict=True))
         return state, (jnp.where(valid[:, None], new[0], 0.0), tap.captured)
 
+    state, *_ = varying_alike(state, gates, initial, begins, valid)
     inputs = (gates, begins, valid, *times)
     over_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
     state, (outputs, captured) = jax.lax.scan(step, state, over_time)

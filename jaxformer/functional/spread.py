@@ -85,6 +85,23 @@ def kept_in_place(slots, batch_size: int, kv_heads: int):
     return laid_out(slots)
 
 
+def varying_alike(*trees):
+    """The trees, every array of them one that may differ between the devices of a `shard_map`
+    wherever another of them may: what a loop carries must begin as what it becomes. The gradient of
+    what is the same on all devices is then the sum over them. Elsewhere they are as they are."""
+
+    def varying(x):
+        return jax.typeof(x).manual_axis_type.varying
+
+    axes = frozenset().union(*map(varying, jax.tree.leaves(trees)))
+
+    def cast(x):
+        missing = tuple(axes - varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, trees)
+
+
 def num_parts(rows: int, axes: tuple[str, ...] = BATCH_AXES) -> int:
     """Into how many parts so many rows are spread along these axes."""
     parts = _size(_axes(axes))
@@ -154,13 +171,23 @@ def _axes(names: tuple[str, ...]) -> tuple[str, ...]:
     """
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types or (), strict=False))
-    if AxisType.Explicit in types.values():
-        raise ValueError(
-            f"the mesh in context has explicit axes ({', '.join(types)}); models here are cut by "
-            "the partitioner: make it with axis_types=(jax.sharding.AxisType.Auto,) * "
-            f"{len(types)}, or by jaxformer.models.placement.make_mesh"
-        )
+    _refuse_explicit("the mesh in context", mesh)
     return tuple(name for name in names if types.get(name) == AxisType.Auto)
+
+
+def refuse_explicit(name: str, tree) -> None:
+    """ValueError if an array of the tree is on a mesh with explicit axes."""
+    for leaf in jax.tree.leaves(tree):
+        _refuse_explicit(f"the mesh that {name} are on", jax.typeof(leaf).sharding.mesh)
+
+
+def _refuse_explicit(what: str, mesh) -> None:
+    if AxisType.Explicit in (mesh.axis_types or ()):
+        raise ValueError(
+            f"{what} has explicit axes ({', '.join(mesh.axis_names)}); models here are cut by the "
+            "partitioner: make it with axis_types=(jax.sharding.AxisType.Auto,) * "
+            f"{len(mesh.axis_names)}, or by jaxformer.models.placement.make_mesh"
+        )
 
 
 def _size(axes: tuple[str, ...]) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.kernels import Int8Table, Kernel
+from jaxformer.functional.spread import refuse_explicit
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.rows import bucket, padded, row_of_ids
 
@@ -29,6 +30,7 @@ def check_variables(variables):
     if not isinstance(variables, Mapping) or "params" not in variables:
         held = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
         raise ValueError(f"variables hold {held}; they must hold 'params' (model.init gives them)")
+    refuse_explicit("variables", variables["params"])
     for name, leaf in _leaves(variables["params"]).items():
         is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
         if not is_float:
@@ -91,6 +93,7 @@ def check_source(source, config, segments, batch_size: int):
 def checked_tokens(tokens, config, segments):
     """(tokens, segments) for JAX, lists too, once `check_tokens` has accepted them."""
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
+    refuse_explicit("tokens", (tokens, segments))
     check_tokens(tokens, config, segments)
     return jnp.asarray(tokens), None if segments is None else jnp.asarray(segments)
 

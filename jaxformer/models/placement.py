@@ -111,6 +111,16 @@ def make_mesh(sizes: dict[str, int], devices: Sequence | None = None) -> Mesh:
     return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def check_mesh(mesh: Mesh) -> None:
+    """ValueError unless it is one as `make_mesh` gives."""
+    if mesh.axis_names != AXES or any(x != AxisType.Auto for x in mesh.axis_types):
+        raise ValueError(
+            f"mesh has the axes {mesh.axis_names} ({', '.join(map(str, mesh.axis_types))}); models "
+            f"here are spread over {AXES}, left to the partitioner: jaxformer.models.placement."
+            "make_mesh gives such a mesh"
+        )
+
+
 def partition_of(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh) -> PartitionSpec:
     """Of the first rule whose pattern is that path's.
 
@@ -141,6 +151,7 @@ def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 def shardings(tree, config, mesh) -> dict:
     """Where each parameter of a model of this config lives, a tree of `NamedSharding`."""
+    check_mesh(mesh)
     rules = rules_of(config, mesh.shape["tensor"])
 
     def place(path, leaf):

@@ -28,7 +28,15 @@ class CompiledStep(NamedTuple):
     def num_bytes(self) -> int | None:
         """What it needs on a device, state, activations and gradients; None: the device does not
         say."""
-        found = [program.memory_analysis() for program in self.programs.values()]
-        if None in found:
-            return None
-        return max(x.argument_size_in_bytes + x.temp_size_in_bytes for x in found)
+        found = [num_bytes(program) for program in self.programs.values()]
+        return None if None in found else max(found)
+
+
+def num_bytes(program: jax.stages.Compiled) -> int | None:
+    """What a program needs on a device; outputs that take the place of inputs do not count again.
+    None: the device does not say."""
+    used = program.memory_analysis()
+    if used is None:
+        return None
+    made = used.output_size_in_bytes - used.alias_size_in_bytes
+    return used.argument_size_in_bytes + used.temp_size_in_bytes + made

@@ -144,6 +144,7 @@ class Training:
         if self.done >= 1:
             if not self.log.has_scored(self.step, self.task.num_targets):
                 self.evaluate(whole=True)  # it was to go on, and is to end here
+            self.screen.say(f"step {self.step} was the last; more --steps or --minutes go on")
             return
         with ExitStack() as opened:
             opened.enter_context(self.writer)

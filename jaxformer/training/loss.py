@@ -41,6 +41,7 @@ def summed_loss(
     axes = row_axes(kernel.shape[-1])
     if (parts := num_parts(len(hidden), axes)) == 1:
         return of_rows(*rows), count
+    rows = (spread(hidden), *rows[1:])  # so that its gradient is where the model's work is
     rows = jax.tree.map(lambda x: spread(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
     return jax.vmap(of_rows)(*rows).sum(), count
 

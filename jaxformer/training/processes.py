@@ -4,11 +4,13 @@ All run the same program on the same order of data; the first alone writes what 
 Without `join` there is one process, and nothing here waits.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Timer
+from typing import NoReturn
 
 _LONG = 7 * 24 * 3_600_000  # milliseconds; reading much text takes its time
 SHUTDOWN = 10  # seconds that a process which ends waits for the others, which may have failed
@@ -67,7 +69,14 @@ def join(processes: Processes) -> None:
     missing.start()
     later = processes.process_timeout + 60
     if processes.coordinator == "auto":
-        jax.distributed.initialize(initialization_timeout=later, shutdown_timeout_seconds=SHUTDOWN)
+        try:
+            how = {"initialization_timeout": later, "shutdown_timeout_seconds": SHUTDOWN}
+            jax.distributed.initialize(**how)
+        except ValueError as error:  # what it asks for is JAX's own argument
+            raise ValueError(
+                "coordinator is 'auto', but nothing here says who takes part (Slurm, Open MPI, "
+                f"Kubernetes and TPU pods do): {error}"
+            ) from None
     else:
         jax.distributed.initialize(
             processes.coordinator,
@@ -80,14 +89,12 @@ def join(processes: Processes) -> None:
 
 
 def _give_up(processes: Processes) -> None:
-    print(
-        f"jaxformer: not all processes came within {processes.process_timeout} s "
-        f"(--process-timeout; --coordinator {processes.coordinator}); each must be started, and no "
-        "two with the same --process-id",
-        file=sys.stderr,
-        flush=True,
+    leave(
+        f"not all processes came within {processes.process_timeout} s (--process-timeout; "
+        f"--coordinator {processes.coordinator}); each must be started, and no two with the same "
+        "--process-id",
+        status=2,
     )
-    os._exit(2)
 
 
 def is_first() -> bool:
@@ -129,6 +136,36 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
         raise
     told.key_value_set(key, "")
     return None
+
+
+def require_same(settings: dict[str, object]) -> None:
+    """ValueError, in every process, unless all have the same settings as the first."""
+    if not are_several():
+        return
+    import jax
+    from orbax.checkpoint import multihost
+
+    told, names = multihost.get_jax_distributed_client(), sorted(settings)
+    said = json.dumps([[name, str(settings[name])] for name in names])
+    told.key_value_set(f"jaxformer settings {jax.process_index()}", said)
+    for process in range(1, jax.process_count()):
+        first, other = (
+            dict(json.loads(told.blocking_key_value_get(f"jaxformer settings {number}", _LONG)))
+            for number in (0, process)
+        )
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"{name} is {other.get(name)} in process {process} and {first.get(name)} in "
+                    "the first; all must be started alike"
+                )
+
+
+def leave(message: str, status: int = 1) -> NoReturn:
+    """End this process with one line, without waiting for others, of which one has failed: JAX's
+    runtime would, and then abort with a trace of its stack."""
+    print(f"jaxformer: {message}", file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def gather(*values: float) -> list[list[float]]:

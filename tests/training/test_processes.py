@@ -111,6 +111,17 @@ def test_two_processes_compute_what_one_does_and_end_together(start, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [["--learning-rate", "2e-3"], ["--steps", "41"]])
+def test_processes_that_were_started_otherwise_are_refused(start, tmp_path, words):
+    """All of them, with the flag and both values: a mixture would train, or wait for ever."""
+    common = ["text.py", *SETTINGS, "--learning-rate", "1e-3", "--out", "run"]
+    for status, said in ended(start(0, 2, *common), start(1, 2, *common, *words)):
+        line = said.strip().splitlines()[-1]
+        assert status == 2 and words[0] in line and "in process 1" in line, said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_processes_that_slurm_starts_find_one_another(start, tmp_path):
     words = ["text.py", *SETTINGS, "--steps", "2", "--sample-tokens", "0", "--out", "run"]
     for status, said in ended(*(start(place, 2, *words, slurm=True) for place in (0, 1))):

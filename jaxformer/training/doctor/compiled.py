@@ -9,11 +9,13 @@ import numpy as np
 from jaxformer.decoding.autoregressive import live_slots, slots, start_cache
 from jaxformer.decoding.generate import State, choose_first, decode_block, prefill
 from jaxformer.decoding.prepared import cores_side_by_side, prepare_weights
+from jaxformer.decoding.protocol import require_autoregressive
 from jaxformer.functional.contexts import Source
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.placement import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
+from jaxformer.training.compiled_step import num_bytes
 from jaxformer.training.placed import placed_shapes, state_shardings
 from jaxformer.training.step import init_state, make_step
 
@@ -35,27 +37,27 @@ def compile_step(model, optimizer, mesh, rows: int, length: int):
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
         program = make_step(model, optimizer).lower(state, batch, rate).compile()
-    used = program.memory_analysis()
     parameters, kept = held(state.params), held(state.optimizer)
-    extra = used.output_size_in_bytes - used.alias_size_in_bytes
-    total = used.argument_size_in_bytes + used.temp_size_in_bytes + extra
-    return program, Memory(parameters, kept, used.temp_size_in_bytes, total)
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    return program, Memory(parameters, kept, temporaries, num_bytes(program))
 
 
 class Decoding(NamedTuple):
     """The compiled block of decoding steps, what it holds on each device, and the shape there of
-    one layer's keys."""
+    one layer's keys; None: the cache is a state of one size, in which nothing is written in
+    place."""
 
     program: jax.stages.Compiled
     weights: int
     cache: int
     temporaries: int
-    layer: tuple[int, ...]
+    layer: tuple[int, ...] | None
 
 
 def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
     """The block of steps that `generate` runs, greedily, once prompts of so many tokens are read
     and rows are to become `length` long: weights and cache are where its own programs put them."""
+    require_autoregressive(model)
     params = parameter_shapes(model, mesh)
     tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
     source = Source(tokens) if isinstance(model.config, ReadsSource) else None
@@ -72,8 +74,10 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
         block = decode_block.lower(model, weights, state, None, None, stops, live)
         program = block.compile()
     used, sizes = program.memory_analysis(), held(read.cache)
-    largest = max(jax.tree.leaves(read.cache), key=held)
-    layer = largest.sharding.shard_shape(largest.shape)
+    layer = None
+    if read.cache.capacity is not None:
+        largest = max(jax.tree.leaves(read.cache), key=held)
+        layer = largest.sharding.shard_shape(largest.shape)
     return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, layer)
 
 

@@ -76,7 +76,7 @@ def examine_decoding(
         "steps": STEPS,
         "exchanged_per_token": sum(one.sent for one in exchanged) / STEPS,
         "gathered_per_token": gathered / STEPS,
-        "cache_copies_per_token": copies(text, found.layer) / STEPS,
+        "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
         "flops_per_token": forward_flops(config, 1) * rows / target.count,
         "seconds": best,
         "compiled_in": seconds[0],

@@ -18,6 +18,8 @@ from math import prod
 
 from jaxformer.training.devices import DEVICES, Device
 
+GPUS_OF_A_HOST = 8
+
 
 @dataclass(frozen=True)
 class Target:
@@ -51,7 +53,13 @@ def parse_target(text: str) -> Target:
         shapes = {"tpu:v4": "2x2x1", "tpu:v5p": "2x2x1", "tpu:v5e": "4x4", "tpu:v6e": "4x4"}
         accepted = ", ".join(f"{name}:{shapes.get(name, 8)}" for name in (*DEVICES, "cpu"))
         raise ValueError(f"target is {text!r}; it must be of the form of one of {accepted}")
-    return Target(kind, tuple(map(int, shape.split("x"))))
+    target = Target(kind, tuple(map(int, shape.split("x"))))
+    if target.platform == "gpu" and target.count > GPUS_OF_A_HOST:
+        raise ValueError(
+            f"target is {text!r}; a host has at most {GPUS_OF_A_HOST} GPUs, and links between "
+            "hosts are others than those that are known here"
+        )
+    return target
 
 
 def missing(target: Target) -> str | None:

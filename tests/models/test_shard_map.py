@@ -1,0 +1,63 @@
+"""Models inside `jax.shard_map`, whose types say what may differ between devices (check_vma)."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxformer as jf
+from jaxformer.models.build import init
+from jaxformer.training.batch import Batch
+from jaxformer.training.loss import summed_loss
+from tests.properties.models import MODELS
+from tests.properties.tiny import build
+from tests.slow import mostly_slow
+
+ROWS, LENGTH = 8, 12
+CASES = {**MODELS, "encoder": {"kind": jf.EncoderConfig}}
+
+
+@pytest.mark.parametrize("name", mostly_slow(list(CASES), "decoder", "lstm", "attention lstm"))
+def test_each_device_computes_its_rows(name, quick_compilation, small_blocks):
+    """The sum of the losses, and its gradient for parameters that all devices share."""
+    model = build(**CASES[name])
+    params = init(model, jax.random.key(0))["params"]
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 13, (ROWS, LENGTH + 1))
+    reads = hasattr(model.config, "source_vocab_size")
+    source = random.integers(0, 7, (ROWS, 5)) if reads else None
+    real = np.ones((ROWS, LENGTH), np.int32)
+    real[:, 9:] = 0
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], real.astype(np.float32), real, source)
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
+
+    def loss(params, batch):
+        return summed_loss(model, params, batch)[0]
+
+    def of_device(params, batch):
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        return jax.lax.psum(value, "rows"), gradient
+
+    everywhere, by_rows = PartitionSpec(), PartitionSpec("rows")
+    spread = jax.shard_map(
+        of_device, mesh=mesh, in_specs=(everywhere, by_rows), out_specs=everywhere
+    )
+    batch = jax.tree.map(jnp.asarray, batch)
+    found, wanted = jax.jit(spread)(params, batch), jax.jit(jax.value_and_grad(loss))(params, batch)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    largest = max(float(abs(leaf).max()) for leaf in jax.tree.leaves(wanted[1]))
+    for one, other in zip(*map(jax.tree.leaves, (found[1], wanted[1])), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
+
+
+@pytest.mark.slow
+def test_each_of_eight_devices_computes_its_rows():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
+    words = ["-m", "pytest", "-n0", "-m", "", "-k", "each_device", __file__]
+    done = subprocess.run([sys.executable, *words], env={**os.environ, **flags}, timeout=600)
+    assert done.returncode == 0

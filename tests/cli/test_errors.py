@@ -296,6 +296,8 @@ def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
             ["fsdp", "0", "at least 1"],
         ),
         (["--preset", "tiny", "--target", "cpu:1", "--mesh", "model=1"], ["the axes are data"]),
+        (["--preset", "tiny", "--model", "encoder", "--decode"], ["not autoregressive"]),
+        (["--preset", "tiny", "--target", "gpu:h100:64"], ["gpu:h100:64", "at most 8"]),
     ],
 )
 def test_what_the_doctor_cannot_answer(words, named, capsys):

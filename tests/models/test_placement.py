@@ -1,15 +1,20 @@
 """Where parameters live: the table knows them all, and what cannot be is refused by name."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxformer.models.build import build, shape_tree
-from jaxformer.models.config import PRESETS
+from jaxformer.cli.runtime import shared_by
+from jaxformer.decoding.generate import generate
+from jaxformer.decoding.sampling import Sampler
+from jaxformer.models.build import build, init, shape_tree
+from jaxformer.models.config import PRESETS, DecoderConfig, EncoderDecoderConfig
 from jaxformer.models.placement import (
     AXES,
     TABLES,
@@ -18,12 +23,14 @@ from jaxformer.models.placement import (
     partition_of,
     shardings,
 )
+from jaxformer.training.config import PairTraining, TextTraining
 from jaxformer.training.presets import RUNS
 
 CONFIGS = {
     f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()
 }
 CONFIGS |= PRESETS
+TINY = {"vocab_size": 16, "max_length": 8, "num_layers": 1, "embed_dim": 8, "num_heads": 2}
 ONE, BOTH = make_mesh({}), ("fsdp", "tensor")
 
 
@@ -138,3 +145,49 @@ def test_explicit_axes_are_refused_with_what_to_pass():
 
 def test_every_kind_has_a_table():
     assert set(TABLES) == {type(config) for config in CONFIGS.values()}
+
+
+@pytest.mark.parametrize(
+    "axes, types, named",
+    [
+        (("data",), (AxisType.Auto,), "data"),
+        (AXES, (AxisType.Explicit,) * 3, "Explicit"),
+        (("x", "y", "z"), (AxisType.Auto,) * 3, "x"),
+    ],
+)
+def test_another_mesh_is_refused_and_it_is_said_which_there_is(axes, types, named):
+    config = PRESETS["gpt2-124m"]
+    mesh = AbstractMesh((1,) * len(axes), axes, axis_types=types)
+    with pytest.raises(ValueError, match=rf"mesh has the axes .*{named}.*make_mesh"):
+        shardings(shape_tree(build(config)), config, mesh)
+
+
+@pytest.mark.parametrize("where", ["tokens", "variables", "in context"])
+def test_explicit_axes_are_refused_wherever_they_are(where):
+    """JAX's default of `make_mesh`, by which an array says itself how it is cut."""
+    model = build(DecoderConfig(**TINY))
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    at = NamedSharding(mesh, PartitionSpec())
+    tokens = jnp.ones((2, 4), jnp.int32)
+    variables = init(model, jax.random.key(0))
+    if where == "tokens":
+        tokens = jax.device_put(tokens, at)
+    if where == "variables":
+        variables = jax.device_put(variables, at)
+    with jax.set_mesh(mesh) if where == "in context" else nullcontext():
+        with pytest.raises(ValueError, match=r"explicit axes \(data\).*axis_types="):
+            jax.jit(model.apply)(variables, tokens)
+        if where != "tokens":
+            with pytest.raises(ValueError, match=r"explicit axes \(data\).*axis_types="):
+                generate(model, variables, [[1]], max_new_tokens=2, sampler=Sampler(0.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "shared"), [(16, 3, 2), (16, 8, 8), (7, 8, 7), (5, 4, 1)]
+)
+def test_a_batch_is_shared_by_as_many_devices_as_it_divides_by(rows, devices, shared, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    assert shared_by(TextTraining(DecoderConfig(**TINY), batch_size=rows)) == shared
+    assert (
+        shared_by(PairTraining(EncoderDecoderConfig(**TINY))) == devices
+    )  # filled up with padding

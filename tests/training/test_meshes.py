@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
-from jaxformer.models.config import KINDS
+import jaxformer as jf
+from jaxformer.models.build import init
+from jaxformer.models.config import KINDS, DecoderConfig
 
 PROJECT = Path(__file__).parents[2]
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation is most of the time
@@ -45,7 +48,7 @@ def test_a_mesh_computes_what_one_device_does(kind):
     assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
 
 
-@pytest.mark.parametrize("kind, mesh", [("decoder", "tensor=8"), ("encoder-decoder", MESH)])
+@pytest.mark.parametrize("kind, mesh", [("decoder", "tensor=8"), *((kind, MESH) for kind in KINDS)])
 def test_what_does_not_divide_computes_what_one_device_does(kind, mesh):
     """Five heads and 65 words: computed row by row."""
     words = ["experiments/meshes.py", "--odd", "--kinds", kind, "--meshes", mesh]
@@ -70,6 +73,32 @@ def test_what_is_exchanged_is_what_the_placement_needs():
     assert set(fsdp["exchanges"]) <= {"all-gather", "all-reduce", "reduce-scatter", "all-to-all"}
     assert fsdp["exchanges"]["all-to-all"] <= 2
     assert fsdp["exchanges"]["all-gather"] <= matrices * layers + 2
+
+
+INT8 = """
+import jax, jaxformer as jf
+from jaxformer.models.placement import make_mesh
+tokens = jax.random.randint(jax.random.key(1), (8, 8), 0, 64)
+said = []
+for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, None):
+    mesh = make_mesh(sizes or {}, None if sizes else jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        model, variables, _ = jf.load("saved", mesh=mesh, kernels="int8")
+        logits = jax.jit(model.apply)(variables, tokens)
+        greedy = jf.Sampler(temperature=0.0)
+        out = jf.generate(model, variables, tokens, max_new_tokens=4, sampler=greedy)
+        said.append((jax.device_get(logits), out.tokens))
+assert abs(said[0][0] - said[1][0]).max() < 1e-5 and (said[0][1] == said[1][1]).all()
+"""
+
+
+def test_quantised_weights_are_used_on_a_mesh(tmp_path):
+    """The table of words too, whose gathered vectors stay where the batch is."""
+    config = DecoderConfig(vocab_size=64, max_length=32, num_layers=1, embed_dim=32, num_heads=4)
+    model = jf.build(config)
+    jf.save(tmp_path / "saved", model, init(model, jax.random.key(0)))
+    done = run("-c", INT8, cwd=tmp_path)
+    assert done.returncode == 0 and "rematerialization" not in done.stderr, done.stderr
 
 
 SETTINGS = (

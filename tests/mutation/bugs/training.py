@@ -92,10 +92,7 @@ BUGS = (
     Bug(
         "a carriage return within a line ends it",
         "training.data.parallel:_read_lines",
-        Replace(
-            'opened(path, "rt", encoding="utf-8", newline="\\n")',
-            'opened(path, "rt", encoding="utf-8")',
-        ),
+        Replace("read_lines(str(path), file)", "file.read().splitlines()"),
         "training/data/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
     ),
     Bug(
@@ -192,9 +189,30 @@ BUGS = (
     ),
     Bug(
         "a figure that is not finite stands in metrics.jsonl",
-        "training.log:_line",
-        Replace("np.isfinite(value)", "True"),
+        "training.log:finite",
+        Replace("not np.isfinite(value)", "False"),
         "training/test_log.py::test_what_is_not_finite_is_named_and_left_out",
+    ),
+    Bug(
+        "a signal waits until held-out text is scored",
+        "training.loop:Training._score",
+        Replace("self._stop() and not are_several()", "False"),
+        "cli/test_signals.py::test_the_step_is_saved_and_scored_when_the_run_goes_on",
+    ),
+    Bug(
+        "a run whose checkpoints cannot be read begins again",
+        "artifacts.checkpoint:Checkpoints.is_empty",
+        Replace("not self._numbered()", "not self.steps()"),
+        "cli/test_damage.py::test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again",
+    ),
+    Bug(
+        "translations are compared with what the tokenizer makes of a line",
+        "training.bleu:score_pairs",
+        Replace(
+            "bleu(found, references, lowercase=lowers_case(tokenizer))",
+            "bleu(found, [tokenizer.decode(ids) for _, ids in pairs])",
+        ),
+        "training/test_bleu.py::test_translations_are_compared_with_what_was_written",
     ),
     # ---- tasks and time
     Bug(

@@ -59,7 +59,13 @@ BUGS = (
         "weights that have changed are taken for those an adapter is of",
         "hub.load:origin_params",
         Replace("digest_of(params) != origin.digest", "False"),
-        f"{TUNING}::test_a_base_that_has_changed_is_noticed",
+        f"{TUNING}::test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes",
+    ),
+    Bug(
+        "an adapter is of a run that goes on",
+        "cli.base:Base.keep",
+        Replace("training.lora.lora_rank is not None", "False"),
+        f"{TUNING}::test_an_adapter_stays_what_it_is_when_its_run_goes_on",
     ),
     Bug(
         "flags make another model of a checkpoint's",

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps({"runs": found, "settings": settings, "picture": str(path)}, default=str))
         return 0
     rows = {name: [run.get(name) for run in found] for name in _columns(found)}
-    _print_table(rows | settings)
+    _print_table(rows | {name: x for name, x in settings.items() if name not in rows})
     print(f"picture: {path}")
     return 0
 

@@ -90,13 +90,14 @@ def _read(arguments: EvaluateArguments):
 def _scorer(model, arguments: EvaluateArguments):
     """How this kind of model is scored; ValueError if that is not what was given."""
     from jaxformer.decoding.protocol import require_autoregressive
-    from jaxformer.models.config import EncoderConfig
+    from jaxformer.models.config import EncoderConfig, kind_of
     from jaxformer.models.config.encoder_decoder import ReadsSource
 
     translates = isinstance(model.config, ReadsSource)
     if translates != (arguments.source is not None):
         wanted = "--source and --target" if translates else "FILE"
-        raise ValueError(f"{arguments.run} is a {type(model).__name__}; give {wanted} to score it")
+        kind = kind_of(model.config)
+        raise ValueError(f"{arguments.run} is of kind {kind}; give {wanted} to score it")
     if translates:
         return _pairs
     if isinstance(model.config, EncoderConfig):

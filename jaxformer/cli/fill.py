@@ -39,8 +39,14 @@ def main(argv: list[str]) -> int:
 
 def _print(checkpoint, arguments: FillArguments) -> None:
     from jaxformer.decoding.fill import fill
+    from jaxformer.models.config import EncoderConfig, kind_of
 
     model, variables, tokenizer = checkpoint
+    if not isinstance(model.config, EncoderConfig):
+        raise ValueError(
+            f"{arguments.run} is of kind {kind_of(model.config)}; fill is for an encoder, which "
+            "sees both sides of what is hidden"
+        )
     if tokenizer is None or tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run} has no tokenizer with a mask; fill cannot hide a token")
     parts = [tokenizer.encode(part) for part in around(arguments.text)]

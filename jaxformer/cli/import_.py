@@ -32,11 +32,15 @@ def main(argv: list[str]) -> int:
     start_jax()
     from jaxformer.artifacts.fetch import fetched
     from jaxformer.artifacts.load import Checkpoint
-    from jaxformer.artifacts.saved import save
+    from jaxformer.artifacts.saved import read_sections, save
     from jaxformer.hub.load import foreign_folder
     from jaxformer.models.build import build, parameter_count, shape_tree
 
     folder = fetched(arguments.source)
+    if read_sections(folder) is not None:
+        raise ValueError(
+            f"{arguments.source} is in this project's own format: every verb opens it as it is"
+        )
     stored = foreign_folder(folder, "float32")
     model = build(stored.config)
     loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)

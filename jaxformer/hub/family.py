@@ -136,8 +136,9 @@ class Family:
             changed += [x.name for x in fields(config) if _differs(config, again, x.name)]
             if not changed:
                 return written
-            x = changed[0]
-            differing.append(f"{x} is {getattr(config, x)!r}; in {name} {getattr(again, x)!r}")
+            both = ((x, getattr(config, x), getattr(again, x)) for x in dict.fromkeys(changed))
+            said = "; ".join(f"{x} is {ours!r}, there {theirs!r}" for x, ours, theirs in both)
+            differing.append(said)
         raise ValueError(min(differing, key=len))
 
     def newer(self, name: str) -> str:

@@ -12,7 +12,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.build import parameter_count
 from jaxformer.models.config import kind_of
 from jaxformer.training.config import Inputs, TrainingConfig
-from jaxformer.training.picture import held_out_scores, smoothed
+from jaxformer.training.picture import finish, held_out_scores, smoothed
 from jaxformer.training.run_config import read_run
 from jaxformer.training.tasks import task_of
 from jaxformer.training.tasks.task import Measure
@@ -91,7 +91,8 @@ def draw(runs: list[Compared], path: Path) -> None:
         by_step.plot([line["step"] for line in trained], curve, **style)
         both = zip(trained, curve, strict=True)
         timed = [(line["seconds"] / 60, loss) for line, loss in both if "seconds" in line]
-        by_time.plot(*np.transpose(timed or np.empty((0, 2))), **style)
+        marker = "." if len(timed) < 10 else None  # a line through one point is not seen
+        by_time.plot(*np.transpose(timed or np.empty((0, 2))), marker=marker, **style)
         for points in held_out_scores(run.metrics, run.measure.name).values():
             steps, losses, _ = zip(*points, strict=True)
             held_out.plot(steps, losses, marker="o", **style)
@@ -100,6 +101,5 @@ def draw(runs: list[Compared], path: Path) -> None:
     by_time.set(xlabel="minutes of training", title="training loss by time")
     held_out.set(xlabel="step", title="held-out loss")
     for axes in (by_step, by_time, held_out):
-        axes.legend()
-        axes.grid(alpha=0.2)
+        finish(axes)
     write_figure(figure, "", path, dpi=120)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from jaxformer.artifacts.picture import write_figure
 from jaxformer.training.tasks.task import Measure
@@ -57,9 +58,17 @@ def figure_of(
     left.set(xlabel="step", ylabel="loss (nats per token)", title="loss")
     right.set(xlabel="step", ylabel=measure.label, title=said)
     for axes in (left, right):
-        axes.legend()
-        axes.grid(alpha=0.2)
+        finish(axes)
     return figure
+
+
+def finish(axes) -> None:
+    """Steps from 0, in whole numbers; a legend, if there is anything to tell apart."""
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(alpha=0.2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
 
 
 def held_out_scores(
@@ -77,8 +86,10 @@ def held_out_scores(
     return found
 
 
-def smoothed(losses, decay: float = 0.95):
-    """Exponential moving average, corrected for its start."""
+def smoothed(losses):
+    """Exponential moving average, corrected for its start, over 20 losses or, if there are fewer
+    than 400, a twentieth of them."""
+    decay = max(0.0, 1 - 20 / max(20, min(len(losses), 400)))
     average, weight, smooth = 0.0, 0.0, []
     for loss in losses:
         average, weight = decay * average + (1 - decay) * loss, decay * weight + 1 - decay

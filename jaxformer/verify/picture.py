@@ -27,7 +27,8 @@ def draw_dependency(found, rule, path: Path, title: str) -> None:
     left.imshow(table, cmap=ListedColormap(colours), vmin=0, vmax=3, interpolation="nearest")
     left.legend(
         handles=[Patch(color=c, label=f"{n} ({w.sum()})") for n, (c, w) in kinds.items()],
-        loc="upper right",
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
         fontsize=8,
     )
     left.set_title("which output depends on which input")

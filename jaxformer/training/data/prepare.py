@@ -115,7 +115,8 @@ def write_data(
         reasons = "".join(f"\n  {reason}" for reason in skipped[:_REASONS])
         screen.say(f"left out, in part or whole: {len(skipped):,} files{reasons}{more}")
     repeated = repeated_lines(train, held_out)
-    screen.say(str(repeated))
+    if repeated.lines:
+        screen.say(str(repeated))
     _list_documents(folder, train, held_out, skipped, repeated)
     tokenizer = given_tokenizer(folder) or _new_tokenizer(folder, config, documents, train, screen)
     after = () if _hides(config) else _ending(tokenizer)

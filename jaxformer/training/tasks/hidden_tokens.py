@@ -34,7 +34,7 @@ class HiddenTokens(TextTask):
     of it is replaced by the mask, and the same tokens of the held-out text each time.
     """
 
-    measure: ClassVar[Measure] = Measure("accuracy", "hidden tokens predicted right")
+    measure: ClassVar[Measure] = Measure("accuracy", "accuracy")
     config: HiddenTraining
 
     @property

@@ -269,8 +269,8 @@ def fitted(model, tokenizer, say):
 def _report(folder: RunFolder, task, say) -> None:
     """The last evaluation beside what others make of the same text."""
     name, label = task.measure
-    final = [line for line in folder.read_metrics() if name in line][-1]
-    scores = {"this model": final[name], **task.baselines}
+    finals = [line[name] for line in folder.read_metrics() if name in line]
+    scores = {"this model": finals[-1], **task.baselines} if finals else task.baselines
     say(
         f"held-out text ({task.num_targets:,} targets), {label}: "
         + " · ".join(f"{who} {value:.3f}" for who, value in scores.items())

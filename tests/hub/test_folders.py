@@ -107,7 +107,9 @@ def test_options_of_loading(tmp_path):
 
 def test_a_model_that_they_have_not_is_refused_by_its_field(tmp_path):
     model = tiny.build(**FULL, num_kv_heads=4, positions="alibi")
-    with pytest.raises(ValueError, match="nearest is gpt_neox: positions is 'alibi', there 'rotary'"):
+    with pytest.raises(
+        ValueError, match="nearest is gpt_neox: positions is 'alibi', there 'rotary'"
+    ):
         jf.export(tmp_path / "out", model, tiny.weights(model, 0))
     model = tiny.build(kind=jf.RecurrentConfig)
     with pytest.raises(ValueError, match="no counterpart of a RecurrentConfig"):

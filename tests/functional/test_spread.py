@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxformer.functional import spread
 from jaxformer.functional.slots import write_slots
@@ -36,7 +36,8 @@ def test_each_device_lays_out_its_own_part(sizes, rows, heads, packed, on_tpu):
     where rows do not divide the compiler is told nothing."""
     data, fsdp, tensor = sizes
     by_rows = data * fsdp * (1 if heads % tensor == 0 else tensor)
-    with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, AXES)):
+    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    with jax.sharding.use_abstract_mesh(mesh):
         text = str(jax.make_jaxpr(write_slots)(*written(rows, heads, 64, packed)))
     found = re.findall(r":f32\[([\d,]+)\]\S* = layout_constraint", text)
     if rows % by_rows:

@@ -111,7 +111,7 @@ def test_the_first_rule_is_used():
 def test_a_head_and_a_word_are_whole(name, tensor):
     """What `tensor` does not divide is cut as over fsdp; every matrix is still cut by both axes."""
     config = CONFIGS[name].resolved
-    mesh = AbstractMesh((1, 1, tensor), AXES)
+    mesh = AbstractMesh((1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
     placed = shardings(shape_tree(build(config)), config, mesh)
     attention = [x["kernel"].spec for x in placed["blocks"]["attention"].values()]
     by_heads = not (config.num_heads % tensor or config.num_kv_heads % tensor)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxformer.models.config import preset
 from jaxformer.models.placement import AXES
@@ -148,7 +148,8 @@ def test_a_loop_of_which_it_is_not_known_how_often_it_is_run():
 
 
 def mesh_of(**sizes):
-    return AbstractMesh(tuple(sizes.get(axis, 1) for axis in AXES), AXES)
+    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 MATRICES, WIDTH, WORDS, LAYERS = 12 * 1600 * 1600, 1600, 50_257, 48  # of a layer of GPT-2 1.5B

@@ -12,6 +12,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.build import init
 from jaxformer.training import bleu as module
 from jaxformer.training.bleu import bleu, score_pairs
+from tests.slow import mostly_slow
 
 TEXTS = [f"{word} and {n} or {n + 1}" for word in ("One", "Two", "Three") for n in range(8)]
 TOKENIZER = Tokenizer.train(TEXTS, 300)
@@ -48,7 +49,7 @@ def test_translations_are_compared_with_what_was_written(monkeypatch, quick_comp
         assert (found.score == 100.0) == lowercase and ("case:lc" in found.signature) == lowercase
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
 def test_a_target_that_is_too_long_is_none_of_the_loss(kind, quick_compilation):
     """The model has no positions for it; the others count as if they were alone."""
     with_it = scored(MODELS[kind], TOKENIZER, TEXTS[:4], [*TEXTS[:3], "One " * 40])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxformer.artifacts.lowercase import lowercased
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.artifacts.saved import read_saved, read_sections, stored_tokenizer
 from jaxformer.artifacts.subwords import Subwords
@@ -63,10 +64,13 @@ def newest_params(run: RunFolder, like) -> dict:
 
 def run_tokenizer(run: RunFolder) -> Tokenizer | Subwords:
     """The tokenizer of a run: its own, or that of the checkpoint which it began from."""
-    tokenizer = stored_tokenizer(run.path, run.read_config() if run.holds_run else {})
+    sections = run.read_config() if run.holds_run else {}
+    tokenizer = stored_tokenizer(run.path, sections)
     if tokenizer is None:
         raise ValueError(f"{run.tokenizer} is not there")
-    return tokenizer
+    training = sections.get("training")
+    lowercase = isinstance(training, dict) and training.get("lowercase")
+    return lowercased(tokenizer) if lowercase else tokenizer  # an earlier version's file has it not
 
 
 def lora_of(sections: dict, where) -> LoraConfig:

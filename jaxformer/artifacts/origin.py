@@ -40,17 +40,29 @@ def read_origin(sections: dict, where) -> Origin | None:
     return Origin(Path(path), digest, sections.get("family"), sections.get("special_tokens"))
 
 
-def keep(run: Path, copy: Path) -> None:
-    """Put a run as it is into a folder, from which it can be opened when the run has gone on and
-    has other weights. Files are linked where the disk is the same, and take no room on it."""
+def keep(run: Path, copy: Path, step: int) -> None:
+    """Put a run, as it was when its newest checkpoint was that of this step, into a folder, from
+    which it can be opened when it has gone on and has other weights. Files are linked where the
+    disk is the same, and take no room.
+
+    ValueError if that checkpoint is gone.
+    """
     shutil.rmtree(copy, ignore_errors=True)  # what a kill left
     copy.mkdir()
+
+    def later(folder, names):
+        if Path(folder) != run / "checkpoints":
+            return []
+        return [name for name in names if not name.isdecimal() or int(name) > step]
+
     for name in ("config.json", "tokenizer.json", "checkpoints", "base"):
         source = run / name
         if source.is_dir():
-            shutil.copytree(source, copy / name, copy_function=_link)
+            shutil.copytree(source, copy / name, copy_function=_link, ignore=later)
         elif source.exists():
             _link(source, copy / name)
+    if not (copy / "checkpoints" / str(step)).is_dir():
+        raise ValueError(f"{run} has gone on from step {step} meanwhile; start again")
 
 
 def _link(source, target) -> None:

@@ -14,12 +14,14 @@ from jaxformer.training.fine_tuning import fine_tuning, refuse_another_model, re
 
 class Base(NamedTuple):
     """A checkpoint, of which nothing large is read yet. stored: its config, tokenizer and how its
-    parameters are read; training: the settings of a run that begins from it."""
+    parameters are read; training: the settings of a run that begins from it; step: of a run, that
+    of its newest checkpoint."""
 
     path: Path
     stored: Any
     training: TrainingConfig
     family: str | None
+    step: int | None
 
     @property
     def kind(self) -> str:
@@ -57,8 +59,8 @@ class Base(NamedTuple):
         """Put what may change, or is no file of another's, into the folder of a new run: the
         tokenizer and, for an adapter of a run, that run."""
         self.tokenizer.save(folder.tokenizer)
-        if training.lora.lora_rank is not None and RunFolder(self.path).checkpoints.is_dir():
-            keep(self.path, folder.base)
+        if training.lora.lora_rank is not None and self.step is not None:
+            keep(self.path, folder.base, self.step)
 
     def read(self, mesh) -> tuple[dict, Origin]:
         """Its parameters, where they live on a mesh (None: one device), and what config.json is to
@@ -67,6 +69,8 @@ class Base(NamedTuple):
         from jaxformer.models.placement import parameter_shapes
 
         params = self.stored.read(parameter_shapes(build(self.stored.config), mesh))
+        if _newest_step(self.path) != self.step:
+            raise ValueError(f"{self.path} is being trained and has gone on meanwhile; start again")
         return params, self.origin._replace(digest=digest_of(params))
 
 
@@ -89,7 +93,15 @@ def open_base(first: First) -> Base:
 
         lowercase = stored.tokenizer is not None and lowers_case(stored.tokenizer)
         training = replace(training, lowercase=lowercase)
-    return Base(path, stored, training, family_name(path))
+    return Base(path, stored, training, family_name(path), _newest_step(path))
+
+
+def _newest_step(path: Path) -> int | None:
+    """Of a run, that of its newest checkpoint; None: it is none."""
+    from jaxformer.artifacts.checkpoint import Checkpoints
+
+    *_, newest = (None, *Checkpoints(RunFolder(path).checkpoints).steps())
+    return newest
 
 
 def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -> dict | None:

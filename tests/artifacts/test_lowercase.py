@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.lowercase import lowercased, lowers_case
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import SpecialTokens, Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 
@@ -37,3 +39,11 @@ def test_that_of_another_is_one_too():
     assert theirs.encode("ONE two") == [2, 1]
     assert lowercased(theirs).encode("ONE two") == [0, 1]
     assert lowercased(theirs).special == theirs.special
+
+
+def test_a_run_that_an_earlier_version_left_is_read_in_lower_case(tmp_path):
+    """Its config says so, and not yet its tokenizer."""
+    run = RunFolder(tmp_path)
+    run.write_config({"model": {}, "training": {"lowercase": True}})
+    PLAIN.save(run.tokenizer)
+    assert run_tokenizer(run).fingerprint == LOWER.fingerprint

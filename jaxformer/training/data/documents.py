@@ -81,9 +81,10 @@ class Excerpt(_Read):
 
 
 class Source(Protocol):
-    """Where documents are read from: a file of one, a file of records, or a single document."""
+    """Where documents are read from: a file of one, or a file of records."""
 
     name: str
+    path: str
 
     def documents(self) -> Iterator[Document | TextFile]:
         """All of them, from the beginning."""
@@ -91,12 +92,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TextFile(_Read):
-    """A file that is one document: UTF-8 text, as it is or compressed (.gz, .zst).
-
-    Errors, while it is read: ``NotText`` if it is empty, has a NUL byte or is not UTF-8;
-    ``ValueError`` naming the line after which what was compressed is damaged.
-    """
+class File:
+    """A file below a folder that was named."""
 
     folder: str
     name: str
@@ -104,6 +101,15 @@ class TextFile(_Read):
     @property
     def path(self) -> str:
         return os.path.join(self.folder, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile(_Read, File):
+    """A file that is one document: UTF-8 text, as it is or compressed (.gz, .zst).
+
+    Errors, while it is read: ``NotText`` if it is empty, has a NUL byte or is not UTF-8;
+    ``ValueError`` naming the line after which what was compressed is damaged.
+    """
 
     def documents(self) -> Iterator[TextFile]:
         yield self

@@ -11,6 +11,7 @@ from typing import Any
 from jaxformer.training.data.documents import (
     HUB,
     Document,
+    File,
     NotText,
     Source,
     TextFile,
@@ -23,20 +24,14 @@ _ROWS = 256  # of a table that are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLines:
+class JsonLines(File):
     """A .jsonl (.jsonl.gz, .jsonl.zst): each line an object with a text in one field.
 
     Errors, while it is read: ``ValueError`` naming the line that is no such object, or at which
     what was compressed is damaged; ``NotText`` if that is the first.
     """
 
-    folder: str
-    name: str
     text_field: str
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.folder, self.name)
 
     def documents(self) -> Iterator[Document]:
         number = 0
@@ -59,20 +54,14 @@ class JsonLines:
 
 
 @dataclass(frozen=True, slots=True)
-class Parquet:
+class Parquet(File):
     """A .parquet with a column of texts.
 
     Errors, while it is read: ``ValueError`` naming the row that holds no text or from which on the
     file is damaged; ``NotText`` if there is no such column, or nothing can be read.
     """
 
-    folder: str
-    name: str
     text_field: str
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.folder, self.name)
 
     def documents(self) -> Iterator[Document]:
         parquet = needed("pyarrow.parquet", f"read {self.path}", "data")

@@ -1,9 +1,9 @@
-"""The LayerNorm lesson's page: two sliders, and what `layer_norm` makes of a vector.
+"""Script that computes the values shown by docs/layer-norm-sliders.html.
 
-    python docs/layer_norm_page.py        # writes docs/layer-norm.js
+    python docs/layer_norm_page.py        # writes docs/layer-norm-sliders.js
 
-layer-norm.html computes nothing: for every place of its sliders these values are what `layer_norm`
-gave. It needs no network: any browser opens it.
+For each position of the sliders for γ and β, the written file holds the output of `layer_norm`. The
+HTML page only looks up these values, so it works in any browser, without a network.
 """
 
 import json
@@ -14,14 +14,14 @@ import numpy as np
 
 from jaxformer.functional import layer_norm
 
-VALUES = Path(__file__).with_name("layer-norm.js")
-VECTOR = (8.0, -2.0, 5.0, 1.0, 2.0, -1.0, 1.0, 2.0)  # mean 2, spread 3: γ = 3, β = 2 undo it
+VALUES = Path(__file__).with_name("layer-norm-sliders.js")
+VECTOR = (8.0, -2.0, 5.0, 1.0, 2.0, -1.0, 1.0, 2.0)  # μ = 2, σ = 3: γ = 3 and β = 2 undo it
 SCALES = np.round(np.arange(0, 41) / 10, 1)
 BIASES = np.round(np.arange(-30, 31) / 10, 1)
 
 
 def table() -> np.ndarray:
-    """layer_norm(VECTOR, γ, β) at every place of the sliders [scales, biases, features]."""
+    """Returns layer_norm(VECTOR, γ, β) for all slider positions [scales, biases, features]."""
     x = jnp.array(VECTOR)
     one = jnp.ones_like(x)
     rows = [[layer_norm(x, g * one, b * one) for b in BIASES] for g in SCALES]
@@ -29,7 +29,7 @@ def table() -> np.ndarray:
 
 
 def script() -> str:
-    """The values, as the page reads them."""
+    """Returns the text of layer-norm-sliders.js, which defines the values for the page."""
     values = {
         "input": VECTOR,
         "scales": SCALES.tolist(),

@@ -1,16 +1,19 @@
-"""Blockwise attention: memory of long rows, and time against the code of another commit.
+"""Measures blockwise attention: memory for long sequences, and time against another commit.
 
     python experiments/bench_attention.py --record attention-memory-cpu
     python experiments/bench_attention.py --before ../before --record attention-time-cpu
 
-Memory: output and gradients of one causal row of one head of 64 features in float32, each length in
-a process of its own: how much higher the process's highest memory is than before the program ran,
-what the compiled program takes for what is neither input nor output, and the seconds of the first
-run (with compilation) and of the second.
+Memory (default): output and gradients of causal attention over one sequence, with one head of 64
+float32 features. Each length runs in its own process, which reports:
 
-Time, with --before FOLDER (another checkout of this repository, `git worktree add FOLDER COMMIT`):
-both in turn, many rounds, forward alone and with the gradients. A ratio is of the times of one
-round, before / now; that of the code with itself, in two processes, says how noisy the machine was.
+- the increase of its peak memory while the program runs,
+- the temporary memory of the compiled program (without inputs and outputs),
+- the seconds to compile, and the seconds of the faster of two runs.
+
+Time (--before FOLDER): FOLDER is another checkout of this repository, for example made by
+`git worktree add FOLDER COMMIT`. Both versions run in turn for many rounds, forward only and with
+gradients. A ratio compares the times of one round, before / now. The ratio of this version to
+itself, in a second process, shows the noise of the machine.
 """
 
 import argparse
@@ -31,7 +34,7 @@ PASSES = ("forward", "forward and backward")
 
 
 def attention(gradients: bool):
-    """(query, key, value, cotangent) → output, or output and gradients; compiled as users do."""
+    """Compiles (query, key, value, cotangent) → output, or → output and gradients."""
     import jax
 
     from jaxformer.functional import Causal, dot_product_attention
@@ -55,12 +58,12 @@ def inputs(shape):
 
 
 def megabytes() -> float:
-    """The most memory that this process has had so far."""
+    """Returns the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def memory(length: int) -> dict:
-    """Of output and gradients at that length, in this process."""
+    """Measures output and gradients at this length in this process."""
     import jax
 
     given = jax.block_until_ready(inputs((1, 1, length, 64)))
@@ -84,7 +87,7 @@ def memory(length: int) -> dict:
 
 
 def subject(folder: Path | None, shape, gradients: bool):
-    """A function that does it once with the package of that folder (None: this one's)."""
+    """Returns a function that runs attention once with the package in `folder` (None: this one)."""
     if folder is not None:
         for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
             del sys.modules[name]
@@ -96,7 +99,10 @@ def subject(folder: Path | None, shape, gradients: bool):
 
 
 def timed(before: Path, shape, gradients: bool, rounds: int) -> dict:
-    """Now, before, and now once more, in turn: milliseconds, and the rounds' ratios."""
+    """Times this version, the other one, and this one again in turn.
+
+    Returns milliseconds and the ratios of the rounds.
+    """
     folders = {"now": None, "before": before, "now, again": None}
     subjects = compare(
         {name: partial(subject, folder, shape, gradients) for name, folder in folders.items()},
@@ -119,7 +125,7 @@ def timed(before: Path, shape, gradients: bool, rounds: int) -> dict:
 
 
 def checkout(text: str) -> Path:
-    """The type of an argument that names another checkout."""
+    """Parses an argument that names another checkout."""
     folder = Path(text).resolve()
     if not (folder / "jaxformer").is_dir():
         raise argparse.ArgumentTypeError(
@@ -130,7 +136,7 @@ def checkout(text: str) -> Path:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--before", type=checkout, help="time against the code in this folder")
+    parser.add_argument("--before", type=checkout, help="compare times with this checkout")
     parser.add_argument("--rounds", type=at_least(2), default=100)
     parser.add_argument("--lengths", type=at_least(1), nargs="+", default=LENGTHS)
     arguments = parser.parse_args()

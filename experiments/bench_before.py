@@ -1,12 +1,12 @@
-"""This commit beside another, in one run: training, decoding, the first token, compilation.
+"""Compares the speed of this commit with another one: training, decoding, compilation.
 
     git worktree add ../before f5f0ecf
     python experiments/bench_before.py ../before
     python experiments/bench_before.py ../before --what decode-1 decode-8 --rounds 9
 
-Each side is a process of its own that imports the package of its folder. A ratio above 1 says that
-this commit is faster; the code beside itself (a second worktree of it) says how much of that is the
-machine's drift.
+Each version runs in its own process, which imports the package from its folder. A ratio above 1
+means that this commit is faster. Comparing with a second worktree of this commit shows the drift of
+the machine.
 """
 
 import sys
@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent.parent
 
 
 def of(folder: str, make, *arguments):
-    """make(*arguments) in a process that imports the package of that folder."""
+    """Calls make(*arguments) with the package in `folder` imported."""
     sys.path.insert(0, folder)
     for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
         del sys.modules[name]
@@ -32,7 +32,7 @@ def of(folder: str, make, *arguments):
 
 
 def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int, batch: int):
-    """An update of `make_step`."""
+    """Returns a function that runs one update of `make_step`."""
     import jax
     import numpy as np
     import optax
@@ -57,7 +57,7 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
 
 
 def decoding(batch: int, new_tokens: int):
-    """`generate` from GPT-2 124 M, prompts of 100 tokens, as a second call does it."""
+    """Returns a function that generates from prepared GPT-2 124M weights and 100-token prompts."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -76,7 +76,7 @@ def decoding(batch: int, new_tokens: int):
 
 
 def compiling():
-    """Compilation of an update of 6 layers, each time anew."""
+    """Returns a function that clears JAX's caches, then compiles and runs an update of 6 layers."""
     import jax
 
     run = training(6, 128, 4, 65, 64, 4)

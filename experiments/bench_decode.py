@@ -1,10 +1,11 @@
-"""Greedy decoding of GPT-2 against Hugging Face's torch GPT-2, eager and compiled, in one run.
+"""Compares greedy decoding of GPT-2 with Hugging Face's torch GPT-2, eager and compiled.
 
     python experiments/bench_decode.py                    # 124M, batches 1, 8 and 32, float32
-    python experiments/bench_decode.py --no-torch         # jaxformer alone, float32 and int8
-    python experiments/bench_decode.py --capacity         # time per token against capacity
+    python experiments/bench_decode.py --no-torch         # only jaxformer, float32 and int8
+    python experiments/bench_decode.py --capacity         # time per token against cache capacity
 
-Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
+The weights are random, because the time of greedy decoding does not depend on them. Needs torch and
+transformers.
 """
 
 import statistics
@@ -22,7 +23,7 @@ PROMPT, NEW = 32, 96
 
 
 def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = False):
-    """A function that generates NEW tokens a row; int8: by matrices of 8-bit integers."""
+    """Returns a function that generates NEW tokens per prompt, with int8 matrices if `int8`."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -42,7 +43,7 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = Fa
 
 
 def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
-    """The same with Hugging Face's generate; compiled: with its static cache, which it compiles."""
+    """Returns the same for Hugging Face's `generate`; `compiled` uses its static cache."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -69,29 +70,29 @@ def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
 
 
 def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, rounds: int):
-    """Seconds a token of the decoding loop at one live length, for caches of several capacities."""
+    """Returns seconds per token of the decoding loop with `live` slots, for several capacities."""
     import jax
     import jax.numpy as jnp
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
+    from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+    from jaxformer.functional.inputs import Inputs
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     prepared = jf.prepare(model, variables)
     weights = prepared["prepared"]
-    arrays, key = jf.Sampler(temperature=0.0).arrays(), jax.random.key(0)
-    stops = jnp.zeros(0, int)
-    tokens = jnp.ones((1, live - STEPS), jnp.int32)
+    choice = Choice(None, None, jnp.zeros(0, int))
+    inputs = Inputs(*jnp.ones((2, 1, live - STEPS), jnp.int32))
     seconds = {capacity: [] for capacity in capacities}
     for _ in range(rounds + 1):
         for capacity, times in seconds.items():
             cache = jf.start(model, prepared, 1, capacity)
-            passed = prefill(model, weights, tokens, tokens, cache)
-            state, _ = first_token(passed, arrays, key, stops)
+            passed = prefill(model, weights, inputs, cache)
+            state, _ = first_token(passed, choice)
             jax.block_until_ready(state)
             begin = time.perf_counter()
-            state, _ = decode_block(model, weights, state, arrays, key, stops, live)
+            state, _ = decode_block(model, weights, state, choice, live)
             jax.block_until_ready(state)
             times.append((time.perf_counter() - begin) / STEPS)
     return {capacity: times[1:] for capacity, times in seconds.items()}
@@ -100,15 +101,17 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--preset", choices=GPT2, default="gpt2-124m")
-    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", help="else 1, 8 and 32")
+    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", help="default: 1 8 32")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--no-torch", action="store_true", help="jaxformer alone")
-    parser.add_argument("--capacity", action="store_true", help="time per token by capacity only")
+    parser.add_argument("--no-torch", action="store_true", help="measure only jaxformer")
+    parser.add_argument("--capacity", action="store_true", help="only time per token by capacity")
     arguments = parser.parse_args()
     if arguments.capacity:
         if arguments.batch_sizes:
-            raise ValueError("--batch-sizes is not for --capacity, which is of batch 1")
+            raise ValueError(
+                "--batch-sizes cannot be used with --capacity, which uses batch size 1"
+            )
         conclude(report_capacity(arguments), arguments.record)
         return
     if not arguments.no_torch:
@@ -129,13 +132,13 @@ def main():
 
 
 def report(preset, batch_size, subjects) -> dict:
-    """Print a table; returns its figures."""
-    print(f"\n{preset}, batch {batch_size}: {PROMPT} tokens of prompt, {NEW} new")
+    """Prints a table. Returns its figures."""
+    print(f"\n{preset}, batch {batch_size}: {PROMPT} prompt tokens, {NEW} new tokens")
     return {"preset": preset, "batch_size": batch_size} | table(subjects, batch_size * NEW)
 
 
 def report_capacity(arguments) -> dict:
-    """Print a table; returns milliseconds a token by capacity."""
+    """Prints a table. Returns milliseconds per token by capacity."""
     live, line = 256, {"preset": arguments.preset, "live": 256}
     seconds = time_per_token_by_capacity(
         arguments.preset, arguments.dtype, live, (live, 4 * live, 16 * live), arguments.rounds
@@ -145,7 +148,9 @@ def report_capacity(arguments) -> dict:
     for capacity, times in seconds.items():
         relative = statistics.median(b / a for a, b in zip(first, times, strict=True))
         median = 1e3 * statistics.median(times)
-        print(f"  capacity {capacity:6}: {median:8.2f} ms a token, {relative:.3f}× that of {live}")
+        print(
+            f"  capacity {capacity:6}: {median:8.2f} ms per token, {relative:.3f}× that of {live}"
+        )
         line[str(capacity)] = {"milliseconds_per_token": median, "ratio": relative}
     return line
 

@@ -1,12 +1,12 @@
-"""The dependency matrix of a larger model: seconds and memory, witness by witness.
+"""Measures the dependency matrix of a larger model: seconds and memory for each witness.
 
     python experiments/bench_dependency.py --record dependency-cpu
 
-A decoder of 12 layers, 256 features and 512 positions, from embeddings to hidden states. Taint is
-asked of all pairs of positions; then, in a process of its own, all three witnesses, the derivative
-of some outputs and changes of some inputs. What is found is compared with the rule. A [512, 512,
-vocab] Jacobian is never held: the memory is that of the process after the model has run once, and
-at its highest.
+The model is a decoder with 12 layers, 256 features and 512 positions, from embeddings to hidden
+states. The first run uses taint analysis for all pairs of positions. The second, in its own
+process, uses all three witnesses: the derivative of some outputs and changes of some inputs as
+well. Results are compared with the rule. No run stores a [512, 512, vocab] Jacobian. Memory is
+reported after the model has run once, and at its peak.
 """
 
 import multiprocessing
@@ -18,7 +18,7 @@ import numpy as np
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.verify import compare, dependency_matrix, rules
 
@@ -26,12 +26,12 @@ WITNESSES = ("taint", "derivative", "change")
 
 
 def megabytes() -> float:
-    """The most memory that this process has had so far."""
+    """Returns the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measured(witnesses, arguments) -> dict:
-    """Seconds, memory, and whether what was found is the rule (of all pairs, or of those asked)."""
+    """Returns seconds, memory, and the differences between the result and the rule."""
     keep_freed_memory()
     config = config_of(arguments)
     model = jf.build(config)

@@ -1,10 +1,11 @@
-"""Loading a GPT-2 of 124 M parameters from a folder, beside transformers; memory; the first token.
+"""Measures loading GPT-2 124M beside transformers, the peak memory, and the first token.
 
     python experiments/bench_load.py                      # random weights, in a temporary folder
     python experiments/bench_load.py --record load-cpu
 
-Needs torch and transformers. The folder is read before, so that both read it from memory. Theirs
-leaves the weights in the file until they are used: "load and read" sums every weight once.
+Needs torch and transformers. The files are in the system's cache before both libraries read them.
+transformers maps the weights and reads them on first use, so "load and read" also sums every weight
+once.
 """
 
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, ratio
 
-# In a process of its own: (peak memory − memory before) / bytes of the parameters.
+# Runs in its own process and prints (peak memory − memory before) / bytes of the parameters.
 MEMORY = """
 import sys, jax, jaxformer as jf
 from jaxformer.hub.load import load
@@ -65,19 +66,19 @@ def theirs(folder: str, is_read: bool):
 
 
 def make(folder: Path) -> None:
-    """A folder as transformers saves it, with a tokenizer."""
+    """Saves a GPT-2 as transformers does, with a tokenizer."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from jaxformer.artifacts.tokenizer import Tokenizer
+    from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 
     GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-    Tokenizer.train(["the tide came in twice and the clocks had stopped"] * 9, 300).save(
+    ByteTokenizer.train(["the tide came in twice and the clocks had stopped"] * 9, 300).save(
         folder / "tokenizer.json"
     )
 
 
 def of_processes(command: list[str], rounds: int) -> list[float]:
-    """Of whole processes, which find Python's bytecode as installed packages do."""
+    """Times whole processes. Python caches bytecode as it does for installed packages."""
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": tempfile.gettempdir()}
     found, environment = [], os.environ | kept
     for _ in range(rounds):
@@ -89,7 +90,7 @@ def of_processes(command: list[str], rounds: int) -> list[float]:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--rounds", type=at_least(1), default=7, help="turns of each")
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="rounds, each runs all once")
     arguments = parser.parse_args()
     require("torch", "transformers")
     with tempfile.TemporaryDirectory() as name:
@@ -110,7 +111,7 @@ def main():
             figures[name] = {"seconds": seconds_of, "times_as_fast": times}
         python = [sys.executable, "-c"]
         memory = float(subprocess.check_output([*python, MEMORY, str(folder)], text=True))
-        print(f"  peak memory {memory:.2f} of the parameters")
+        print(f"  peak memory: {memory:.2f} times the size of the parameters")
         program = "import sys; from jaxformer.cli import main; sys.exit(main(sys.argv[1:]))"
         verb, *words = GENERATE
         generate = [*python, program, verb, str(folder), *words]

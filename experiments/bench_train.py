@@ -1,12 +1,12 @@
-"""One training step against Hugging Face's torch GPT-2, eager and compiled, in one run; the step
-of `jaxformer train`, and one that a user would write who imports the public face alone.
+"""Compares a training step with Hugging Face's torch GPT-2, eager and compiled.
 
     python experiments/bench_train.py                      # every size, float32
     python experiments/bench_train.py --sizes 10.8m --rounds 10
     python experiments/bench_train.py --dtype bfloat16     # on a GPU
 
-A step is forward, backward, clipping by global norm and AdamW, on the same random tokens shape.
-Needs torch and transformers beside jaxformer.
+It measures the step of `jaxformer train` and a step written with the public API only. A step is
+forward, backward, clipping by global norm, and AdamW, on random tokens of the same shape. Needs
+torch and transformers.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ SIZES = {
 
 
 def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
-    """A function that makes one update and waits for it."""
+    """Returns a function that makes one update and waits for it."""
     import jax
     import numpy as np
 
@@ -71,7 +71,7 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
 
 
 def public_step(size: Size, dtype: str):
-    """The same as a user would write it who imports the public face alone."""
+    """Returns the same for an update written with the public API only."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -120,7 +120,7 @@ def public_step(size: Size, dtype: str):
 
 
 def torch_step(size: Size, dtype: str, compiled: bool):
-    """The same with Hugging Face's GPT2LMHeadModel."""
+    """Returns the same for Hugging Face's GPT2LMHeadModel."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -162,10 +162,10 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--batch-size", type=at_least(1), help="instead of each size's own")
+    parser.add_argument("--batch-size", type=at_least(1), help="default: that of each size")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--layers", choices=("auto", "scan", "unrolled"), default="auto")
-    parser.add_argument("--no-torch", action="store_true", help="jaxformer alone")
+    parser.add_argument("--no-torch", action="store_true", help="measure only jaxformer")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
     arguments = parser.parse_args()
     if not arguments.no_torch:
@@ -187,7 +187,7 @@ def main():
 
 
 def report(name, size, subjects) -> dict:
-    """Print a table; returns its figures."""
+    """Prints a table. Returns its figures."""
     print(f"\n{name}: batch {size.batch_size}, length {size.length}, vocabulary {size.vocab_size}")
     return {"size": name} | table(subjects, size.batch_size * size.length)
 

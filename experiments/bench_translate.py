@@ -1,9 +1,10 @@
-"""Greedy decoding of an encoder–decoder against Hugging Face's torch Marian of the same size.
+"""Compares greedy decoding of an encoder-decoder with Hugging Face's torch Marian of the same size.
 
     python experiments/bench_translate.py                 # batch 32, two sizes, float32
     python experiments/bench_translate.py --sources       # time per token against source length
 
-Random weights: greedy decoding costs the same whatever they are. Needs torch and transformers.
+The weights are random, because the time of greedy decoding does not depend on them. Needs torch and
+transformers.
 """
 
 import statistics
@@ -13,20 +14,21 @@ from functools import partial
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
-SOURCE, NEW, BATCHES = 24, 32, 4  # tokens, tokens, one after the other
-SIZES = {  # of the shape of what experiments/translate.py trains on Multi30k, and of the base
-    # model of 2017
+SOURCE, NEW, BATCHES = 24, 32, 4  # source tokens, new tokens, batches per run
+# "small" is like the Multi30k model of experiments/translate.py, "base" like the base model of
+# Vaswani et al. 2017.
+SIZES = {
     "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
     "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},
 }
 
 
 def jaxformer_model(size: str):
-    """(model, prepared weights)."""
+    """Returns (model, prepared weights)."""
     import jax
 
     import jaxformer as jf
-    from jaxformer.models.build import init
+    from jaxformer.models.parameters import init
 
     config = jf.EncoderDecoderConfig(
         **{name: value for name, value in SIZES[size].items() if name != "vocab"},
@@ -43,7 +45,7 @@ def jaxformer_model(size: str):
 
 
 def jaxformer_decoding(size: str, batch_size: int):
-    """A function that reads batch_size sources and generates NEW tokens for each, BATCHES times."""
+    """Returns a function that decodes NEW tokens from batch_size sources, BATCHES times."""
     import numpy as np
 
     import jaxformer as jf
@@ -56,7 +58,7 @@ def jaxformer_decoding(size: str, batch_size: int):
 
 
 def torch_decoding(size: str, batch_size: int):
-    """The same with Hugging Face's Marian and its generate."""
+    """Returns the same for Hugging Face's Marian and its `generate`."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -99,17 +101,18 @@ def torch_decoding(size: str, batch_size: int):
 
 
 def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -> dict:
-    """(milliseconds to read the source, milliseconds a token afterwards) by length of source."""
+    """Returns {source length: (milliseconds to read the source, milliseconds per token)}."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
+    from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+    from jaxformer.functional.inputs import Inputs
 
     model, variables = jaxformer_model(size)
-    weights, arrays = variables["prepared"], jf.Sampler(temperature=0.0).arrays()
-    begin_text, stops = jnp.zeros((batch_size, 1), jnp.int32), jnp.zeros(0, jnp.int32)
+    weights, choice = variables["prepared"], Choice(None, None, jnp.zeros(0, jnp.int32))
+    begin_text = jnp.zeros((batch_size, 1), jnp.int32)
     found = {length: ([], []) for length in lengths}
     for _ in range(rounds + 1):
         for length, (reading, decoding) in found.items():
@@ -118,11 +121,11 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
             cache = jf.start(model, variables, batch_size, 2 * STEPS, source)
             jax.block_until_ready(cache)
             reading.append(time.perf_counter() - begin)
-            passed = prefill(model, weights, begin_text, begin_text + 1, cache)
-            state, _ = first_token(passed, arrays, None, stops)
+            passed = prefill(model, weights, Inputs(begin_text, begin_text + 1), cache)
+            state, _ = first_token(passed, choice)
             jax.block_until_ready(state)
             begin = time.perf_counter()
-            out = decode_block(model, weights, state, arrays, jax.random.key(0), stops, 2 * STEPS)
+            out = decode_block(model, weights, state, choice, 2 * STEPS)
             jax.block_until_ready(out)
             decoding.append((time.perf_counter() - begin) / STEPS)
     return {
@@ -136,7 +139,7 @@ def main():
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--batch-size", type=at_least(1), default=32)
     parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--sources", action="store_true", help="time per token by source only")
+    parser.add_argument("--sources", action="store_true", help="only time per token by source")
     arguments = parser.parse_args()
     if arguments.sources:
         conclude(report_sources(arguments), arguments.record)
@@ -157,19 +160,19 @@ def main():
 
 
 def report(size, batch_size, subjects) -> dict:
-    """Print a table; returns its figures."""
-    print(f"\n{size}, {BATCHES} batches of {batch_size}: sources of {SOURCE} tokens, {NEW} new")
+    """Prints a table. Returns its figures."""
+    print(f"\n{size}, {BATCHES} batches of {batch_size}: {SOURCE} source tokens, {NEW} new tokens")
     return {"size": size, "batch_size": batch_size} | table(subjects, BATCHES * batch_size * NEW)
 
 
 def report_sources(arguments) -> dict:
-    """Print a table; returns milliseconds by length of source."""
+    """Prints a table. Returns milliseconds by source length."""
     lines = {}
     for size in arguments.sizes:
         given = (size, (16, 64, 256), arguments.batch_size, arguments.rounds)
         print(f"\n{size}, batch {arguments.batch_size}")
         for length, (reading, token) in time_per_token_by_source(*given).items():
-            print(f"  source {length:4}: read in {reading:8.1f} ms, {token:7.2f} ms a token")
+            print(f"  source {length:4}: read in {reading:8.1f} ms, {token:7.2f} ms per token")
             lines[f"{size} {length}"] = {"milliseconds_to_read": reading, "a_token": token}
     return lines
 

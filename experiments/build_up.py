@@ -1,12 +1,12 @@
-"""The half-built decoder, finished piece by piece: what each piece is worth.
+"""Measures how much each component of the decoder lowers the held-out loss.
 
     python experiments/build_up.py             # the standard library's source, byte by byte
     python experiments/build_up.py TEXT… --steps 300 --seeds 3
 
-From one head without residual, norm, positions or scaling (and the non-linearity after both maps of
-the feed-forward layer, as the lecture first drew it), pieces are switched on one after another; and
-from the finished decoder each is taken away by itself. Several seeds are trained at once, by one
-`vmap`; error bars are two standard errors of their mean.
+The start is a decoder with one head and without residual, norm, positions or scaling, and with an
+activation after both maps of the feed-forward layer, as the lecture first draws it. One series adds
+the components one after another. The other removes each component alone from the finished decoder.
+One `vmap` trains all seeds at once. Error bars are two standard errors of their mean.
 """
 
 from dataclasses import replace
@@ -23,15 +23,14 @@ from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.corpus import read_documents, standard_library
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
-from jaxformer.training.loop import updates
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 LENGTH, BATCH, HELD_OUT = 64, 8, 128
 FINISHED = jf.DecoderConfig(
     vocab_size=256, max_length=LENGTH, num_layers=4, embed_dim=64, num_heads=4, activation="relu"
 )
-PIECES = {  # what the decoder is like without it, in the order in which the lectures add them
+PIECES = {  # the config without each component, in the order in which the lectures add them
     "several heads": {"num_heads": 1},
     "residual": {"residual": False},
     "norm": {"norm": "none"},
@@ -42,7 +41,7 @@ PIECES = {  # what the decoder is like without it, in the order in which the lec
 
 
 def built_up() -> dict:
-    """The half-built decoder, then one piece more each time, up to the finished one."""
+    """Returns the configs of the first series, from the half-built decoder to the finished one."""
     missing = {field: value for change in PIECES.values() for field, value in change.items()}
     configs = {"half built": replace(FINISHED, **missing)}
     for piece, change in PIECES.items():
@@ -52,13 +51,13 @@ def built_up() -> dict:
 
 
 def taken_away() -> dict:
-    """The finished decoder, and what it is without each piece."""
+    """Returns the finished decoder and the configs without one component each."""
     without = {f"− {piece}": replace(FINISHED, **change) for piece, change in PIECES.items()}
     return {"finished": FINISHED, **without}
 
 
 def read(paths):
-    """(training bytes, held-out windows [HELD_OUT, LENGTH + 1])."""
+    """Returns (training bytes, held-out windows [HELD_OUT, LENGTH + 1])."""
     documents = read_documents(paths)[0] if paths else standard_library()
     train, held_out = (
         np.frombuffer("".join(document.text for document in some).encode(), np.uint8)
@@ -69,7 +68,7 @@ def read(paths):
 
 
 def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
-    """Held-out loss of each seed, all trained at once."""
+    """Trains all seeds at once. Returns their held-out losses."""
     model = jf.build(config, jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=2e-3, warmup_steps=50)
     optimizer, rates = make_optimizer(recipe), Schedule(recipe, steps).rates()
@@ -77,25 +76,25 @@ def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
     begin = jax.jit(init)(np.arange(seeds))
     update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
     data = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH))
-    for state, _ in updates(update, begin, data, rates):  # noqa: B007 (the last is wanted)
+    for state, _ in updates(update, begin, data, rates):  # noqa: B007 (only the last is used)
         pass
     losses = jax.vmap(partial(loss, model), in_axes=(0, None))
     return np.asarray(jax.jit(losses)(state.params, held_out))
 
 
 def error_of(losses):
-    """Two standard errors of their mean, over the last axis."""
+    """Returns two standard errors of the mean over the last axis."""
     return 2 * losses.std(axis=-1, ddof=1) / np.sqrt(losses.shape[-1])
 
 
 def entropy(text) -> float:
-    """Nats in a byte of which one knows how frequent each is, and nothing else."""
+    """Returns the entropy of the byte frequencies in nats per byte."""
     shares = np.bincount(text, minlength=256) / len(text)
     return -(shares[shares > 0] * np.log(shares[shares > 0])).sum()
 
 
 def draw(parts: dict, path: Path) -> None:
-    """Means with error bars: building up on the left, taking away on the right."""
+    """Draws means with error bars: components added on the left, removed on the right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -113,7 +112,7 @@ def draw(parts: dict, path: Path) -> None:
 
 def main():
     parser = text_parser(__doc__, 500, 1, "build-up.png")
-    parser.add_argument("--seeds", type=at_least(2), default=4, help="for error bars at least 2")
+    parser.add_argument("--seeds", type=at_least(2), default=4, help="at least 2, for error bars")
     arguments = parser.parse_args()
     keep_freed_memory()
     text, held_out = read(arguments.text)
@@ -125,7 +124,7 @@ def main():
                 trained[config] = train(config, text, held_out, arguments.steps, arguments.seeds)
             losses = parts[part][name] = trained[config]
             bits = losses / np.log(2)
-            print(f"{name:18} {bits.mean():.3f} ± {error_of(bits):.3f} bits a byte", flush=True)
+            print(f"{name:18} {bits.mean():.3f} ± {error_of(bits):.3f} bits per byte", flush=True)
     figures = {part: {name: x.tolist() for name, x in some.items()} for part, some in parts.items()}
     figures["bits in a byte by itself"] = float(entropy(text) / np.log(2))
     conclude(figures, arguments.record)

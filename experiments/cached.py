@@ -1,10 +1,10 @@
-"""The cache avoids computing the past again; each step still reads it.
+"""Measures the time of one more token with the cache and without it.
 
     python experiments/cached.py --picture cached.png
 
-Time for one more token after t of them: with the cache, O(t), since all keys and values are read;
-without it, by a pass over the whole row, O(t²) (lecture 13 §7). Generating T tokens is the sum of
-that: O(T²) against O(T³).
+After t tokens, a step with the cache takes O(t), because it reads all keys and values. Without the
+cache it takes O(t²), a pass over the whole sequence (lecture 13 §7). Generating T tokens takes the
+sum: O(T²) and O(T³).
 """
 
 import statistics
@@ -17,8 +17,9 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
-from jaxformer.models.build import init
+from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+from jaxformer.functional.inputs import Inputs
+from jaxformer.models.parameters import init
 from jaxformer.runtime import keep_freed_memory
 
 POSITIONS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -28,19 +29,19 @@ CONFIG = jf.DecoderConfig(
 
 
 def with_cache(model, variables, position: int):
-    """A function that decodes STEPS tokens after so many, over a cache."""
+    """Returns a function that decodes STEPS tokens after `position` tokens with a cache."""
     prepared = jf.prepare(model, variables)
     weights = prepared["prepared"]
-    arrays, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
-    tokens, live = jnp.ones((1, position), jnp.int32), position + STEPS
-    passed = prefill(model, weights, tokens, tokens, jf.start(model, prepared, 1, live))
-    first, _ = first_token(passed, arrays, None, stops)
+    choice = Choice(None, None, jnp.zeros(0, jnp.int32))
+    inputs, live = Inputs(*jnp.ones((2, 1, position), jnp.int32)), position + STEPS
+    passed = prefill(model, weights, inputs, jf.start(model, prepared, 1, live))
+    first, _ = first_token(passed, choice)
 
     def decode():
-        state = jax.tree.map(jnp.copy, first)  # it is given away
+        state = jax.tree.map(jnp.copy, first)  # decode_block donates its state
         jax.block_until_ready(state)
         begin = time.perf_counter()
-        out = decode_block(model, weights, state, arrays, jax.random.key(0), stops, live)
+        out = decode_block(model, weights, state, choice, live)
         jax.block_until_ready(out)
         return (time.perf_counter() - begin) / STEPS
 
@@ -48,7 +49,7 @@ def with_cache(model, variables, position: int):
 
 
 def without_cache(model, variables, position: int):
-    """A function that finds one more token by a pass over the whole row."""
+    """Returns a function that predicts one token by a pass over the whole sequence."""
     tokens = jnp.ones((1, position + 1), jnp.int32)
 
     @jax.jit
@@ -68,7 +69,7 @@ WAYS = {"with the cache": with_cache, "without": without_cache}
 
 
 def draw(seconds: dict, path: Path) -> None:
-    """Time a token, and the time of a whole text."""
+    """Draws the time per token and the time of a whole text."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -102,7 +103,7 @@ def main():
         for position in POSITIONS
     }
     times = {key: [] for key in decoders}
-    for turn in range(arguments.rounds + 1):  # in turn; the first compiles
+    for turn in range(arguments.rounds + 1):  # alternates; the first turn compiles
         for key, decode in decoders.items():
             took = decode()
             if turn:

@@ -1,13 +1,14 @@
-"""Pre-norm lets gradients through deep stacks; post-norm does not without care.
+"""Compares the gradients and losses of deep pre-norm and post-norm stacks.
 
     python experiments/depth.py --picture depth.png
 
-Decoders of 6 to 192 layers, 32 features wide, with the norm before each sub-layer and after each
-residual sum: the gradient's norm layer by layer at initialisation, again after training, and the
-losses on the way (Xiong et al. 2020; lecture 11 §3). Weights are drawn plainly, W ~ N(0, 1/inputs),
-so that a sub-layer gives as much as it takes, and the learning rate rises within 10 steps. The care
-is to begin with little, as `init` does (W ~ N(0, 0.02²), less by √(2 layers) where a sub-layer
-ends), and to take 100 steps. Several seeds are trained at once, by one `vmap`.
+The decoders have 6 to 192 layers of 32 features, with the norm before each sub-layer or after each
+residual sum. The experiment reports the gradient norm of each layer at initialization and after
+training, and the losses (Xiong et al. 2020; lecture 11 §3).
+
+Without care, weights are W ~ N(0, 1/inputs), so that a sub-layer preserves the size of its input,
+and the warm-up has 10 steps. With care, weights are those of `init`, W ~ N(0, 0.02²) and less by
+√(2 layers) at the end of a sub-layer, and the warm-up has 100 steps. One `vmap` trains all seeds.
 """
 
 from functools import partial
@@ -23,13 +24,12 @@ from windows import batches, loss, text_parser
 import jaxformer as jf
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loop import updates
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 LENGTH, BATCH = 64, 4
-LEAST = 1e-12  # gradients below are drawn there
-# What is drawn: where the norm stands, whether the weights are plain, steps of warm-up.
+LEAST = 1e-12  # smaller gradient norms are drawn at this value
+# name: (norm position, whether weights are N(0, 1/inputs), warm-up steps)
 KINDS = {
     "pre-norm": ("pre", True, 10),
     "post-norm": ("post", True, 10),
@@ -50,7 +50,7 @@ def config_of(depth: int, place: str):
 
 
 def plain(params, seed):
-    """The same blocks, every map drawn from N(0, 1/inputs)."""
+    """Returns the parameters with all kernels of the blocks drawn from N(0, 1/inputs)."""
     leaves, tree = jax.tree.flatten_with_path(params["blocks"])
     keys = jax.random.split(jax.random.key(seed), len(leaves))
 
@@ -64,14 +64,14 @@ def plain(params, seed):
 
 
 def by_layer(model, params, rows):
-    """The norm of the gradient for all weights of each block [num_layers]."""
+    """Returns the gradient norm of each block [num_layers]."""
     gradients = jax.grad(lambda params: loss(model, params, rows))(params)["blocks"]
     squares = [jnp.square(x).reshape(len(x), -1).sum(axis=1) for x in jax.tree.leaves(gradients)]
     return jnp.sqrt(sum(squares))
 
 
 def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
-    """Losses by step [steps, seeds], gradients by layer before and after [seeds, depth]."""
+    """Returns losses [steps, seeds] and gradient norms [seeds, depth] before and after training."""
     place, is_plain, warmup = KINDS[kind]
     model = jf.build(config_of(depth, place))
     recipe = OptimizerConfig(learning_rate=2e-3, warmup_steps=warmup)
@@ -86,14 +86,14 @@ def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
     before = np.asarray(look(start.params, rows))
     update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
     data, losses = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH)), []
-    for state, now in updates(update, start, data, rates):  # noqa: B007 (the last is looked at)
+    for state, now in updates(update, start, data, rates):  # noqa: B007 (the last one is used)
         losses.append(now.loss)
     after = np.asarray(look(state.params, rows))
     return {"losses": np.array(losses), "before": before, "after": after}
 
 
 def draw(found: dict, floor: float, path: Path) -> None:
-    """A row for each kind: gradients by layer before and after, and losses; a colour a depth."""
+    """Draws a row of plots per kind: gradients before and after, and losses; a colour per depth."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 3.6 * len(KINDS)), layout="constrained")
@@ -125,7 +125,7 @@ def draw(found: dict, floor: float, path: Path) -> None:
 
 
 def _ends(norms) -> dict:
-    """Of the gradients by layer [seeds, depth], geometric means: first, least and last layer."""
+    """Returns geometric means over seeds of the norms [seeds, depth]: first, least, last layer."""
     middle = np.exp(np.log(np.maximum(norms, np.finfo(np.float32).tiny)).mean(axis=0))
     return {"first": float(middle[0]), "least": float(middle.min()), "last": float(middle[-1])}
 
@@ -138,7 +138,7 @@ def main():
     keep_freed_memory()
     text, held_out = read(arguments.text)
     frequency = np.bincount(text, minlength=256)[text] / len(text)
-    floor = float(-np.log2(frequency).mean())  # all that is to be learnt without looking back
+    floor = float(-np.log2(frequency).mean())  # the loss of a model that only knows frequencies
     found, figures = {}, {"bits a byte by frequency alone": floor}
     for depth in arguments.depths:
         for kind in KINDS:
@@ -149,7 +149,7 @@ def main():
                 "bits a byte at the end, by seed": last.tolist(),
                 **{f"gradient {when}": _ends(some[when]) for when in ("before", "after")},
             }
-            print(f"{depth:3} layers, {kind}: {last.mean():.3f} bits a byte", flush=True)
+            print(f"{depth:3} layers, {kind}: {last.mean():.3f} bits per byte", flush=True)
     conclude(figures, arguments.record)
     draw(found, floor, arguments.picture)
 

@@ -1,10 +1,11 @@
-"""Any two positions are one step apart with attention, and n apart through a recurrent state.
+"""Measures recall over a distance: attention takes one step, a recurrent state n steps.
 
     python experiments/distance.py --picture distance.png
 
-Recall: a row begins with a symbol, n fillers follow, and the last output must say the symbol
-again. Trained for so many steps at each distance n, from several seeds at once: what share is
-recalled; and before training, how much of a change in the first input reaches the last output.
+A sequence is a symbol followed by n fillers, and the last output must predict the symbol. For each
+distance n, models train for --steps from several seeds at once. The experiment reports the share of
+symbols recalled and, before training, how much of a change in the first input reaches the last
+output.
 """
 
 from pathlib import Path
@@ -31,7 +32,7 @@ MODELS = {
 
 
 def rows(key, distance: int):
-    """(tokens [BATCH, distance + 1], the symbol that each begins with)."""
+    """Returns (tokens [BATCH, distance + 1], the first symbol of each)."""
     first, rest = jax.random.split(key)
     symbols = jax.random.randint(first, (BATCH, 1), 0, SYMBOLS)
     fillers = jax.random.randint(rest, (BATCH, distance), SYMBOLS, SYMBOLS + FILLERS)
@@ -39,8 +40,10 @@ def rows(key, distance: int):
 
 
 def reach(model, params, key, distance: int):
-    """The norm of ∂ (last hidden state, in a random direction) / ∂ first input over that for the
-    last input."""
+    """Returns the norm of the gradient at the first input relative to that at the last input.
+
+    The gradient is that of the last hidden state in a random direction.
+    """
     tokens, _ = rows(key, distance)
     x = params["embedding"]["tokens"][tokens]
     direction = jax.random.normal(key, (64,))
@@ -54,7 +57,7 @@ def reach(model, params, key, distance: int):
 
 
 def batch_of(key, distance: int) -> Batch:
-    """One micro-batch, of whose targets only the last counts."""
+    """Returns one micro-batch in which only the last target has weight."""
     tokens, symbols = rows(key, distance)
     targets = jnp.broadcast_to(symbols[:, None], tokens.shape)
     weights = jnp.zeros(tokens.shape).at[:, -1].set(1.0)
@@ -62,8 +65,10 @@ def batch_of(key, distance: int) -> Batch:
 
 
 def recalled(model, rate: float, distance: int, steps: int, seeds: int):
-    """(what share of 256 rows is recalled after training, how far a change reached before it), by
-    seed."""
+    """Trains the model and measures it.
+
+    Returns the share of 256 symbols that is recalled, and `reach` before training, by seed.
+    """
     warm = optax.linear_schedule(0.0, rate, 50)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
     step = make_step(model, optimizer)
@@ -86,7 +91,7 @@ def recalled(model, rate: float, distance: int, steps: int, seeds: int):
 
 
 def draw(found: dict, path: Path) -> None:
-    """Recall by distance, and what reaches the end before anything is learnt."""
+    """Draws recall by distance, and `reach` before training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")

@@ -1,10 +1,11 @@
-"""Filling in what was hidden: an encoder looks at both sides, a decoder of its size at the left.
+"""Compares an encoder with a decoder of the same size at predicting hidden tokens.
 
     python experiments/fill_in.py              # the standard library's source
     python experiments/fill_in.py TEXT… --steps 2000
 
-Of held-out text one token in seven is hidden. The encoder has learnt from masked tokens, which are
-one target in seven; the decoder from every token. Both are asked for the same hidden ones.
+In held-out text 15% of the tokens are hidden. The encoder sees both sides; in training it predicted
+masked tokens, 15% of all. The decoder sees the left side; in training it predicted every token.
+Both predict the same hidden tokens.
 """
 
 from functools import partial
@@ -22,13 +23,12 @@ from jaxformer.functional.masking import mask_tokens
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loop import updates
 from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 256
-MASK = VOCAB  # one id more than the tokenizer's
+MASK = VOCAB  # the first id after those of the tokenizer
 SIZE = {
     "vocab_size": VOCAB + 1,
     "max_length": LENGTH,
@@ -41,10 +41,14 @@ CONFIGS = {"encoder": jf.EncoderConfig(**SIZE), "decoder": jf.DecoderConfig(**SI
 LABELS = {"encoder": "encoder, from both sides", "decoder": "decoder, from the left"}
 
 
-def examples(name, ids, seed: int):
-    """What is learnt from: an encoder predicts what is hidden by BERT's rule, a decoder what comes
-    next."""
-    random, hide = np.random.default_rng(seed), jax.jit(mask_tokens, static_argnums=(2, 3))
+def examples(name, ids, end_of_text: int, seed: int):
+    """Yields training batches.
+
+    The encoder predicts the tokens that BERT's rule hides, the decoder the next token. The
+    end-of-text token is never hidden.
+    """
+    random = np.random.default_rng(seed)
+    hide = jax.jit(partial(mask_tokens, special=(end_of_text,)), static_argnums=(2, 3))
     for step in count():
         rows = at_random(random, ids, LENGTH, (1, BATCH))
         if name == "encoder":
@@ -54,8 +58,11 @@ def examples(name, ids, seed: int):
             yield Batch(rows[..., :-1], rows[..., 1:])
 
 
-def train(name, ids, windows, hidden, steps: int, seed: int) -> dict:
-    """(step, loss, share right) on the hidden tokens of held-out text, and the last guesses."""
+def train(name, ids, windows, hidden, end_of_text: int, steps: int, seed: int) -> dict:
+    """Trains a model and scores it on the hidden tokens of held-out text.
+
+    Returns the curve of (step, loss, share right) and the final guesses.
+    """
     model = jf.build(CONFIGS[name], jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=4e-3, warmup_steps=50)
     optimizer = make_optimizer(recipe)
@@ -69,7 +76,7 @@ def train(name, ids, windows, hidden, steps: int, seed: int) -> dict:
         return np.asarray(guesses)
 
     look(0, start.params)
-    data, rates = examples(name, ids, seed), Schedule(recipe, steps).rates()
+    data, rates = examples(name, ids, end_of_text, seed), Schedule(recipe, steps).rates()
     trained = updates(make_step(model, optimizer), start, data, rates)
     for step, (state, _) in enumerate(trained, 1):
         if step % max(1, steps // 10) == 0 or step == steps:
@@ -78,7 +85,7 @@ def train(name, ids, windows, hidden, steps: int, seed: int) -> dict:
 
 
 def answers(name, model, params, windows, hidden):
-    """(loss, share right, the guess at each place) of tokens 1, 2, … of the windows."""
+    """Returns (loss, share right, guesses at all positions) for tokens 1, 2, … of the windows."""
     targets = windows[:, 1:]
     inputs = jnp.where(hidden, MASK, targets) if name == "encoder" else windows[:, :-1]
     batch = Batch(inputs, targets, hidden.astype(jnp.float32))
@@ -106,10 +113,10 @@ def draw(results: dict, path: Path) -> None:
 
 
 def show(tokenizer, windows, hidden, guesses, lines: int = 3) -> None:
-    """What the encoder was shown, a hidden token as ▒, and what it put there, in ‹ ›."""
+    """Prints the encoder's input with hidden tokens as ▒, and its guesses in ‹ ›."""
     for tokens, here, guess in zip(windows[:lines, 1:41], hidden, guesses, strict=False):
         words = [tokenizer.decode([token]) for token in tokens.tolist()]
-        last = tokenizer.vocab_size - 1  # an early guess may be no token at all
+        last = tokenizer.vocab_size - 1  # an early guess may be an id that the tokenizer lacks
         said = [tokenizer.decode([min(token, last)]) for token in guess.tolist()]
         print("  shown: " + "".join("▒" if h else w for w, h in zip(words, here, strict=False)))
         filled = (f"‹{s}›" if h else w for w, s, h in zip(words, said, here, strict=False))
@@ -122,8 +129,10 @@ def main():
     arguments = parser.parse_args()
     keep_freed_memory()
     tokenizer, ids, windows, _ = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
+    end = tokenizer.end_of_text
     hidden = np.random.default_rng(arguments.seed).random((HELD_OUT, LENGTH)) < 0.15
-    given = (ids, windows, hidden, arguments.steps, arguments.seed)
+    hidden &= windows[:, 1:] != end
+    given = (ids, windows, hidden, end, arguments.steps, arguments.seed)
     results = {name: train(name, *given) for name in CONFIGS}
     show(tokenizer, windows, hidden, results["encoder"]["guesses"])
     often = np.bincount(ids).argmax()

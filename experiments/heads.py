@@ -1,12 +1,12 @@
-"""What the heads of a trained run look at, and what each of them is worth.
+"""Measures where the heads of a trained run look, and how much each head lowers the loss.
 
     python experiments/heads.py runs/stdlib --picture heads.png
 
-What heads learn is an open question (lecture 11 §4). Detectors say where a head's weight goes, as a
-share of it: to the token before, to itself, to the first one, to where the same token stood, or one
-place after that, which is what copying needs (induction, Olsson et al. 2022). Ablation says what is
-lost without it: its output is replaced by its mean, and the loss measured again. A high score is no
-proof of a purpose: an untrained model's scores, and the effect, stand beside it.
+What heads learn is an open question (lecture 11 §4). Detectors report the share of a head's weight
+that goes to the previous token, to the token itself, to the first token, to an earlier copy of the
+token, or to the position after that copy. The last one is what copying needs (induction, Olsson et
+al. 2022). Ablation replaces a head's output by its mean and reports the increase of the loss. A
+high score does not prove a purpose, so the scores of an untrained model stand beside it.
 """
 
 from functools import partial
@@ -18,22 +18,30 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 from windows import evenly
 
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.taps import Patch
 from jaxformer.hub.load import load
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
+from jaxformer.training.config import Inputs
 from jaxformer.training.data.corpus import read_documents, standard_library
+from jaxformer.training.data.prepare import read_data
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
+from jaxformer.training.run_folders import read_run, run_name
 
 DETECTORS = ("the token before", "itself", "the first", "the same before", "one after the same")
 TASKS = ("on text", "on random tokens that come twice")
 
 
 def detected(text, repeated):
-    """[detectors, layers, heads]: mean shares of the weight over the second half of each row.
+    """Returns mean shares of attention weight, [detectors, layers, heads].
 
-    text, repeated: weights [layers, batch, heads, length, length] on a text, and on random tokens
-    that come twice, so that the same token stood half a row before.
+    Only the second half of each sequence is measured.
+
+    Args:
+        text: attention weights [layers, batch, heads, length, length] on a text.
+        repeated: the same on a random sequence that occurs twice, so that every token has a copy
+            half a sequence earlier.
     """
     length = text.shape[-1]
     rows = np.arange(length // 2, length)
@@ -51,7 +59,7 @@ def detected(text, repeated):
 
 @partial(jax.jit, static_argnums=0)
 def looked_at(model, variables, tokens):
-    """(weights, each head's mean output [layers, 1, heads, 1, head_dim])."""
+    """Returns (weights, each head's mean output [layers, 1, heads, 1, head_dim])."""
     points = ("attention.weights", "attention.heads")
     _, found = model.apply(variables, tokens, capture=points, method="inspect")
     return found[points[0]], found[points[1]].mean(axis=(1, 3), keepdims=True)
@@ -59,7 +67,7 @@ def looked_at(model, variables, tokens):
 
 @partial(jax.jit, static_argnums=0)
 def losses(model, variables, tokens, where, means):
-    """Nats per token of the second halves, the heads of `where` replaced by their means."""
+    """Returns nats per token of the second halves, with the heads in `where` set to their means."""
     patch = {"attention.heads": Patch(where, means)}
     logits, _ = model.apply(variables, tokens[:, :-1], patch=patch, method="inspect")
     half = tokens.shape[1] // 2
@@ -67,7 +75,7 @@ def losses(model, variables, tokens, where, means):
 
 
 def ablated(model, variables, tokens, means):
-    """(loss, [layers, heads]: how much more it is without that head)."""
+    """Returns (loss, its increase without each head [layers, heads])."""
     heads = (model.config.num_layers, model.config.num_heads)
     nothing = np.zeros((heads[0], 1, heads[1], 1, 1), bool)
     whole = float(losses(model, variables, tokens, nothing, means))
@@ -79,19 +87,36 @@ def ablated(model, variables, tokens, means):
     return whole, more
 
 
-def read(paths, tokenizer, length: int, rows: int, seed: int = 0):
-    """(held-out windows of the text, random tokens that come twice), [rows, length] each,
-    or one less if that is odd."""
+def held_out_ids(paths, run, tokenizer):
+    """Returns (name, ids) of the held-out part of a text.
+
+    Args:
+        paths: files and folders. If empty, the text that the run was trained on, or the standard
+            library for a model without a text.
+        run: the folder of the model.
+        tokenizer: the model's tokenizer.
+    """
+    folder = RunFolder(run)
+    if not paths and folder.held_out_tokens.exists():
+        return run_name(read_run(folder)[0], "decoder"), np.array(read_data(folder).held_out.ids)
     documents = read_documents(paths)[0] if paths else standard_library()
     held_out = split(documents, *DEFAULT_SPLIT)[1]
     ids = [token for some in held_out for token in tokenizer.encode(some.text)]
+    return run_name(Inputs(tuple(paths)), "decoder"), np.array(ids)
+
+
+def read(ids, vocab_size: int, length: int, rows: int, seed: int = 0):
+    """Returns (windows of a text, random sequences that occur twice), each [rows, length].
+
+    An odd length is reduced by one.
+    """
     half = length // 2
-    random = np.random.default_rng(seed).integers(0, tokenizer.vocab_size, (rows, half))
-    return evenly(np.array(ids), 2 * half - 1, rows), np.tile(random, 2).astype(np.int32)
+    random = np.random.default_rng(seed).integers(0, vocab_size, (rows, half))
+    return evenly(ids, 2 * half - 1, rows), np.tile(random, 2).astype(np.int32)
 
 
 def draw(scores, untrained, parts, path: Path) -> None:
-    """Where the weight goes, and what is lost: layers upwards, heads across."""
+    """Draws the shares of weight above and the effects of ablation below, layers by heads."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 6.4), layout="constrained")
@@ -131,15 +156,17 @@ def _table(axes, name, values, colours, low, high):
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("run", help="a folder that `jaxformer train` made")
-    parser.add_argument("text", nargs="*", type=Path, help="files and folders; none: the library's")
+    parser.add_argument("run", help="a folder made by `jaxformer train`")
+    parser.add_argument("text", nargs="*", type=Path, help="default: the run's own text")
     parser.add_argument("--rows", type=at_least(2), default=64)
     parser.add_argument("--picture", type=picture, default="heads.png")
     arguments = parser.parse_args()
     model, variables, tokenizer = load(arguments.run)
     if "attention.weights" not in getattr(model, "points", ()):
         raise ValueError(f"{arguments.run} is a {type(model).__name__}; it has no heads to look at")
-    texts = read(arguments.text, tokenizer, model.config.max_length, arguments.rows)
+    name, ids = held_out_ids(arguments.text, arguments.run, tokenizer)
+    print(f"text: the held-out part of {name}, {len(ids):,} tokens")
+    texts = read(ids, tokenizer.vocab_size, model.config.max_length, arguments.rows)
     found = [looked_at(model, variables, tokens) for tokens in texts]
     scores = detected(*(weights for weights, _ in found))
     fresh = init(model, jax.random.key(1))

@@ -1,10 +1,9 @@
-"""GPT-2 with matrices and token table of 8-bit integers: how much smaller, and how far its logits
-are from those of float32.
+"""Compares GPT-2 with int8 matrices and token table with float32: size and logits.
 
     python experiments/int8.py                            # 124M, random weights
     python experiments/int8.py --seeds 5 --record int8-cpu
 
-How fast it decodes: `bench_decode.py --no-torch`.
+`bench_decode.py --no-torch` measures the decoding speed.
 """
 
 from record import Parser, at_least, conclude, run
@@ -15,7 +14,7 @@ GPT2 = [name for name in PRESETS if name.startswith("gpt2")]
 
 
 def compared(preset: str, seed: int, batch_size: int, length: int) -> dict:
-    """Bytes of the weights, and the differences in standard deviations of float32's logits."""
+    """Returns the ratio of bytes, and logit differences in standard deviations of the logits."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -45,7 +44,7 @@ def compared(preset: str, seed: int, batch_size: int, length: int) -> dict:
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--preset", choices=GPT2, default="gpt2-124m")
-    parser.add_argument("--seeds", type=at_least(1), default=1, help="how many")
+    parser.add_argument("--seeds", type=at_least(1), default=1, help="the number of seeds")
     parser.add_argument("--batch-size", type=at_least(1), default=2)
     parser.add_argument("--length", type=at_least(1), default=96)
     arguments = parser.parse_args()
@@ -53,10 +52,10 @@ def main():
     for seed in range(arguments.seeds):
         line = compared(arguments.preset, seed, arguments.batch_size, arguments.length)
         print(
-            f"{line['preset']}, seed {seed}: {line['bytes']:.4f} of the bytes; logits off by "
-            f"{line['mean']:.4f} of their standard deviation in the mean, "
+            f"{line['preset']}, seed {seed}: {line['bytes']:.4f} of the bytes; logits differ by "
+            f"{line['mean']:.4f} of their standard deviation on average, "
             f"{line['root_mean_square']:.4f} root mean square; "
-            f"{line['same_argmax']:.1%} of the likeliest tokens are the same"
+            f"{line['same_argmax']:.1%} of the most probable tokens are the same"
         )
         lines.append(line)
     conclude(lines, arguments.record)

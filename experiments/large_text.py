@@ -1,12 +1,12 @@
-"""Training on a text larger than memory: what the host needs, and how fast batches come.
+"""Measures the memory of training on a text larger than memory, and the speed of its batches.
 
-A text is made, half of it one .txt and half of it records of a .jsonl: words by Zipf's law, from a
-seed. `jaxformer train` prepares it and makes a few updates in a process of its own, whose memory is
-sampled; so does another on a text of 5 MB: what that needs is the program's and the model's.
-Anonymous memory is the process's own; pages of the mapped file of tokens count as file pages, which
-the system takes back when it needs them. Then batches are read as a GPT-2 124M reads them.
+    python experiments/large_text.py --gigabytes 4 --record large-text
 
-python experiments/large_text.py --gigabytes 4 --record large-text
+The script writes a random text with word frequencies by Zipf's law, half as a .txt file and half as
+records of a .jsonl file. `jaxformer train` prepares it and makes a few updates in its own process,
+whose memory is sampled. The same on a text of 5 MB shows the memory of the program and the model.
+Anonymous memory is the process's own. The mapped file of tokens counts as file pages, which the
+system reclaims when it needs memory. Finally the script reads batches of the size for GPT-2 124M.
 """
 
 import json
@@ -25,19 +25,19 @@ from jaxformer.training.data.tokens import open_tokens
 from jaxformer.training.data.windows import WindowBatches
 
 WORDS = 50_000
-CHUNK = 100_000  # words that are drawn at once
-RECORD = 200  # words of a record
+CHUNK = 100_000  # words drawn at once
+RECORD = 200  # words per record
 TRAIN = (
     "--preset tiny --vocab-size 8192 --evaluate-every 1000 --checkpoint-every 1000 "
     "--evaluation-windows 16 --sample-tokens 0 --steps"
 ).split()
 START = "import sys; from jaxformer.cli import main; sys.exit(main())"
 GPT2 = {"length": 1024, "batch_size": 8}
-SETTLE = 0.1  # seconds between looks at a process
+SETTLE = 0.1  # seconds between memory samples
 
 
 def make_text(folder: Path, num_bytes: float, seed: int = 0) -> int:
-    """Half in text.txt, in lines; half in records.jsonl; returns the bytes of both."""
+    """Writes half of the text to text.txt, half to records.jsonl. Returns the bytes of both."""
     random = np.random.default_rng(seed)
     letters = np.array(list("etaoinshrdlucmfwypvbgk"))
     lengths = random.integers(1, 12, WORDS)
@@ -64,7 +64,7 @@ def _record(text: str) -> str:
 
 
 def train(text: Path, out: Path, steps: int) -> dict:
-    """Peak memory in MB and seconds, of preparation and of what comes after it."""
+    """Returns peak memory in MB and seconds, for the preparation and for the training after it."""
     command = [sys.executable, "-c", START, "train", str(text), "--out", str(out)]
     peaks = {part: {"seconds": 0.0} for part in ("preparation", "training")}
     begin, prepared = time.perf_counter(), RunFolder(out).baselines
@@ -84,7 +84,7 @@ def train(text: Path, out: Path, steps: int) -> dict:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Anonymous memory and pages of files that a process has now, in MB."""
+    """Returns the current anonymous memory and file pages of a process in MB."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 def input_speed(out: Path, seconds: float = 10) -> float:
-    """Tokens a second in batches of a GPT-2 124M."""
+    """Returns tokens per second of reading batches for GPT-2 124M."""
     batches = WindowBatches(open_tokens(RunFolder(out).train_tokens).ids, **GPT2)
     next(batches)
     count, begin = 0, time.perf_counter()
@@ -107,7 +107,7 @@ def input_speed(out: Path, seconds: float = 10) -> float:
 
 
 def consumed() -> float:
-    """Tokens a second that a training step of GPT-2 124M takes in, by bench_train.py's record."""
+    """Returns tokens per second of a GPT-2 124M training step, as bench_train.py recorded it."""
     figures = json.loads((FOLDER / "train-cpu.json").read_text())["figures"]
     steps = [x["jaxformer"] for x in figures if x["size"].startswith("124m")]
     return max(step["tokens_per_second"] for step in steps)
@@ -117,7 +117,9 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--steps", type=at_least(1), default=50)
-    parser.add_argument("--folder", type=Path, help="where the text is made; by default a new one")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write the texts; default: a temporary folder"
+    )
     arguments = parser.parse_args()
     if not 0.01 <= arguments.gigabytes <= 1000:
         raise ValueError(f"--gigabytes is {arguments.gigabytes}; it must be in 0.01 … 1000")

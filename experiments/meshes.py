@@ -1,12 +1,12 @@
-"""Every mesh of eight devices beside one device: the same losses, gradients and tokens.
+"""Compares every mesh of eight devices with one device: losses, gradients and tokens.
 
     python experiments/meshes.py
     python experiments/meshes.py --kinds decoder --meshes fsdp=8 data=2,fsdp=2,tensor=2
-    python experiments/meshes.py --exchanges         # what the compiled step of each mesh exchanges
-    python experiments/meshes.py --processes 2       # of four devices each
+    python experiments/meshes.py --exchanges         # the collectives of each compiled step
+    python experiments/meshes.py --processes 2       # two processes of four devices each
 
-The devices are simulated on the CPU. For each kind of model and each mesh: 20 updates, the gradient
-of the first batch, and what is generated, greedily and by a beam of 4.
+The devices are simulated on the CPU. For each kind of model and each mesh it compares 20 updates,
+the gradient of the first batch, greedy generation, and beam search with 4 beams.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-# Before JAX starts. Small collectives of many devices block one another on few threads.
+# Must be set before JAX starts. With few threads, small collectives of many devices deadlock.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("NPROC", "16")
 
@@ -25,20 +25,19 @@ import numpy as np
 from record import Parser, conclude, run
 
 import jaxformer as jf
-from jaxformer.models.build import parameter_count
+from jaxformer.doctor.program import by_kind, collectives
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.parameters import parameter_count
 from jaxformer.models.placement import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.doctor.program import by_kind, collectives
-from jaxformer.training.loop import updates
 from jaxformer.training.loss import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import Processes, is_first, join
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
 SIZES = {"vocab_size": VOCAB, "max_length": LENGTH, "embed_dim": 32, "num_layers": 2}
@@ -59,7 +58,7 @@ RECIPE = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
 
 
 def batch_of(config) -> Batch:
-    """Padded rows, some targets without weight, a source where one is read."""
+    """Returns a padded batch with some targets of weight 0, and a source if the model reads one."""
     random = np.random.default_rng(0)
     rows = random.integers(1, VOCAB, (1, ROWS, LENGTH + 1)).astype(np.int32)
     real = (np.arange(LENGTH) < random.integers(4, LENGTH, (1, ROWS, 1))).astype(np.int32)
@@ -70,7 +69,7 @@ def batch_of(config) -> Batch:
 
 
 def trained(kind: str, mesh):
-    """(losses of all updates, the gradient of the first batch, tokens that are generated)."""
+    """Returns (losses of all updates, the gradient of the first batch, generated tokens)."""
     config = CONFIGS[kind]
     model, optimizer, batch = jf.build(config), make_optimizer(RECIPE), batch_of(config)
     if mesh is None:
@@ -86,13 +85,13 @@ def trained(kind: str, mesh):
     losses, rates = [], Schedule(RECIPE, STEPS).rates()
     step, data = make_step(model, optimizer), itertools.repeat(batch)
     for state, now in updates(step, start, data, rates):
-        losses.append(float(now.loss))  # one at a time: see above
+        losses.append(float(now.loss))  # waits, so that only one step runs at a time: see NPROC
         params = state.params
     return np.array(losses), gradient, generated(model, {"params": params})
 
 
 def exchanges(kind: str, mesh) -> dict[str, int]:
-    """How many collectives of each kind the compiled step runs."""
+    """Returns the number of collectives of each kind in the compiled step."""
     model, optimizer = jf.build(CONFIGS[kind]), make_optimizer(RECIPE)
     state, batch = init_on(mesh, model, optimizer, 0), place_batch(batch_of(model.config), mesh)
     program = make_step(model, optimizer).lower(state, batch, np.float32(0)).compile().as_text()
@@ -100,26 +99,36 @@ def exchanges(kind: str, mesh) -> dict[str, int]:
 
 
 def generated(model, variables):
-    """What follows 8 prompts, greedily and by a beam of 4."""
+    """Returns greedy continuations of 8 prompts, and beam search with 4 beams for 2 of them.
+
+    2 × 4 beams equal the number of devices, but there are fewer sources than devices.
+    """
     if isinstance(model.config, EncoderConfig):
         return []
     rows = np.random.default_rng(1).integers(1, VOCAB, (8, 7)).tolist()
-    source = rows if isinstance(model.config, ReadsSource) else None
-    how = {"max_new_tokens": 12, "source": source}
+    reads_source, few = isinstance(model.config, ReadsSource), rows[:2]
+    how = {"max_new_tokens": 12, "source": rows if reads_source else None}
     greedy = jf.generate(model, variables, rows, sampler=jf.Sampler(temperature=0.0), **how)
-    beam = jf.beam_search(model, variables, rows, beam_width=4, **how)
+    how["source"] = few if reads_source else None
+    beam = jf.beam_search(model, variables, few, beam_width=4, **how)
     return [np.asarray(greedy.tokens), np.asarray(beam.tokens)]
 
 
 def odd(config):
-    """The config with a word more and, where it has heads, five of them."""
-    heads = {"num_heads": 5, "num_kv_heads": 5, "head_dim": 8}
-    is_transformer = isinstance(config, TransformerConfig)
-    return replace(config, vocab_size=VOCAB + 1, **(heads if is_transformer else {}))
+    """Returns the config with sizes that 2 does not divide.
+
+    There are 65 words and, in a Transformer, five heads. A source has 66 words, which 2 divides.
+    """
+    sizes = {"vocab_size": VOCAB + 1}
+    if isinstance(config, ReadsSource):
+        sizes |= {"source_vocab_size": VOCAB + 2, "share_embeddings": False}
+    if isinstance(config, TransformerConfig):
+        sizes |= {"num_heads": 5, "num_kv_heads": 5, "head_dim": 8}
+    return replace(config, **sizes)
 
 
 def difference(one, other) -> dict:
-    """The largest of each, relative."""
+    """Returns the largest relative differences, and whether the tokens are the same."""
     losses = np.abs(other[0] / one[0] - 1).max()
     gradient = max(
         np.abs(x - y).max() / max(np.abs(x).max(), 1e-6)
@@ -130,7 +139,7 @@ def difference(one, other) -> dict:
 
 
 def several(number: int) -> int:
-    """This very command in so many processes; the status of the first."""
+    """Runs this command in `number` processes. Returns the largest exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -150,8 +159,8 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
-    parser.add_argument("--odd", action="store_true", help="words and heads that 2 does not divide")
-    parser.add_argument("--exchanges", action="store_true", help="of the decoder's step alone")
+    parser.add_argument("--odd", action="store_true", help="use sizes that 2 does not divide")
+    parser.add_argument("--exchanges", action="store_true", help="only the decoder's collectives")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
     arguments = parser.parse_args()
     if arguments.processes > 1:

@@ -1,7 +1,7 @@
-"""Dates, times, amounts and measures, in English and in French, as the Unicode CLDR writes them.
+"""Dates, times, amounts and measures in English and French, as the Unicode CLDR writes them.
 
-Babel makes both sides of each pair from one value. Single phrases are split into those for training
-and those held out *before* any are strung together, so nothing held out was ever seen.
+Babel writes both sides of a pair from one value. Single phrases are divided into training and
+held-out phrases *before* they are joined, so no held-out phrase occurs in the training text.
 """
 
 import random
@@ -16,7 +16,7 @@ from babel.units import format_unit
 LOCALES = Locale("en"), Locale("fr")
 CURRENCIES = ("EUR", "USD", "GBP", "CHF", "CAD", "JPY")
 UNITS = ("length-kilometer", "mass-kilogram", "volume-liter", "temperature-celsius")
-LONGEST = 4  # phrases strung together
+LONGEST = 4  # phrases per text
 
 
 def _both(write) -> tuple[str, str]:
@@ -72,7 +72,7 @@ KINDS = (_date, _moment, _number, _percent, _money, _measure, _span)
 
 
 def phrases(number: int, seed: int) -> tuple[list, list]:
-    """(for training, held out): distinct single phrases, kind by kind, one in ten held out."""
+    """Returns distinct (training, held-out) phrases by kind, with one in ten held out."""
     generator, train, held_out = random.Random(seed), [], []
     for kind in KINDS:
         found = dict(kind(generator) for _ in range(number // len(KINDS)))
@@ -85,10 +85,17 @@ def phrases(number: int, seed: int) -> tuple[list, list]:
 
 
 def strung(kinds, number: int, seed: int, *, mostly_short: bool) -> list[tuple[str, str, int]]:
-    """(English, French, how many phrases): lists of 1 … LONGEST phrases, every kind as frequent.
+    """Returns `number` texts, (English, French, number of phrases).
 
-    mostly_short: single ones are the most frequent (what goes with what is learnt from short
-    texts, and then serves in long ones); else all counts are as frequent.
+    Each text is a list of 1 to LONGEST phrases, and all kinds are equally frequent.
+
+    Args:
+        kinds: phrases by kind, from `phrases`.
+        number: the number of texts.
+        seed: of the random choices.
+        mostly_short: whether shorter lists are more frequent. Short texts teach which words
+            correspond, and that carries over to long ones. Otherwise all lengths are equally
+            frequent.
     """
     generator, texts = random.Random(seed), []
     counts = range(1, LONGEST + 1)

@@ -1,11 +1,11 @@
-"""What training steps and decoding loops need of machines that are not here.
+"""Compiles training steps and decoding loops for absent machines and reports their needs.
 
     python experiments/placements.py gpu:h100:8
     python experiments/placements.py tpu:v5e:4x4 --meshes fsdp=16 --record placements-v5e
     python experiments/placements.py tpu:v5e:4x4 --decode
 
-Compiled for the machine (`jaxformer doctor` says what that takes): memory on each device, what is
-exchanged beside the least that the placement needs, and operations by formula.
+The report has the memory of each device, the communication beside the minimum that the placement
+needs, and the operations by formula. `jaxformer doctor` says what compiling for a target requires.
 """
 
 import json
@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from record import Parser, conclude, run
 
+from jaxformer.doctor.machines import parse_target, start_for
 from jaxformer.models.config import Execution, preset
-from jaxformer.training.doctor.machines import parse_target, start_for
 
-# By machine: meshes to train on, and to decode on.
+# machine: (meshes for training, meshes for decoding)
 MESHES = {
     "gpu:h100:8": (
         ("data=8", "fsdp=8", "data=2,fsdp=4", "fsdp=2,tensor=4", "tensor=8"),
@@ -27,7 +27,7 @@ MESHES = {
         ("data=16", "data=4,tensor=4"),
     ),
 }
-MODELS = {"gpt2-1.5b": 64, "llama-1.1b": 32}  # rows of a batch, each of the model's max_length
+MODELS = {"gpt2-1.5b": 64, "llama-1.1b": 32}  # batch size, with sequences of max_length
 DECODED, ROWS = "gpt2-124m", 32
 HOW = Execution(layers="scan", remat="dots")
 
@@ -40,12 +40,12 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("target", choices=MESHES)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--meshes", nargs="+", help="none of these: all")
+    parser.add_argument("--meshes", nargs="+", help="default: all meshes of the target")
     parser.add_argument("--decode", action="store_true", help=f"the decoding loop of {DECODED}")
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
-    from jaxformer.training.doctor.examine import DoesNotFit, examine_decoding, examine_step
+    from jaxformer.doctor.examine import DoesNotFit, examine_decoding, examine_step
 
     figures = []
 

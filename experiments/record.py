@@ -1,4 +1,4 @@
-"""What an experiment found, kept beside what it takes to find it again."""
+"""Command lines of experiments, and records of results with the details to repeat them."""
 
 import argparse
 import json
@@ -22,7 +22,9 @@ INSTALLED_BY = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of an experiment; what it refuses is a ValueError: see `run`."""
+    """The command line of an experiment. Errors are raised as ValueError: see `run`."""
+
+    picture: Path | None = None
 
     def __init__(self, description: str):
         super().__init__(description=description.splitlines()[0])
@@ -31,9 +33,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ValueError(message)
 
+    def parse_args(self, *arguments, **options):
+        """Parses the arguments, and stores the path of the picture for `run` to announce."""
+        parsed = super().parse_args(*arguments, **options)
+        Parser.picture = getattr(parsed, "picture", None)
+        return parsed
+
 
 def at_least(least: int):
-    """The type of an argument that is a whole number."""
+    """Returns an argument type that accepts whole numbers of at least `least`."""
 
     def number(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
@@ -46,8 +54,7 @@ def at_least(least: int):
 
 
 def picture(text: str) -> Path:
-    """The type of an argument that names a picture to be drawn: refused before, not after, what it
-    is to show has been found."""
+    """Parses the path of a picture, so that a wrong path is rejected before the experiment runs."""
     path = Path(text)
     if path.suffix not in PICTURES or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(
@@ -57,16 +64,21 @@ def picture(text: str) -> Path:
 
 
 def require(*packages: str) -> None:
-    """ValueError, and how to install it, if one is missing that the experiment will need."""
+    """Raises ValueError with the installation command if a package is missing."""
     for name in packages:
         if find_spec(name) is None:
-            raise ValueError(f"{name} is not installed; {INSTALLED_BY[name]}")
+            raise ValueError(f"{name} is not installed; run: {INSTALLED_BY[name]}")
 
 
 def run(main) -> None:
-    """main(); what it refuses is one line, and exit status 2 (130 for Ctrl-C)."""
+    """Runs main() and prints the path of the picture that it drew.
+
+    Errors are printed as one line, with exit status 2 (130 for Ctrl-C).
+    """
     try:
         main()
+        if Parser.picture is not None:
+            print(f"picture: {Parser.picture}", file=sys.stderr)
     except (ValueError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -76,7 +88,7 @@ def run(main) -> None:
 
 
 def conclude(figures, name: str | None) -> None:
-    """Print the figures as a line of JSON; if they have a name, keep them under it."""
+    """Prints the figures as a line of JSON and, if there is a name, writes them to a file."""
     print(json.dumps(figures), flush=True)
     if name is not None:
         text = json.dumps({**circumstances(), "figures": figures}, indent=2)
@@ -84,7 +96,7 @@ def conclude(figures, name: str | None) -> None:
 
 
 def circumstances() -> dict:
-    """The command, the day, the code, the machine and the versions."""
+    """Returns the command, date, commit, machine and package versions."""
     import jax
 
     script, *arguments = sys.argv
@@ -102,7 +114,7 @@ def circumstances() -> dict:
 
 
 def _commit() -> str | None:
-    """The code as it is now; "-dirty" at its end: changed since that commit."""
+    """Returns the commit, with "-dirty" if the code has changed since."""
 
     def git(*words):
         command = ["git", *words]
@@ -117,7 +129,7 @@ def _commit() -> str | None:
         return None
 
 
-COMMIT = _commit()  # of what is about to run, whatever is committed meanwhile
+COMMIT = _commit()  # read at the start, because commits may happen while the experiment runs
 
 
 def _processor() -> str:

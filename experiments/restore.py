@@ -1,18 +1,18 @@
-"""A checkpoint saved on 1, 2, 4 or 8 devices, and loaded on every other number of them.
+"""Saves checkpoints on 1, 2, 4 and 8 devices and loads each on every number of devices.
 
     python experiments/restore.py
     python experiments/restore.py --kinds decoder
 
-The devices are simulated on the CPU. For each kind of model: five updates on each number of
-devices, a checkpoint, and that checkpoint on every number: the parameters and the optimiser's
-state, bit by bit, and the loss of the next update.
+The devices are simulated on the CPU. For each kind of model and each number of devices: five
+updates, then a checkpoint. For each loading it compares the parameters and the optimizer state bit
+by bit, and the loss of the next update.
 """
 
 import tempfile
 from pathlib import Path
 
 import jax
-import meshes  # first: it says how many devices there are
+import meshes  # first, because it sets the number of devices
 import numpy as np
 from record import Parser, conclude, run
 
@@ -35,7 +35,7 @@ UPDATES = 5
 
 
 class On:
-    """A model in training on so many devices."""
+    """A model in training on `devices` devices."""
 
     def __init__(self, kind: str, devices: int):
         self.mesh = make_mesh(SIZES[devices], jax.devices()[:devices])
@@ -62,7 +62,7 @@ class On:
 
 
 def compare(kind: str) -> list[dict]:
-    """For each pair of numbers of devices."""
+    """Returns the figures for each pair of device counts, saved and loaded."""
     found, all_of_them = [], {devices: On(kind, devices) for devices in SIZES}
     for saved, on in all_of_them.items():
         state = on.fresh()

@@ -1,11 +1,11 @@
-"""Decoding with a sliding window in a ring of slots: is a token's time flat, and is it one pass?
+"""Measures decoding with a sliding window in a ring cache: time per token and accuracy.
 
     python experiments/ring.py                            # 4,000 tokens, window 32
     python experiments/ring.py --tokens 8000 --window 128 --record ring-cpu
 
-A model of 6 layers × 384 with rotary positions reads a random text token by token, by one compiled
-step over a cache of window + 8 slots, and over one of as many slots as there are tokens; the logits
-of the ring are held against one pass over the whole text.
+A model of 6 layers × 384 features with rotary positions reads a random text token by token, with
+one compiled step. It uses a ring of window + 8 slots and, for comparison, a cache with one slot per
+token. The logits of both are compared with one pass over the whole text.
 """
 
 import statistics
@@ -13,11 +13,11 @@ import time
 
 from record import Parser, at_least, conclude, run
 
-STRETCHES, STEPS = 6, 20  # where the time of so many tokens is taken
+STRETCHES, STEPS = 6, 20  # number of measured stretches, and tokens in each
 
 
 def decoding(num_tokens: int, window: int, rounds: int) -> dict:
-    """Seconds a token after so many tokens, of either cache; the largest difference of logits."""
+    """Returns seconds per token at several positions for both caches, and logit differences."""
     import jax
     import numpy as np
 
@@ -42,7 +42,7 @@ def decoding(num_tokens: int, window: int, rounds: int) -> dict:
             rows.append(logits[0, 0])
         found[name] = np.stack(rows)
     times = {key: [] for key in caches}
-    for _ in range(rounds):  # in turn, so that a machine whose speed drifts is fair
+    for _ in range(rounds):  # alternates, so that drift of the machine affects all alike
         for (name, position), cache in caches.items():
             begin = time.perf_counter()
             for token in tokens[0, position : position + STEPS]:
@@ -69,11 +69,11 @@ def main():
     parser.add_argument("--window", type=at_least(1), default=32)
     arguments = parser.parse_args()
     figures = decoding(arguments.tokens, arguments.window, arguments.rounds)
-    print("milliseconds a token, after so many tokens:")
+    print("milliseconds per token, by number of previous tokens:")
     for name, seconds in figures["seconds_per_token"].items():
         shown = " ".join(f"{at}: {1e3 * x:.2f} " for at, x in seconds.items())
         difference = figures["difference"][name]
-        print(f"  {name:10} {shown}   logits off by {difference:.1e} at most")
+        print(f"  {name:10} {shown}   logits differ by at most {difference:.1e}")
     conclude(figures, arguments.record)
 
 

@@ -1,9 +1,10 @@
-"""Saturated inputs starve the gradient: what a sigmoid lets through, by the spread of its input.
+"""Measures the mean slope of a sigmoid by the distribution of its input.
 
     python experiments/saturation.py --picture saturation.png
 
 The mean of σ′(z) over z ~ N(mean, variance), by quadrature: 0.2066 for N(0, 1), 0.0971 for N(2, 9)
-(lecture 11 §2), and for other means and spreads. A layer's gradient is multiplied by it.
+(lecture 11 §2), and other means and variances. The gradient of a layer is multiplied by σ′(z), so
+saturated inputs shrink it.
 """
 
 from pathlib import Path
@@ -17,19 +18,19 @@ MEANS, DEVIATIONS = (0.0, 2.0, 4.0), np.geomspace(0.1, 10, 60)
 
 
 def slope(z):
-    """σ′(z) = σ(z) (1 − σ(z))."""
+    """Returns σ′(z) = σ(z) (1 − σ(z))."""
     return jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
 
 
 def mean_slope(mean: float, deviation: float) -> float:
-    """E σ′(z) for z ~ N(mean, deviation²), by Gauss–Hermite quadrature of 200 points."""
+    """Returns E σ′(z) for z ~ N(mean, deviation²) by Gauss–Hermite quadrature with 200 points."""
     points, weights = np.polynomial.hermite_e.hermegauss(200)
     slopes = np.asarray(slope(mean + deviation * points))
     return float((weights * slopes).sum() / weights.sum())
 
 
 def draw(slopes: dict, path: Path) -> None:
-    """What is let through, and where the inputs lie; its mean, by where they lie."""
+    """Draws σ′ with the input densities, and the mean slope by standard deviation."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")

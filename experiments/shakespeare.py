@@ -1,11 +1,11 @@
-"""Tiny Shakespeare at nanoGPT's two settings, byte by byte, against its published losses.
+"""Trains on Tiny Shakespeare with nanoGPT's two settings and compares with its published losses.
 
-    python experiments/shakespeare.py tinyshakespeare.txt                   # small: a CPU, minutes
-    python experiments/shakespeare.py tinyshakespeare.txt --setting large   # a GPU
+    python experiments/shakespeare.py tinyshakespeare.txt                   # minutes on a CPU
+    python experiments/shakespeare.py tinyshakespeare.txt --setting large   # needs a GPU
 
-The text is nanoGPT's (1,115,394 bytes, all ASCII, so a byte is a character), split as there: the
-first 90% to train on, the last 10% held out. The held-out loss is that of every held-out window of
-the training length, one after another: each position weighs the same, as in nanoGPT's random ones.
+The text is nanoGPT's (1,115,394 bytes of ASCII, so a byte is a character), with the same split: the
+first 90% for training, the last 10% held out. The held-out loss covers every held-out window of the
+training length, so each position has the same weight, as in nanoGPT's random windows.
 """
 
 import time
@@ -20,9 +20,8 @@ from windows import batches, check_length, loss
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loop import updates
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,14 @@ class Setting:
     optimizer: OptimizerConfig
     steps: int
     batch_size: int
-    published: float  # nanoGPT's README: nats per character on the held-out text
+    published: float  # nats per character on held-out text, from nanoGPT's README
 
 
 _NANOGPT = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99)
 SETTINGS = {
     "small": Setting(
         DecoderConfig(65, max_length=64, num_layers=4, embed_dim=128, num_heads=4, use_bias=False),
-        # nanoGPT's own numbers (1e-3, falling to a tenth) gave a little more loss here.
+        # nanoGPT's own values (1e-3, decaying to a tenth) gave a slightly higher loss here.
         replace(_NANOGPT, learning_rate=2e-3, final_fraction=0.0),
         steps=2000,
         batch_size=12,
@@ -63,7 +62,7 @@ SETTINGS = {
 
 
 def read(path: Path):
-    """(training ids, held-out ids, characters)."""
+    """Returns (training ids, held-out ids, characters)."""
     text = path.read_text()
     characters = sorted(set(text))
     ids = np.array([characters.index(c) for c in text], np.int32)
@@ -72,7 +71,7 @@ def read(path: Path):
 
 
 def held_out_loss(model, params, ids, batch_size: int = 64) -> float:
-    """Nats per character over all held-out windows, each character a target once."""
+    """Returns nats per character over all held-out windows; each character is one target."""
     length = model.config.max_length
     count = (len(ids) - 1) // length
     windows = ids[length * np.arange(count)[:, None] + np.arange(length + 1)]

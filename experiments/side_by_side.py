@@ -1,6 +1,6 @@
-"""Timing several programs in turn: A B C A B C …, so that a machine whose speed drifts is fair.
+"""Times several programs in turn (A B C A B C …), so that drift of the machine affects all alike.
 
-Each subject lives in a process of its own and waits while another is measured.
+Each program runs in its own process and waits while another one is measured.
 """
 
 import multiprocessing
@@ -15,7 +15,7 @@ from jaxformer.runtime import keep_freed_memory
 
 def _serve(connection, make: Callable[[], Callable[[], None]]):
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    keep_freed_memory()  # for every subject: torch gains from it too
+    keep_freed_memory()  # for every program, because torch benefits too
     try:
         begin = time.perf_counter()
         run = make()
@@ -30,8 +30,10 @@ def _serve(connection, make: Callable[[], Callable[[], None]]):
 
 
 class Subject:
-    """A program in another process: `make()` sets it up and gives a function that does the work
-    once and waits for it to be done."""
+    """A program in another process.
+
+    `make()` sets it up and returns a function that runs it once and waits for the result.
+    """
 
     def __init__(self, name: str, make: Callable[[], Callable[[], None]]):
         context = multiprocessing.get_context("spawn")
@@ -39,7 +41,7 @@ class Subject:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
         self._process.start()
-        theirs.close()  # or a process that dies would be waited for without end
+        theirs.close()  # otherwise a process that dies would leave `recv` waiting forever
         self.setup_seconds = self._receive()
 
     def measure(self) -> None:
@@ -65,7 +67,7 @@ class Subject:
 
 
 def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
-    """Set each subject up (its first run, with compilation, is not counted), then take turns."""
+    """Starts all programs, whose first run is not counted, and measures them in turn."""
     subjects = {name: Subject(name, make) for name, make in makers.items()}
     for _ in range(rounds):
         for subject in subjects.values():
@@ -76,13 +78,15 @@ def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
 
 
 def ratio(ours: Subject, theirs: Subject) -> float:
-    """How many times as fast as `theirs` `ours` is: the median over the rounds of their ratios."""
+    """Returns how many times as fast `ours` is: the median of the ratios of all rounds."""
     return statistics.median(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
 
 
 def table(subjects: dict[str, Subject], tokens: int) -> dict:
-    """Print a line for each subject, which works through `tokens` in a run; returns the figures.
-    The first of them is ours."""
+    """Prints a line per program and returns the figures.
+
+    The first program is ours. Each run processes `tokens` tokens.
+    """
     ours, figures = next(iter(subjects.values())), {}
     for name, subject in subjects.items():
         speed, times = tokens / subject.median, ratio(ours, subject)

@@ -1,10 +1,10 @@
-"""Scaling by √d keeps attention spread: scores and weights against the width of a head.
+"""Measures scores and attention weights against the head width, with and without 1/√d.
 
     python experiments/spread.py --picture spread.png
 
-Queries and keys of independent components, mean 0 and variance 1: then q·k has variance d, and the
-softmax over 64 keys goes from a spread to a choice as d grows, unless scores are divided by √d
-(Vaswani et al. 2017, §3.2.1; lecture 11 §5), and less and less passes back through it.
+Components of queries and keys are independent with mean 0 and variance 1, so q·k has variance d.
+Without division by √d, the softmax over 64 keys concentrates on one key as d grows, and its
+gradient vanishes (Vaswani et al. 2017, §3.2.1; lecture 11 §5).
 """
 
 from functools import partial
@@ -21,8 +21,11 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def measured(key, width: int, scale: float):
-    """(variance of the scores, entropy of the weights in nats, Σ α (1 − α), the trace of the
-    softmax's Jacobian), means over 256 queries of their own keys."""
+    """Returns means over 256 queries with their own keys.
+
+    The values are the variance of the scores, the entropy of the weights in nats, and the trace of
+    the softmax's Jacobian, Σ α (1 − α).
+    """
     query_key, key_key = jax.random.split(key)
     query = jax.random.normal(query_key, (256, width))
     keys = jax.random.normal(key_key, (256, KEYS, width))
@@ -34,7 +37,7 @@ def measured(key, width: int, scale: float):
 
 
 def draw(found: dict, path: Path) -> None:
-    """Three pictures, one message each."""
+    """Draws three plots, one per measure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")

@@ -1,9 +1,9 @@
-"""The main job, `jaxformer train` without arguments: how long it takes, and what comes of it.
+"""Times `jaxformer train` without arguments, and records its results.
 
     python experiments/stdlib.py --record stdlib-cpu --picture stdlib-loss.png
 
-A process of its own in an empty folder, timed from its start to its end, with nothing compiled
-beforehand: as a new user meets it after the installation.
+It runs as a separate process in an empty folder without compiled programs, as for a new user after
+the installation. The time is that of the whole process.
 """
 
 import json

@@ -1,13 +1,15 @@
-"""A run that is killed again and again ends as one that never was; damaged checkpoints are noticed.
+"""Checks that killed runs give the same result, and that damaged checkpoints are noticed.
 
     python experiments/survival.py
     python experiments/survival.py --kills 10 --flips 30
 
-Kills: `jaxformer train`, with dropout, on one core, is ended by SIGKILL at random moments, most of
-them while a checkpoint is being written, and started again unattended. Each start must go on from
-the newest checkpoint that was complete, and the run must end with the losses and the parameters,
-bit by bit, of one that was left alone. Flips: of a checkpoint one byte is changed, or a file cut
-short; restoring must say so and use the one before.
+Kills: `jaxformer train` with dropout, on one core, is ended by SIGKILL at random moments, mostly
+while it writes a checkpoint, and started again. Each start must continue from the newest complete
+checkpoint. The losses and parameters at the end must be bitwise equal to those of a run without
+kills.
+
+Flips: one byte of a checkpoint is changed, or a file is truncated. Restoring must warn and use the
+previous checkpoint.
 """
 
 import hashlib
@@ -30,20 +32,20 @@ import numpy as np
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.digests import DIGESTS
+from jaxformer.artifacts.checkpoint import DIGESTS, Checkpoints
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.build import build, shape_tree
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
 
 SETTINGS = (
     "--preset tiny --max-length 32 --embed-dim 32 --vocab-size 300 --batch-size 4 --dropout 0.1 "
     "--evaluate-every 200 --checkpoint-every 5 --evaluation-windows 4 --sample-tokens 0"
 ).split()
 STEPS_PER_KILL = 25
-MOMENTS = {"save": 0.6, "training": 0.3, "start": 0.1}  # where a kill aims at, and how often
+MOMENTS = {"save": 0.6, "training": 0.3, "start": 0.1}  # target of a kill: probability
 LONGEST_START = 10.0  # seconds
 
-# In the new process itself: a hook between fork and exec makes JAX warn of the fork.
+# Runs in the new process: with a hook between fork and exec, JAX would warn of the fork.
 ON_ONE_CORE = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
@@ -54,7 +56,7 @@ sys.exit(main())
 
 
 class Run:
-    """A run of `jaxformer train` in a folder of its own."""
+    """A run of `jaxformer train` in its own folder."""
 
     def __init__(self, where: Path, name: str, steps: int):
         self.where, self.name = where, name
@@ -74,11 +76,11 @@ class Run:
         )
 
     def complete(self) -> int:
-        """The newest checkpoint that was written to the end, digests and all; 0: none."""
+        """Returns the step of the newest complete checkpoint, with digests, or 0."""
         return max((int(path.parent.name) for path in self._folders(DIGESTS)), default=0)
 
     def is_saving(self) -> bool:
-        """Whether a checkpoint is half written: Orbax has not committed it, or has no digests."""
+        """Returns whether a checkpoint is incomplete: not committed by Orbax, or no digests."""
         unfinished = any(self.folder.checkpoints.glob("*.orbax-checkpoint-tmp*"))
         committed = len(list(self._folders("_CHECKPOINT_METADATA")))
         return unfinished or committed > len(list(self._folders(DIGESTS)))
@@ -87,7 +89,7 @@ class Run:
         return self.folder.checkpoints.glob(f"[0-9]*[0-9]/{holding}") or ()
 
     def logged(self) -> int:
-        """Bytes of metrics.jsonl."""
+        """Returns the size of metrics.jsonl in bytes."""
         return self.folder.metrics.stat().st_size if self.folder.metrics.exists() else 0
 
     def losses(self) -> list[tuple[int, float]]:
@@ -95,7 +97,7 @@ class Run:
         return [(x["step"], x.get("loss", x.get("held_out_loss"))) for x in lines]
 
     def digest(self) -> str:
-        """Of the final parameters."""
+        """Returns the SHA-256 digest of the final parameters."""
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(jf.load(self.folder.path).variables):
             digest.update(np.asarray(leaf).tobytes())
@@ -103,20 +105,20 @@ class Run:
 
 
 def wait_for(process: subprocess.Popen, happened, seconds: float = 60.0) -> None:
-    """Until it has happened, or the process has ended."""
+    """Waits until `happened()` is true, the process has ended, or `seconds` have passed."""
     end = time.monotonic() + seconds
     while process.poll() is None and not happened() and time.monotonic() < end:
         time.sleep(0.001)
 
 
 def kill_at_random(run: Run, process: subprocess.Popen, chance: random.Random) -> str | None:
-    """Where the kill aimed at; None if the run ended before."""
+    """Kills the process. Returns the target of the kill, or None if the run ended before."""
     aim = chance.choices(list(MOMENTS), MOMENTS.values())[0]
     if aim == "start":
         wait_for(process, lambda: False, chance.uniform(0, LONGEST_START))
     else:
         before = run.logged()
-        wait_for(process, lambda: run.logged() > before)  # what it resumed from is behind it
+        wait_for(process, lambda: run.logged() > before)  # the process has resumed and trained
         wait_for(process, lambda: False, chance.uniform(0, 0.6))
         if aim == "save":
             wait_for(process, run.is_saving, 5)
@@ -128,7 +130,7 @@ def kill_at_random(run: Run, process: subprocess.Popen, chance: random.Random) -
 
 
 def survive(where: Path, kills: int, seed: int) -> dict:
-    """What came of a run that was killed so often."""
+    """Kills a run `kills` times. Returns its figures compared with a run without kills."""
     chance, steps = random.Random(seed), STEPS_PER_KILL * kills + 200
     text = "".join(f"def f{i}(x):\n    return x * {i}\n\n\n" for i in range(500))
     (where / "text.py").write_text(text)
@@ -136,7 +138,7 @@ def survive(where: Path, kills: int, seed: int) -> dict:
     said, _ = (process := whole.start()).communicate()
     if process.returncode:
         raise ValueError(f"the run that is left alone failed: {said}")
-    print(f"{steps} steps without a kill", flush=True)
+    print(f"reference run: {steps} steps without a kill", flush=True)
 
     counts, repeated, expected, began = Counter(), [], 0, time.monotonic()
     while True:
@@ -166,7 +168,7 @@ def survive(where: Path, kills: int, seed: int) -> dict:
 
 
 def check_start(said: str, expected: int) -> None:
-    """ValueError if a start did not go on from the newest complete checkpoint, or a later one."""
+    """Raises ValueError if a start did not continue from step `expected` or a later one."""
     marker = "resuming from the checkpoint of step "
     if marker in said:
         found = int(said.split(marker)[1].split()[0])
@@ -178,7 +180,7 @@ def check_start(said: str, expected: int) -> None:
 
 @contextmanager
 def damaged(path: Path, chance: random.Random):
-    """One byte of the file is another, or its end is missing; then it is what it was."""
+    """Changes one byte of a file or truncates it, and restores it afterwards."""
     whole = path.read_bytes()
     place = chance.randrange(len(whole))
     if chance.random() < 0.5:
@@ -195,7 +197,7 @@ def damaged(path: Path, chance: random.Random):
 
 
 def damage(folder: RunFolder, flips: int, seed: int) -> dict:
-    """How often a damaged checkpoint was noticed, and the one before used."""
+    """Returns how often a damaged checkpoint was noticed and the previous one used."""
     chance, counts = random.Random(seed), Counter()
     checkpoints = Checkpoints(folder.checkpoints)
     older, newer = checkpoints.steps()

@@ -1,12 +1,12 @@
-"""Translation: Transformer, LSTM with attention and LSTM without, for equal time.
+r"""Compares translation by a Transformer, an LSTM with attention and an LSTM, for equal time.
 
     python experiments/translate.py                        # dates and amounts, English to French
-    python experiments/translate.py --source train.en.gz --target train.de.gz \\
+    python experiments/translate.py --source train.en.gz --target train.de.gz \
         --test-source test.en.gz --test-target test.de.gz --lowercase --minutes 60
 
-Without files it learns phrases that Babel writes from the Unicode CLDR (`phrases.py`): real
-language, exactly right or not, and as long as one likes. Each model is a run of `jaxformer train`
-below --out, and goes on when the same command is given again. Needs
+Without files the models learn phrases that Babel writes from the Unicode CLDR (`phrases.py`). They
+are real language, a translation is either right or wrong, and texts can have any length. Each model
+is a run of `jaxformer train` below --out; the same command resumes it. Needs
 `pip install -e ".[experiments]"`.
 """
 
@@ -19,11 +19,12 @@ import numpy as np
 from record import Parser, at_least, conclude, require, run
 
 import jaxformer as jf
-from jaxformer.artifacts.run import RunFolder, write_whole
-from jaxformer.artifacts.tokenizer import NUM_BYTES
-from jaxformer.cli.runtime import start_jax
+from jaxformer.artifacts.byte_tokenizer import NUM_BYTES
+from jaxformer.artifacts.files import write_whole
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.train import main as train
 from jaxformer.decoding.translate import translate
+from jaxformer.runtime import start_jax
 from jaxformer.training.bleu import bleu
 from jaxformer.training.data.parallel import read_pairs
 
@@ -32,8 +33,8 @@ _LSTM = "--model recurrent-encoder-decoder --preset translation"
 MODELS = {"transformer": _TRANSFORMER, "attention-lstm": _LSTM, "lstm": f"{_LSTM} --no-attends"}
 LABELS = {"transformer": "Transformer", "attention-lstm": "LSTM, attention", "lstm": "LSTM"}
 
-# Of a model this small Muon's step costs more than Adam's, and makes up for it where what is learnt
-# is a rule; an LSTM gained nothing by it.
+# For models this small a step of Muon takes longer than one of Adam. That pays off where the task
+# is a rule, as here. The LSTM gained nothing from Muon.
 _PHRASES = (
     "--vocab-size 512 --dropout 0 --label-smoothing 0 --batch-tokens 1024 --lengths 4 "
     "--learning-rate 5e-3"
@@ -48,8 +49,14 @@ PHRASES = {
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt and what is asked: where the training text is, as flags; pairs to be asked;
-    groups: for the picture by length."""
+    """A translation task.
+
+    Attributes:
+        name: printed and recorded.
+        inputs: flags of `jaxformer train` for the training text.
+        test: (source, target) pairs.
+        groups: the number of phrases of each test pair, or None for text.
+    """
 
     name: str
     inputs: list[str]
@@ -58,7 +65,7 @@ class Task:
 
 
 def phrase_task(arguments) -> Task:
-    """Phrases for training and others, never seen singly either, to be asked."""
+    """Returns the phrases task. No single phrase of its test occurs in the training text."""
     require("babel")
     from phrases import phrases, strung
 
@@ -74,7 +81,7 @@ def phrase_task(arguments) -> Task:
 
 
 def text_task(arguments) -> Task:
-    """The files given."""
+    """Returns the task of the files given as arguments."""
     inputs = ["--source", str(arguments.source), "--target", str(arguments.target)]
     test = read_pairs(arguments.test_source, arguments.test_target)
     if arguments.lowercase:
@@ -86,8 +93,10 @@ def text_task(arguments) -> Task:
 
 
 def learn(name: str, task: Task, arguments) -> dict:
-    """Train one model, or go on with it, and score it; returns its figures, its answers under
-    "found" and its losses under "history"."""
+    """Trains a model, or resumes its training, and scores it.
+
+    Returns its figures, with its translations as "found" and its losses as "history".
+    """
     folder = RunFolder(arguments.out / name)
     words = ["--out", str(folder.path)]
     if folder.holds_run:
@@ -115,8 +124,10 @@ def learn(name: str, task: Task, arguments) -> dict:
 
 
 def score(targets, found, groups: list[int] | None) -> dict:
-    """BLEU with its signature for text; for phrases what share of texts is exactly right, in all
-    and of so many phrases each."""
+    """Returns BLEU with its signature for text.
+
+    For phrases, returns the share of exact translations, overall and by number of phrases.
+    """
     if groups is not None:
         right = np.array([a == b for a, b in zip(targets, found, strict=True)])
         shares = {n: float(right[np.array(groups) == n].mean()) for n in sorted(set(groups))}
@@ -125,7 +136,7 @@ def score(targets, found, groups: list[int] | None) -> dict:
 
 
 def draw(task: Task, results: dict, path: Path) -> None:
-    """For phrases, what share is right by how many were strung together; for text, the losses."""
+    """Draws the losses, and the share of exact translations by length (phrases) or BLEU (text)."""
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
@@ -154,12 +165,12 @@ def draw(task: Task, results: dict, path: Path) -> None:
 
 
 def check(arguments) -> None:
-    """Refuse what makes no sense before anything is made."""
+    """Raises ValueError for inconsistent arguments before any file is written."""
     files = ("source", "target", "test_source", "test_target")
     if any(getattr(arguments, x) for x in files) and not all(getattr(arguments, x) for x in files):
         raise ValueError("--source, --target, --test-source and --test-target belong together")
     if not 0 < arguments.minutes < float("inf"):
-        raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0, and finite")
+        raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0 and finite")
     for name in ("vocab_size", "lowercase", "beam_width"):
         if getattr(arguments, name) and not arguments.source:
             raise ValueError(f"--{name} needs --source".replace("_", "-"))
@@ -168,18 +179,18 @@ def check(arguments) -> None:
 def main():
     parser = Parser(__doc__)
     for name in ("--source", "--target", "--test-source", "--test-target"):
-        parser.add_argument(name, type=Path, help="a text, plain or .gz, a sentence a line")
+        parser.add_argument(name, type=Path, help="text, plain or .gz, one sentence per line")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--minutes", type=float, default=4.2, help="of training, for each model")
-    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), help="for text; else 5000")
-    parser.add_argument("--lowercase", action="store_true", help="all text, on both sides")
-    parser.add_argument("--beam-width", type=at_least(1), help="for text; else 5")
+    parser.add_argument("--minutes", type=float, default=4.2, help="of training per model")
+    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), help="for text; default 5000")
+    parser.add_argument("--lowercase", action="store_true", help="lowercase all text")
+    parser.add_argument("--beam-width", type=at_least(1), help="for text; default 5")
     parser.add_argument("--out", type=Path, default=Path("runs/translate"))
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
     check(arguments)
     task = text_task(arguments) if arguments.source else phrase_task(arguments)
-    start_jax()  # what is compiled is kept: going on does not compile again
+    start_jax()  # enables the compilation cache, so resuming does not compile again
     results = {name: learn(name, task, arguments) for name in arguments.models}
     figures = {"task": task.name, "asked": len(task.test)}
     for name, result in results.items():

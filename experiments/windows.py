@@ -1,4 +1,4 @@
-"""Windows of a text, to learn from and to be scored on."""
+"""Windows of a text for training and for scoring."""
 
 from itertools import islice
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from record import Parser, at_least, picture
 
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.training.batch import Batch
 from jaxformer.training.data.corpus import read_documents, standard_library
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
@@ -14,21 +14,34 @@ from jaxformer.training.loss import summed_loss
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
-    """The command line of an experiment that trains on a text, for at least so many steps, and
-    draws what came of it, by default under that name."""
+    """Returns the command line of an experiment that trains on a text and draws a picture.
+
+    Args:
+        description: the module's docstring.
+        steps: default number of training steps.
+        least: smallest number of steps that is accepted.
+        name: default path of the picture.
+    """
     parser = Parser(description)
-    parser.add_argument("text", nargs="*", type=Path, help="files and folders; none: the library's")
+    parser.add_argument(
+        "text", nargs="*", type=Path, help="files and folders; default: the standard library"
+    )
     parser.add_argument("--steps", type=at_least(least), default=steps)
     parser.add_argument("--picture", type=picture, default=name)
     return parser
 
 
 def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
-    """(tokenizer, training ids, `number` held-out windows, bytes a token) of texts, or of the
-    standard library's source; the tokenizer has learnt from every fourth training document."""
+    """Reads texts, or the standard library's source, and trains a tokenizer.
+
+    The tokenizer learns from every fourth training document.
+
+    Returns:
+        (tokenizer, training ids, `number` held-out windows, bytes per token)
+    """
     documents = read_documents(paths)[0] if paths else standard_library()
     train, held_out = split(documents, *DEFAULT_SPLIT)
-    tokenizer = Tokenizer.train(
+    tokenizer = ByteTokenizer.train(
         (document.text for document in islice(train, 0, None, 4)), vocab_size
     )
 
@@ -43,32 +56,32 @@ def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
 
 
 def evenly(ids, length: int, number: int):
-    """`number` windows of length + 1 ids, spread evenly over a text."""
+    """Returns `number` evenly spaced windows of length + 1 ids."""
     check_length(ids, length)
     starts = np.linspace(0, len(ids) - length - 1, number).astype(int)
     return ids[starts[:, None] + np.arange(length + 1)].astype(np.int32)
 
 
 def at_random(random, ids, length: int, shape: tuple[int, ...]):
-    """Windows of length + 1 ids from random places, [*shape, length + 1]."""
+    """Returns windows of length + 1 ids from random places, [*shape, length + 1]."""
     starts = random.integers(0, len(ids) - length, (*shape, 1))
     return ids[starts + np.arange(length + 1)].astype(np.int32)
 
 
 def check_length(ids, length: int) -> None:
-    """ValueError if there is no whole window."""
+    """Raises ValueError if the text is shorter than one window."""
     if len(ids) <= length:
         raise ValueError(f"the text has {len(ids)} tokens in a part; a window has {length + 1}")
 
 
 def batches(random, ids, length: int, shape: tuple[int, ...]):
-    """Batches of such windows, without end: [*shape, length]."""
+    """Yields random batches without end, inputs and targets [*shape, length]."""
     while True:
         rows = at_random(random, ids, length, shape)
         yield Batch(rows[..., :-1], rows[..., 1:])
 
 
 def loss(model, params, windows):
-    """Nats per token."""
+    """Returns nats per token."""
     total, count = summed_loss(model, params, Batch(windows[:, :-1], windows[:, 1:]))
     return total / count

@@ -1,11 +1,11 @@
-"""The race: RNN, LSTM, causal CNN and Transformer of one size, on the same text.
+"""Compares an RNN, an LSTM, a causal CNN and a Transformer of one size on the same text.
 
     python experiments/zoo.py                  # the standard library's source
     python experiments/zoo.py TEXT… --steps 800
 
-Draws loss against steps and against time, and how many tokens a second each trains on, and writes,
-at early and at late positions (what is in the past costs a Transformer more and more, a recurrent
-state and a convolution's reach nothing).
+It draws the loss by step and by time, and the tokens per second of training and of decoding at
+early and late positions. A decoding step of the Transformer becomes slower with every token before
+it. Steps of the other models do not, because their caches have a fixed size.
 """
 
 import time
@@ -19,12 +19,12 @@ from record import at_least, conclude, run
 from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, decode_block, first_token, prefill
+from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+from jaxformer.functional.inputs import Inputs
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loop import updates
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, updates
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 64
 COMMON = {"vocab_size": VOCAB, "max_length": 4096}
@@ -38,19 +38,19 @@ MODELS = {  # 1.26 to 1.28 M parameters each
         **COMMON, embed_dim=152, num_layers=4, num_heads=4, positions="rotary", norm="rms"
     ),
 }
-# The best at 300 steps of learning rates a factor of two apart: up to these, and for the RNN and
-# the Transformer up to twice these.
+# The best learning rates at 300 steps, among rates a factor of two apart. For the LSTM and the CNN
+# the best rate is the largest that was tried; for the RNN and the Transformer, half of it.
 PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 
 
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
-    """Losses on held-out text by step and by second of training, and the trained weights."""
+    """Returns held-out losses by step and second, and the speeds of training and decoding."""
     model = jf.build(MODELS[name], jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0)
     optimizer = make_optimizer(recipe)
     start = jax.jit(lambda: init_state(model, optimizer, seed))()
     data = batches(np.random.default_rng(seed), ids, LENGTH, (1, BATCH))
-    # Compiled apart: what it costs is not training.
+    # Compiled in advance, because compilation does not count as training time.
     update = make_step(model, optimizer).lower(start, next(data), np.float32(0)).compile()
     loss_of = jax.jit(partial(loss, model))
     curve, seconds = [], 0.0
@@ -80,29 +80,29 @@ POSITIONS = (32, 128, 512, 1024, 2048, 3968)
 
 
 def decode_speed(model, params, rounds: int = 25) -> dict:
-    """Tokens a second of the decoding loop, one row, after so many tokens have been read."""
+    """Returns tokens per second of the decoding loop, batch size 1, at several positions."""
     prepared = jf.prepare(model, {"params": params})
     weights = prepared["prepared"]
-    arrays, stops = jf.Sampler(temperature=0.0).arrays(), jnp.zeros(0, jnp.int32)
+    choice = Choice(None, None, jnp.zeros(0, jnp.int32))
     times = {position: [] for position in POSITIONS}
-    for _ in range(rounds + 1):  # in turn, so that a machine's whims are shared; the first compiles
+    for _ in range(rounds + 1):  # alternates, so that drift affects all; the first turn compiles
         for position in POSITIONS:
-            tokens, live = jnp.ones((1, position), jnp.int32), position + 2 * STEPS
+            inputs, live = Inputs(*jnp.ones((2, 1, position), jnp.int32)), position + 2 * STEPS
             cache = jf.start(model, prepared, 1, live)
             slots = None if cache.capacity is None else live
-            passed = prefill(model, weights, tokens, tokens, cache)
-            state, _ = first_token(passed, arrays, None, stops)
-            block = partial(decode_block, model, weights, arrays=arrays, stops=stops, live=slots)
-            # The first block fetches again what reading pushed out of the processor's caches.
-            state, _ = jax.block_until_ready(block(state, key=jax.random.key(0)))
+            passed = prefill(model, weights, inputs, cache)
+            state, _ = first_token(passed, choice)
+            block = partial(decode_block, model, weights, choice=choice, live=slots)
+            # The first block brings back what `prefill` displaced from the processor's caches.
+            state, _ = jax.block_until_ready(block(state))
             begin = time.perf_counter()
-            jax.block_until_ready(block(state, key=jax.random.key(0)))
+            jax.block_until_ready(block(state))
             times[position].append(time.perf_counter() - begin)
     return {position: STEPS / float(np.median(some[1:])) for position, some in times.items()}
 
 
 def draw(results: dict, path: Path) -> None:
-    """Four pictures, one message each."""
+    """Draws four plots, one message each."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
@@ -144,7 +144,7 @@ def main():
         results[name]["parameters"] = jf.parameter_count(MODELS[name])
     conclude(results, arguments.record)
     draw(results, arguments.picture)
-    print(f"{arguments.picture}; {bytes_a_token:.2f} bytes a token")
+    print(f"{arguments.picture}; {bytes_a_token:.2f} bytes per token")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""jaxformer: the Transformer, whole, as pure functions in JAX and Flax.
+"""jaxformer: Transformer models for JAX and Flax, written as pure functions.
 
     import jaxformer as jf
 
@@ -7,56 +7,62 @@
     logits    = jax.jit(model.apply)(variables, tokens)
     out       = jf.generate(model, variables, prompts, max_new_tokens=64, key=key)
 
-The mathematics is in `jaxformer.functional`. Names are imported when first used, so that importing
-the package, or asking the command line for help, does not wait for JAX.
+The mathematics is in `jf.functional`. The other subpackages are attributes too (`jf.verify`, …).
+Names and subpackages are imported on first use, so `import jaxformer` and `jaxformer --help` do not
+load JAX.
 """
 
 from importlib import import_module
 
 _HOME = {
-    "Convolutional": "models.convolutional",
+    "Constraints": "models.config.generation",
+    "Convolutional": "models.kinds",
     "ConvolutionalConfig": "models.config",
-    "Decoder": "models.decoder",
+    "Decoder": "models.kinds",
     "DecoderConfig": "models.config",
-    "Encoder": "models.encoder",
+    "Encoder": "models.kinds",
     "EncoderConfig": "models.config",
-    "EncoderDecoder": "models.encoder_decoder",
+    "EncoderDecoder": "models.kinds",
     "EncoderDecoderConfig": "models.config",
     "Execution": "models.config",
+    "GenerationDefaults": "models.config.generation",
     "Generation": "decoding.generate",
     "Hypotheses": "decoding.beam",
     "Patch": "functional.taps",
-    "Recurrent": "models.recurrent",
+    "Recurrent": "models.kinds",
     "RecurrentConfig": "models.config",
-    "RecurrentEncoderDecoder": "models.encoder_decoder",
+    "RecurrentEncoderDecoder": "models.kinds",
     "RecurrentEncoderDecoderConfig": "models.config",
     "RotaryScaling": "models.config",
     "Sampler": "decoding.sampling",
     "advance": "decoding.autoregressive",
     "beam_search": "decoding.beam",
-    "build": "models.build",
+    "build": "models.kinds",
     "generate": "decoding.generate",
     "inspect": "decoding.autoregressive",
     "export": "hub.export",
     "keep_freed_memory": "runtime",
     "load": "hub.load",
-    "parameter_count": "models.build",
+    "parameter_count": "models.parameters",
     "prepare": "decoding.prepared",
     "preset": "models.config",
     "save": "artifacts.saved",
     "score": "decoding.score",
     "start": "decoding.autoregressive",
 }
-__all__ = sorted(_HOME)
+_ROOMS = ("artifacts", "decoding", "doctor", "functional", "hub", "models", "training", "verify")
+__all__ = sorted((*_HOME, *_ROOMS))
 __version__ = "0.1.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str):
+    if name in _ROOMS:
+        return import_module(f"jaxformer.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"jaxformer.{_HOME[name]}"), name)
     return value
 
 
-def __dir__():
-    return sorted({*globals(), *_HOME})
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

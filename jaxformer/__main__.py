@@ -1,4 +1,4 @@
-"""`python -m jaxformer`."""
+"""Entry point of `python -m jaxformer`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What every test shares: shapes checked at run time, and how many cases a property is tried on."""
+"""Setup of all tests: shape checks at run time, the compilation cache, and hypothesis profiles."""
 
 import gc
 import itertools
@@ -9,47 +9,51 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
-# What is compiled is kept on disk, for other workers, runs (slow tests, mutation) and processes.
+# Stores compiled programs on disk for other workers, for later runs (slow tests, mutation) and for
+# processes that tests start. Processes read the environment; here JAX may be imported already.
 PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "xla"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-# Before anything imports the package: from here on each annotated shape in it is checked. Inside
-# jit that happens while tracing, so it costs a compiled function nothing.
+# Must run before anything imports the package, so that every annotated shape in it is checked.
+# Inside jit the checks run while tracing, so they cost a compiled function nothing.
 install_import_hook("jaxformer.functional", "beartype.beartype")
 
 import jax  # noqa: E402
 
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
 from jaxformer.functional import blockwise  # noqa: E402
 from tests.properties import witness  # noqa: E402
 
-# The suite is one long compilation, and XLA's older code for fused loops, which jax 0.11 no longer
-# has, compiles in half the time. Flags that are set are left alone: `XLA_FLAGS= pytest
-# tests/parity` tries what users run.
+# The suite mostly compiles. XLA's older code for fused loops, which jax 0.11 removed, compiles in
+# half the time. XLA_FLAGS that are already set take precedence: `XLA_FLAGS= pytest tests/parity`
+# compiles as users do.
 SUITE_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", SUITE_XLA_FLAGS)
 
-# The first case of a property compiles and the rest run in milliseconds: no deadline fits both.
+# The first example of a property compiles and the rest take milliseconds: no deadline fits both.
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=20, derandomize="CI" in os.environ, **_SLOW)
 settings.register_profile("thorough", max_examples=400, **_SLOW)
-# Red or green is all that is asked: by the seed that is given, no simpler case is looked for, and
-# none is kept for runs of sound code.
+# A mutation run only needs pass or fail for its seed. It does not shrink failures, and it stores
+# none, because runs on sound code would replay them.
 _ONCE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
 _ONCE["database"] = None
 settings.register_profile("mutation", max_examples=20, derandomize=False, **_ONCE, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# Each compiled program maps some memory of its own, and Linux gives a process 65,530 mappings: a
-# worker that keeps thousands of programs dies of a segmentation fault (docs/hazards.md).
+# Each compiled program maps memory, and Linux allows 65,530 mappings per process. A worker that
+# holds thousands of programs dies of a segmentation fault (docs/hazards.md).
 _MAPS, _MOST_MAPS = Path("/proc/self/maps"), 20_000
 _teardowns = itertools.count(1)
 
 
 def pytest_runtest_teardown(item):
-    """Drop what is compiled when there is much of it."""
+    """Clears JAX's caches if the process has many memory mappings."""
     looks = next(_teardowns) % 8 == 0 and _MAPS.exists()
     if looks and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
@@ -58,7 +62,7 @@ def pytest_runtest_teardown(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Note how many generated cases the test held to a rule, for the summary of the run."""
+    """Records how many generated cases the test compared with a rule, for the summary."""
     before = witness.cases
     try:
         return (yield)
@@ -69,9 +73,10 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="module")
 def quick_compilation():
-    """Compile without XLA's costlier passes; all of them run with HYPOTHESIS_PROFILE=thorough.
+    """Compiles without XLA's costlier passes, except with HYPOTHESIS_PROFILE=thorough.
 
-    What the optimiser does to a program is tried there, by real sizes, parity and tests/functional.
+    XLA's optimizations are tested by that profile, by real sizes, by parity and by
+    tests/functional.
     """
     option = "jax_disable_most_optimizations"
     before = jax.config.read(option)
@@ -82,14 +87,14 @@ def quick_compilation():
 
 @pytest.fixture(scope="module")
 def small_blocks():
-    """Blocks of five queries instead of sixty-four: rows of twelve tokens then have three."""
+    """Uses blocks of 5 queries, not 64, so that a sequence of twelve tokens has three blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "_SMALLEST_BLOCK", 5)
         yield
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How often the dependency property was tried, and that it held."""
+    """Prints how many cases the dependency property compared with its rule, and the failures."""
     counts = {"passed": [], "failed": []}
     for outcome, found in counts.items():
         for report in terminalreporter.stats.get(outcome, ()):

@@ -1,10 +1,10 @@
-"""What an error says."""
+"""Access to error messages."""
 
 import pytest
 
 
 def error_of(call, *arguments):
-    """The message, one line, of the ValueError that the call raises."""
+    """Asserts that the call raises a ValueError of one line. Returns its message."""
     with pytest.raises(ValueError) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)

@@ -1,10 +1,10 @@
-"""Which cases run at every change, and which with `-m slow` alone."""
+"""Marks the cases of a test that run only with `-m slow`."""
 
 import pytest
 
 
 def mostly_slow(cases, *quick):
-    """pytest parameters of all the cases; those that are not `quick` are marked slow."""
+    """Returns pytest parameters for all cases; those that are not `quick` are marked slow."""
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),

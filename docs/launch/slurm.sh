@@ -1,9 +1,9 @@
 #!/bin/bash
-# One process on each node, which has all of the node's devices:
+# A training run with one process per node, which uses all devices of the node:
 #   sbatch --nodes 4 docs/launch/slurm.sh my.txt --preset gpt2-124m --mesh fsdp=32
-# The run folder must be on a file system that all nodes see. Two minutes before the time is up Slurm
-# sends SIGTERM; the run saves, ends with status 143, and is queued again. It then goes on, and so it
-# does where one process died, of which JAX's runtime tells the others by ending them (134).
+# The run folder must be on a file system that all nodes share. Slurm sends SIGTERM two minutes
+# before the time limit. The run then saves, ends with status 143, is queued again and continues. If
+# one process dies, JAX's runtime ends the others with status 134, and the run continues as well.
 #SBATCH --job-name=jaxformer
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8

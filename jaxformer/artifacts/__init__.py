@@ -1,1 +1,1 @@
-"""What lies on disk: a run folder, its checkpoints, a tokenizer; load and save."""
+"""Files on disk: run folders, checkpoints, saved models and tokenizers."""

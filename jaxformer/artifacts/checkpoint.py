@@ -1,5 +1,6 @@
-"""Checkpoints of a run, read through Orbax: the newest that is whole, by the digests beside it."""
+"""Checkpoints of a run, read through Orbax and verified by the digests stored with them."""
 
+import hashlib
 import json
 import logging
 import tempfile
@@ -7,48 +8,76 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxformer.artifacts.digests import DIGESTS, damaged_file
+from jaxformer.artifacts.checkpoint_form import in_memory, stored_form
+from jaxformer.artifacts.files import write_whole
 from jaxformer.artifacts.run import next_free
+from jaxformer.artifacts.trees import (
+    as_shapes,
+    leaf_types,
+    not_finite,
+    refuse_difference,
+    warn_of_former,
+    with_former,
+    without_former,
+)
 
-# Orbax tells every save to whoever listens, and a failed one, which is raised, in many tracebacks.
+DIGESTS = "SHA256SUMS"  # the format of `sha256sum --check SHA256SUMS`, run in the folder
+
+# Orbax logs every save, and a failed save in many tracebacks although it also raises it.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 class Checkpoints:
-    """The checkpoints below a folder, each with `params`, `rest` (arrays) and `progress` (JSON).
+    """Checkpoints in a folder, each with `params`, `rest` (arrays) and `progress` (JSON).
 
-    `params` lie apart so that a model can be loaded without its optimiser.
+    `params` is separate so that a model can be loaded without its optimizer state.
     """
 
     def __init__(self, folder: Path):
+        """Names the folder; nothing is read yet.
+
+        Args:
+            folder: The folder of the checkpoints.
+        """
         self._folder = folder.absolute()
 
     def _numbered(self) -> list[Path]:
-        """The folders of checkpoints, whole or not, oldest first."""
+        """Returns the folders of all checkpoints, damaged ones too, oldest first."""
         paths = self._folder.iterdir() if self._folder.exists() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=_step)
 
     def _by_trust(self) -> list[Path]:
-        """In the order in which they are tried: those with digests, then those without, which an
-        earlier version wrote or whose save was cut short; of each the newest first."""
+        """Returns the checkpoints in the order in which `restore` tries them.
+
+        Checkpoints with digests come first, then those without, which an earlier version wrote or
+        whose save was interrupted. Within each group the newest comes first.
+        """
         return sorted(self._numbered(), key=lambda path: (_has_digests(path), _step(path)))[::-1]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no checkpoint, not even one that cannot be read."""
+        """Whether there is no checkpoint at all, not even a damaged one."""
         return not self._numbered()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that were written to the end, oldest first."""
+        """Returns the steps of the completely written checkpoints, oldest first."""
         return [_step(path) for path in self._numbered() if _is_committed(path)]
 
+    def progress(self) -> tuple[int, dict]:
+        """Returns (step, progress) of the newest completely written checkpoint.
+
+        The arrays are not read. Without such a checkpoint the result is (0, {}).
+        """
+        *_, step = (0, *self.steps())
+        try:
+            return step, dict(json.loads(_progress_file(self._folder / str(step)).read_text()))
+        except (OSError, TypeError, ValueError):
+            return step, {}
+
     def last(self) -> str:
-        """Which checkpoint is the last good one, in words."""
+        """Returns a message that says which checkpoint is the newest undamaged one."""
         if not self.steps():
             return "there is no checkpoint yet"
         for folder in self._by_trust():
@@ -62,8 +91,10 @@ class Checkpoints:
         return f"no checkpoint in {self._folder} is whole"
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Rename the checkpoints after `step`, which cannot be read, so that a run which goes on
-        from `step` can save its own; returns what they are called now."""
+        """Renames the checkpoints after `step`, which cannot be read, and returns the new paths.
+
+        A run that resumes from `step` can then save its own checkpoints.
+        """
         return [
             path.rename(next_free(self._folder, f"{path.name}.unreadable"))
             for path in self._numbered()
@@ -71,16 +102,25 @@ class Checkpoints:
         ]
 
     def restore(self, like_params, like_rest=None) -> tuple[int, dict, object, dict]:
-        """(step, params, rest, progress) of the newest checkpoint that is whole.
+        """Reads the newest undamaged checkpoint.
 
-        like_params, like_rest: trees of arrays or shapes; a checkpoint of another tree, shape or
-        dtype is a ValueError that names the first difference. like_rest None: rest is None. A
-        warning says which newer checkpoints are passed over, and why; one without digests is used
-        if none that has them is whole, with a warning. ValueError if no checkpoint can be read.
+        A warning names each damaged newer checkpoint and its fault. A checkpoint without digests is
+        used, with a warning, only if no undamaged checkpoint has digests.
+
+        Args:
+            like_params: A tree of arrays or shapes like the stored parameters.
+            like_rest: A tree of arrays or shapes like the stored `rest`; None: `rest` is not read.
+
+        Returns:
+            (step, params, rest, progress); rest is None if `like_rest` is None.
+
+        Raises:
+            ValueError: If no checkpoint can be read, or if its tree, shapes or dtypes differ from
+                `like_params` or `like_rest`. The message names the first difference.
         """
         if self.is_empty:
             raise ValueError(f"{self._folder} holds no complete checkpoint yet")
-        unchecked = f"has no {DIGESTS}: an earlier version saved it, or a kill cut the save short"
+        unchecked = f"has no {DIGESTS}: an earlier version saved it, or the save was interrupted"
         faults = {
             folder: f"{folder} {unchecked}"
             for folder in self._numbered()
@@ -107,70 +147,77 @@ def _is_committed(folder: Path) -> bool:
     return (folder / "_CHECKPOINT_METADATA").exists()
 
 
+def _progress_file(folder: Path) -> Path:
+    return folder / "progress" / "metadata"
+
+
 def _has_digests(folder: Path) -> bool:
     return (folder / DIGESTS).exists()
 
 
 def _warn_of(faults: dict[Path, str], used: Path) -> None:
-    """Say what is wrong with checkpoints newer than the one used, and that it cannot be checked."""
+    """Warns of checkpoints newer than `used`, and of `used` itself if it has no digests."""
     for folder, fault in faults.items():
         if folder == used:
-            warnings.warn(f"{fault}; it cannot be checked, and is used as it is", stacklevel=3)
+            warnings.warn(f"{fault}; it cannot be checked, but is used", stacklevel=3)
         elif _step(folder) > _step(used):
             warnings.warn(f"{fault}; the checkpoint of step {used.name} is used", stacklevel=3)
 
 
 class Unreadable(Exception):
-    """A checkpoint, or a part of it, is not what a finished save leaves."""
+    """A checkpoint, or a part of it, is damaged or incomplete."""
 
 
 def _read(folder: Path, like_params, like_rest):
-    """(params, rest, progress) of a checkpoint; Unreadable if it is damaged."""
+    """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
     _refuse_damage(folder)
-    params = _read_arrays(folder / "params", like_params)
+    params = _read_arrays(folder / "params", like_params, warn_of_former)
     rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
     try:
-        progress = json.loads((folder / "progress" / "metadata").read_text())
+        progress = json.loads(_progress_file(folder).read_text())
     except (OSError, ValueError) as error:
         raise Unreadable(f"{folder}: {error}") from error
     return params, rest, progress
 
 
 def _refuse_damage(folder: Path) -> None:
-    """Unreadable if the save was not finished, or a file is not what its digest says."""
+    """Raises Unreadable if the save is incomplete, or a file differs from its digest."""
     try:
         damaged = damaged_file(folder) if _has_digests(folder) else None
     except OSError as error:
         raise Unreadable(f"{folder} cannot be read: {error}") from error
     if damaged is not None:
-        raise Unreadable(f"{folder} is damaged: {damaged} is not what its {DIGESTS} says")
+        raise Unreadable(f"{folder} is damaged: {damaged} does not match {DIGESTS}")
     if not _is_committed(folder):
-        raise Unreadable(f"{folder} was not written to the end")
+        raise Unreadable(f"{folder} was not completely written")
 
 
-def _read_arrays(folder: Path, like):
-    """The arrays below a folder; ValueError if they are whole but not those of `like`."""
+def _read_arrays(folder: Path, like, note_former=lambda folder, paths: None):
+    """Reads the arrays of a folder; raises ValueError if undamaged arrays differ from `like`."""
     with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         try:
             found = checkpointer.metadata(path).item_metadata
         except Exception as error:  # Orbax raises many kinds
             raise Unreadable(f"{folder}: {error}") from error
-        if not _leaves(found):
-            raise Unreadable(f"{folder}: nothing is in it")
-        refuse_difference(folder, found, like)
+        if not leaf_types(found):
+            raise Unreadable(f"{folder}: it holds no arrays")
+        wanted = stored_form(like)
+        stored, former = with_former(wanted, found)
+        note_former(folder, former)
+        refuse_difference(folder, found, stored)
         try:
-            arrays = checkpointer.restore(path, as_shapes(like))
+            arrays = without_former(checkpointer.restore(path, as_shapes(stored)), wanted)
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
     bad = not_finite(arrays)
     if bad is not None:
         raise Unreadable(f"{folder}: {bad} is not finite")
-    return arrays
+    return in_memory(arrays, like)
 
 
 @contextmanager
 def without_wildcards(folder: Path):
-    """A path to the folder that Orbax does not take for a pattern."""
+    """Yields a path to the folder without characters that Orbax reads as a wildcard pattern."""
     if not any(character in str(folder) for character in "[]*?"):
         yield folder
         return
@@ -180,50 +227,28 @@ def without_wildcards(folder: Path):
         yield link
 
 
-def not_finite(tree) -> str | None:
-    """The path of the first array that holds NaN or an infinity; None if there is none."""
-    leaves = [
-        (path, leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    ]
-    finite = jax.device_get(_are_finite([leaf for _, leaf in leaves]))
-    for (path, _), is_finite in zip(leaves, finite, strict=True):
-        if not is_finite:
-            return jax.tree_util.keystr(path, simple=True, separator="/")
-    return None
+def write_digests(folder: Path) -> None:
+    """Writes the digests of all files below `folder` to its SHA256SUMS, atomically."""
+    write_whole(folder / DIGESTS, "".join(f"{line}\n" for line in sorted(_lines(folder))))
 
 
-@jax.jit
-def _are_finite(leaves: list) -> list:
-    """Of each array; where the arrays are, since a process may hold parts of them alone."""
-    return [jnp.isfinite(leaf).all() for leaf in leaves]
+def damaged_file(folder: Path) -> str | None:
+    """Returns the first file that was changed, lost or added since `write_digests`, or None.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    recorded = (folder / DIGESTS).read_text(encoding="utf-8", errors="replace").splitlines()
+    different = set(recorded) ^ _lines(folder)
+    return min((line.partition("  ")[2] or DIGESTS for line in different), default=None)
 
 
-def as_shapes(tree):
-    """The tree with a jax.ShapeDtypeStruct for each array, and where it is to be: on one device
-    unless the tree says where, whatever it was saved from."""
-    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-    def shape(x):
-        where = getattr(x, "sharding", None) or one
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-    return jax.tree.map(shape, tree)
+def _lines(folder: Path) -> set[str]:
+    """Returns one line per file: SHA-256 in hexadecimal, two spaces, path below the folder."""
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {f"{_digest(folder / name)}  {name}" for name in names - {DIGESTS}}
 
 
-def refuse_difference(where, found, wanted) -> None:
-    """ValueError naming the first leaf in which two trees differ in presence, shape or dtype."""
-    found, wanted = _leaves(found), _leaves(wanted)
-    for name in sorted(found.keys() | wanted.keys()):
-        a, b = found.get(name, "nothing"), wanted.get(name, "nothing")
-        if a != b:
-            raise ValueError(f"{where} does not fit this model: {name} is {a}, wanted {b}")
-
-
-def _leaves(tree):
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {tuple(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if hasattr(leaf, "shape") and not isinstance(leaf, np.generic)
-    }
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Checkpoints of a run in progress, through Orbax: written while it trains, whole or not at all.
+"""Writer for the checkpoints of a run in progress, based on Orbax.
 
-Beside what Orbax writes lie the digests of its files, written last: what a disk, a copy or a person
-has changed since is seen, and the newest checkpoint that is whole is used.
+Training continues during a save. The digests of all files are written last. They show later whether
+a disk error, a copy or a person changed a file; readers use the newest undamaged checkpoint.
 """
 
 import errno
@@ -15,23 +15,30 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from jaxformer.artifacts.checkpoint import Checkpoints, not_finite, without_wildcards
-from jaxformer.artifacts.digests import write_digests
+from jaxformer.artifacts.checkpoint import Checkpoints, without_wildcards, write_digests
+from jaxformer.artifacts.checkpoint_form import stored_form
+from jaxformer.artifacts.trees import not_finite
 
 
 class NotFinite(ValueError):
-    """An array that was to be saved holds NaN or an infinity."""
+    """An array to save holds NaN or an infinity."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints below a folder while it is open; closing it waits for the last one.
+    """Writes checkpoints into a folder, one at a time, in the background.
 
-    One is being written at a time. What is wrong with it is raised by the next `save` or `wait`, or
-    at the end.
+    An error of a save is raised by the next `save` or `wait`, or at the end of the context, which
+    waits for the last save.
     """
 
     def __init__(self, folder: Path, keep: int = 2, keep_every: int | None = None):
-        """keep: how many of the newest stay; keep_every: those whose step it divides stay too."""
+        """Prepares a writer; entering the context checks the folder.
+
+        Args:
+            folder: The folder of the checkpoints.
+            keep: Number of the newest checkpoints that are not deleted.
+            keep_every: Checkpoints whose step is a multiple of this are never deleted.
+        """
         self._folder = folder.absolute()
         self._kept = [LatestN(keep), *([EveryNSteps(keep_every)] if keep_every else [])]
         self._open = ExitStack()
@@ -40,7 +47,7 @@ class CheckpointWriter:
         self._writing: Future | None = None
 
     def __enter__(self) -> "CheckpointWriter":
-        """ValueError if nothing can be written into the folder."""
+        """Creates the folder; raises ValueError if nothing can be written into it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self._folder).close()
@@ -51,6 +58,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_) -> None:
+        """Waits for the last save, and raises its error."""
         try:
             self.wait()
         finally:
@@ -58,20 +66,25 @@ class CheckpointWriter:
             self._open.close()
 
     def save(self, step: int, params, rest, progress: dict) -> None:
-        """Begin a checkpoint; the arrays may be changed or donated as soon as this returns.
+        """Starts to write a checkpoint. The arrays may be changed or donated after the return.
 
-        What was there stays until the new one is complete. Before anything is written: NotFinite if
-        an array holds NaN or an infinity, OSError (ENOSPC) if the disk has no room for the arrays.
+        The earlier checkpoints are not deleted before the new one is complete.
+
+        Raises:
+            NotFinite: If an array holds NaN or an infinity. Nothing is written.
+            OSError: If the disk has no room for the arrays (ENOSPC; nothing is written), or if the
+                previous save failed.
         """
         self.wait()
         if step in Checkpoints(self._folder).steps():
             return
+        params, rest = stored_form(params), stored_form(rest)
         bad = not_finite({"params": params, "rest": rest})
         if bad is not None:
-            raise NotFinite(f"{bad} is not finite; a checkpoint holds finite numbers alone")
+            raise NotFinite(f"{bad} is not finite; a checkpoint may hold finite numbers only")
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
         free = shutil.disk_usage(self._folder).free
-        if free < needed:  # said before Orbax has begun, and left parts behind
+        if free < needed:  # checked before Orbax starts, which would leave incomplete files
             text = f"No space left for a checkpoint of {needed:,} bytes, {free:,} are free"
             raise OSError(errno.ENOSPC, text, str(self._folder))
         manager = self._manager = self._manager or self._open_manager()
@@ -83,12 +96,12 @@ class CheckpointWriter:
                 progress=ocp.args.JsonSave(progress),
             ),
         )
-        if not saved:  # Orbax thinks it has a newer one
+        if not saved:  # Orbax believes that a newer checkpoint exists
             raise OSError(f"the checkpoint of step {step} in {self._folder} was not written")
         self._writing = self._worker.submit(self._finish, manager, self._folder / str(step))
 
     def wait(self) -> None:
-        """Until what was begun is complete; raises what kept it from being so."""
+        """Waits until the current save is complete, and raises its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -96,7 +109,7 @@ class CheckpointWriter:
     def _open_manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(self._kept),
-            cleanup_tmp_directories=True,  # what a kill left half written
+            cleanup_tmp_directories=True,  # incomplete files of a killed process
         )
         items = ("params", "rest", "progress")
         path = self._open.enter_context(without_wildcards(self._folder))

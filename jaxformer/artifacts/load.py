@@ -1,4 +1,4 @@
-"""From a folder in our own format, a training run or what `save` wrote, to what is in it."""
+"""Reader of folders in jaxformer's own format: training runs and folders that `save` wrote."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,75 +6,112 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.lowercase import lowercased
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
-from jaxformer.artifacts.saved import read_saved, read_sections, stored_tokenizer
-from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
+from jaxformer.artifacts.saved import family_in, generation_in, read_saved, stored_tokenizer
+from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
+from jaxformer.decoding.prepared import prepare
+from jaxformer.models.config.check import shown
+from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.language_model import LanguageModel
 
 
 class Checkpoint(NamedTuple):
-    """A model, its variables and its tokenizer, None where there is none."""
+    """A model, its variables and its tokenizer, or None if it has no tokenizer."""
 
-    model: Any
+    model: LanguageModel
     variables: dict
     tokenizer: Tokenizer | None
 
+    def prepared(self) -> dict:
+        """Returns the variables packed for decoding; call it once and generate many times."""
+        return prepare(self.model, self.variables)
+
 
 class Stored(NamedTuple):
-    """What a folder holds. read(like) gives its parameters, checked against those of the model:
-    shapes, which may say where each is to live (`models.placement.parameter_shapes`)."""
+    """Content of a folder in jaxformer's own format.
+
+    Attributes:
+        config: The model's config.
+        read: Reads the parameters. Its argument is a tree of the model's shapes, which may hold
+            shardings (`models.placement.parameter_shapes`). The stored shapes are checked against
+            it.
+        tokenizer: The tokenizer, or None.
+        family: The model_type of transformers that the weights came from, or None.
+        generation: The checkpoint's settings for generation.
+    """
 
     config: Any
     read: Callable[[Any], dict]
-    tokenizer: Any
+    tokenizer: Tokenizer | None
+    family: str | None = None
+    generation: GenerationDefaults = GenerationDefaults()
 
 
 def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
-    """What a folder of ours holds, None if it is of another format.
+    """Opens a folder in jaxformer's own format. Returns None for another format.
 
-    Of a run: its newest whole checkpoint; a warning if newer ones are damaged. dtype: of the
-    parameters; None: as they are. ValueError if it holds nothing whole, or if its parameters are
-    not those of its config.
+    For a run, the parameters are those of its newest undamaged checkpoint, with a warning if newer
+    ones are damaged.
+
+    Args:
+        folder: A run or a saved folder.
+        dtype: dtype of the parameters; None: as stored.
+
+    Raises:
+        ValueError: If the folder has no undamaged checkpoint, or its parameters do not fit its
+            config.
     """
     sections = read_sections(folder)
     if sections is None:
         return None
     run = RunFolder(folder)
+    about = family_in(sections, run.config), generation_in(sections, run.config)
     if not run.checkpoints.is_dir():
-        return Stored(*read_saved(folder, sections, dtype))
+        return Stored(*read_saved(folder, sections, dtype), *about)
 
     def read(like):
         params = newest_params(run, like)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
-    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run))
+    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run), *about)
 
 
 def newest_params(run: RunFolder, like) -> dict:
-    """What is learnt, as the newest whole checkpoint has it; ValueError if it is not like that.
+    """Returns the trained parameters of the newest undamaged checkpoint of a run.
 
-    Of a run that keeps a moving average of its weights it is the average.
+    If the run maintains a moving average of its weights, the average is returned.
+
+    Raises:
+        ValueError: If the stored tree, shapes or dtypes differ from `like`.
     """
     from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
 
     return Checkpoints(run.checkpoints).restore(like)[1]
 
 
-def run_tokenizer(run: RunFolder) -> Tokenizer | Subwords:
-    """The tokenizer of a run: its own, or that of the checkpoint which it began from."""
+def run_tokenizer(run: RunFolder) -> Tokenizer:
+    """Returns the tokenizer of a run, lowercasing if the run trained on lowercased text.
+
+    Raises:
+        ValueError: If the run has no tokenizer, or its config is wrong.
+    """
     sections = run.read_config() if run.holds_run else {}
     tokenizer = stored_tokenizer(run.path, sections)
     if tokenizer is None:
         raise ValueError(f"{run.tokenizer} is not there")
-    training = sections.get("training")
-    lowercase = isinstance(training, dict) and training.get("lowercase")
-    return lowercased(tokenizer) if lowercase else tokenizer  # an earlier version's file has it not
+    lowercase = sections.get("training", {}).get("lowercase", False)
+    if type(lowercase) is not bool:
+        raise ValueError(f"{run.config}: lowercase is {shown(lowercase)}; it must be true or false")
+    # A tokenizer.json of an earlier version does not contain the Lowercase step.
+    return lowercased(tokenizer) if lowercase else tokenizer
 
 
-def lora_of(sections: dict, where) -> LoraConfig:
-    """What the config.json of a run says of an adapter; of a saved folder, that there is none."""
-    training = sections.get("training")
-    found = training.get("lora") if isinstance(training, dict) else None
-    return LoraConfig() if found is None else parse_config(LoraConfig, found, where)
+def lora_of(sections: dict, where: Path) -> LoraConfig:
+    """Returns the LoRA settings of a run; without such a section, those of a run without adapter.
+
+    Args:
+        sections: The sections of config.json.
+        where: The path of config.json, for error messages.
+    """
+    return parse_config(LoraConfig, sections.get("training", {}).get("lora", {}), where)

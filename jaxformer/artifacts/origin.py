@@ -1,53 +1,77 @@
-"""What a run began from: the checkpoint whose weights it went on with, or learnt an adapter of."""
+"""The checkpoint that a run started from: for fine-tuning, or as the base of an adapter."""
 
 import hashlib
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxformer.artifacts.run import parse_config
+from jaxformer.models.config.check import shown
+from jaxformer.models.config.generation import GenerationDefaults
+
 
 class Origin(NamedTuple):
-    """As config.json has it. path: of a run or a folder; digest: of its weights; family: of
-    transformers, from which it came; special_tokens: the ids of
-    another's tokenizer, which does not say them itself."""
+    """The checkpoint that a run started from, as the run's config.json names it.
+
+    Attributes:
+        path: The path of a run or a folder.
+        digest: The digest of its weights.
+        family: The model_type of transformers that they came from.
+        special_tokens: The special ids of a tokenizer whose file does not name them.
+        generation: The checkpoint's settings for generation.
+    """
 
     path: Path
     digest: str = ""
     family: str | None = None
     special_tokens: dict | None = None
+    generation: GenerationDefaults = GenerationDefaults()
 
     def sections(self) -> dict:
-        """The sections of config.json that `read_origin` reads."""
+        """Returns the sections of config.json that `read_origin` reads."""
         found = {"from": {"path": str(self.path), "digest": self.digest}}
         if self.family is not None:
             found["family"] = self.family
         if self.special_tokens is not None:
             found["special_tokens"] = self.special_tokens
+        if self.generation != GenerationDefaults():
+            found["generation"] = asdict(self.generation)
         return found
 
 
 def read_origin(sections: dict, where) -> Origin | None:
-    """What a config.json says of it; None: the run began with fresh weights."""
+    """Returns the origin that config.json names; None if the run started with fresh weights.
+
+    Args:
+        sections: The sections of config.json.
+        where: The path of config.json, for error messages.
+
+    Raises:
+        ValueError: If the section "from" holds anything but a path and a digest.
+    """
     if "from" not in sections:
         return None
-    path, digest = (
-        sections["from"].get(name) if isinstance(sections["from"], dict) else None
-        for name in ("path", "digest")
-    )
-    if not isinstance(path, str) or not isinstance(digest, str):
-        raise ValueError(f"{where}: from is {sections['from']!r}; it must have a path and a digest")
-    return Origin(Path(path), digest, sections.get("family"), sections.get("special_tokens"))
+    began = sections["from"]
+    if began.keys() != {"path", "digest"}:
+        raise ValueError(f"{where}: from is {shown(began)}; it must have a path and a digest")
+    path = Path(began["path"])
+    generation = parse_config(GenerationDefaults, sections.get("generation", {}), where)
+    others = sections.get("family"), sections.get("special_tokens"), generation
+    return Origin(path, began["digest"], *others)
 
 
 def keep(run: Path, copy: Path, step: int) -> None:
-    """Put a run, as it was when its newest checkpoint was that of this step, into a folder, from
-    which it can be opened when it has gone on and has other weights. Files are linked where the
-    disk is the same, and take no room.
+    """Copies a run, as of the checkpoint at `step`, into the folder `copy`.
 
-    ValueError if that checkpoint is gone.
+    The copy can be loaded after the run has continued and has other weights. On the same disk files
+    are hard-linked, so they take no space.
+
+    Raises:
+        ValueError: If the checkpoint at `step` no longer exists.
     """
-    shutil.rmtree(copy, ignore_errors=True)  # what a kill left
+    shutil.rmtree(copy, ignore_errors=True)  # incomplete copy of a killed process
     copy.mkdir()
 
     def later(folder, names):
@@ -62,7 +86,10 @@ def keep(run: Path, copy: Path, step: int) -> None:
         elif source.exists():
             _link(source, copy / name)
     if not (copy / "checkpoints" / str(step)).is_dir():
-        raise ValueError(f"{run} has gone on from step {step} meanwhile; start again")
+        raise ValueError(
+            f"{run} has gone on from step {step} during the copy, and deleted that checkpoint; "
+            "start again"
+        )
 
 
 def _link(source, target) -> None:
@@ -73,10 +100,10 @@ def _link(source, target) -> None:
 
 
 def digest_of(params) -> str:
-    """Hexadecimal digest of parameters: their paths, shapes and, as float32, values."""
+    """Returns the hexadecimal digest of parameters: paths, shapes and values as float32."""
     import numpy as np
 
-    from jaxformer.artifacts.saved import flat  # which imports JAX
+    from jaxformer.artifacts.trees import flat  # which imports JAX
     from jaxformer.models.placement import to_host
 
     digest = hashlib.blake2b(digest_size=16)

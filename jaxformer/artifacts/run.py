@@ -1,22 +1,47 @@
-"""A run folder: config.json, tokenizer.json, documents.txt, tokens/, checkpoints/, metrics.jsonl,
-loss.png and samples.txt; and lock, which the process that trains in it holds."""
+"""A run folder: its paths and its small files.
 
-import json
-import os
+It holds config.json, tokenizer.json, documents.txt, tokens/, checkpoints/, metrics.jsonl, loss.png,
+samples.txt and lock. The process that trains in the folder holds a lock on `lock`.
+"""
+
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Literal
 
+from jaxformer.artifacts.files import json_text, parse_json, read_json, write_whole
+from jaxformer.artifacts.links import refuse_links
 from jaxformer.models.config import KINDS
+from jaxformer.models.config.check import converted, from_fields, shown
 
 FORMAT = 1
+# Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
+# of the objects.
+SECTIONS: dict[str, Any] = {
+    "format": int,
+    "kind": Literal[tuple(KINDS)],
+    "model": dict,
+    "training": dict,
+    "text": tuple[Path, ...] | None,
+    "source": Path | None,
+    "target": Path | None,
+    "from": dict[str, str],
+    "family": str | None,
+    "generation": dict,
+    "special_tokens": dict | None,
+}
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 
 
 class RunFolder:
-    """The paths of a run, and its small files."""
+    """The paths of a run, and methods for its small files."""
 
     def __init__(self, path):
+        """Names the paths; nothing is read or created.
+
+        Args:
+            path: The folder of the run.
+        """
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.lock = self.path / "lock"
@@ -37,15 +62,19 @@ class RunFolder:
             part: [self.tokens / f"{part}.{side}.bin" for side in sides[1]] for part in sides[0]
         }
         self.references = self.tokens / "references.json"
-        self.base = self.path / "base"  # the run that an adapter is of, as it was
+        self.base = self.path / "base"  # copy of the run whose weights the adapter updates
 
     @property
     def holds_run(self) -> bool:
+        """Whether the folder has a config.json."""
         return self.config.exists()
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is there, or what a start left that was killed before it had a config."""
+        """Whether a run may start here: no folder, an empty one, or one of an interrupted start.
+
+        An interrupted start was killed before it wrote a config.json.
+        """
         if not self.path.exists():
             return True
         left = {path.name for path in self.path.iterdir()}
@@ -54,81 +83,93 @@ class RunFolder:
         return not left or (started and not self.holds_run)
 
     def write_config(self, sections: dict) -> None:
-        """The run's config: sections by name, each of them a dataclass or plain data."""
+        """Writes config.json.
+
+        Args:
+            sections: Sections by name, each a dataclass or plain data.
+        """
         plain = {
             name: asdict(value) if hasattr(value, "__dataclass_fields__") else value
             for name, value in sections.items()
         }
-        write_whole(self.config, json.dumps({"format": FORMAT, **plain}, indent=2) + "\n")
+        write_whole(self.config, json_text({"format": FORMAT, **plain}, indent=2) + "\n")
 
     def read_config(self, *needed: str) -> dict:
-        """The sections as plain data; ValueError names the file and what is wrong with it, or what
-        is needed and not there."""
+        """Returns the sections of config.json by name.
+
+        Args:
+            *needed: Names of sections that must be there.
+
+        Raises:
+            ValueError: If there is no run, or a section is wrong or missing. The message names it.
+        """
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run (there is no {self.config.name} in it)")
-        try:
-            sections = json.loads(self.config.read_text())
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{self.config} cannot be read: {error}") from None
-        if not isinstance(sections, dict) or sections.get("format") != FORMAT:
-            found = sections.get("format") if isinstance(sections, dict) else None
-            raise ValueError(f"{self.config} has format {found!r}; this version reads {FORMAT}")
+        sections = read_sections(self.path)
+        if sections is None:
+            raise ValueError(f"{self.config} has format None; this version reads {FORMAT}")
         for name in needed:
             if name not in sections:
                 raise ValueError(f"{self.config} has no section {name!r}")
         return sections
 
     def cut_after(self, step: int) -> None:
-        """Drop what was written down after `step`, and what a kill left half written."""
+        """Removes samples and metrics after `step`, and incompletely written ones."""
         samples = [sample for sample in self.read_samples() if sample[0] <= step]
         if self.samples.exists():
             write_whole(self.samples, "".join(_section(*sample) for sample in samples))
         lines = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics.exists():
-            write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+            write_whole(self.metrics, "".join(json_text(line) + "\n" for line in lines))
 
     def add_sample(self, step: int, text: str) -> None:
-        """Append a sample to samples.txt."""
+        """Appends a sample to samples.txt."""
         with self.samples.open("ab") as file:
             file.write(_section(step, text).encode())
 
     def read_samples(self) -> list[tuple[int, str]]:
-        """(step, text) of each sample; of one that a kill left half written, its whole lines."""
+        """Returns (step, text) of each sample, without an incomplete last line."""
         parts = _HEADER.split(_whole_lines(self.samples))
         numbered = zip(parts[1::2], parts[2::2], strict=True)
         return [(int(number), text.removesuffix("\n")) for number, text in numbered if text]
 
     def read_metrics(self) -> list[dict]:
-        """One dict a line: `step` and what was measured then; up to one that is not whole.
+        """Returns one dict per line of metrics.jsonl: `step` and the measurements of that step.
+
+        Reading stops before the first line that is incomplete or no JSON object.
 
         An evaluation has `held_out_loss` (nats per token) and `bits_per_byte` over `scored` tokens.
-        They are the same windows each time, but all of the held-out text at the end of a run: that
-        line has the windows' own score as `part_loss`, `part_bits_per_byte` and `part_scored`. What
-        was not finite is left out, and its name is in `not_finite`.
+        All evaluations score the same windows, except the last one of a run, which scores the whole
+        held-out text. Its line has the score of the windows as `part_loss`, `part_bits_per_byte`
+        and `part_scored`. A value that is not finite is left out, and its name is in `not_finite`.
         """
         found = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:
             try:
-                found.append(dict(json.loads(line)))
-            except (TypeError, ValueError):
+                found.append(converted("line", parse_json(line), dict[str, Any]))
+            except ValueError:
                 break
+            if type(found[-1].get("step")) is not int:
+                raise ValueError(f"{self.metrics}: line {len(found)} has no whole number as step")
         return found
 
 
 def _whole_lines(path: Path) -> str:
-    """The text of a file that lines are appended to (none if it is not there), without what a kill
-    left of the last one, perhaps in the middle of a character."""
+    """Returns the complete lines of a file that is appended to; "" if there is no file.
+
+    A killed process may leave an incomplete last line, which may end within a character.
+    """
     data = path.read_bytes() if path.exists() else b""
     return data[: data.rfind(b"\n") + 1].decode(errors="replace")
 
 
 def _section(step: int, text: str) -> str:
-    """A sample as it stands in samples.txt."""
+    """Returns a sample in the format of samples.txt."""
     return f"---- step {step}\n{text}\n"
 
 
 def next_free(folder: Path, name: str) -> Path:
-    """folder/name, or the first of folder/name-2, -3, … that does not exist yet."""
+    """Returns folder/name, or the first of folder/name-2, -3, … that does not exist yet."""
     candidate, number = folder / name, 1
     while candidate.exists():
         number += 1
@@ -136,55 +177,50 @@ def next_free(folder: Path, name: str) -> Path:
     return candidate
 
 
-def newest(folder: Path, name: str) -> Path:
-    """The last of the names that `next_free` gives out, for resuming a run without naming it."""
-    numbered = [
-        (int(suffix or 1), path)
-        for path in folder.glob(f"{name}*")
-        if (suffix := path.name[len(name) :].removeprefix("-")) == "" or suffix.isdecimal()
-    ]
-    if not numbered:
-        raise ValueError(f"{folder / name} does not exist, so there is nothing to resume")
-    return max(numbered)[1]
+def read_sections(folder: Path) -> dict | None:
+    """Returns the sections of config.json by name; None if the folder has another format.
 
-
-def parse_config(kind, fields: dict, where) -> object:
-    """`kind(**fields)` for a frozen dataclass, refusing what it does not know or accept."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"{where} has {fields!r} where the fields of {kind.__name__} should be")
-    unknown = set(fields) - set(kind.__dataclass_fields__)
-    if unknown:
-        raise ValueError(f"{where} has fields that {kind.__name__} does not: {sorted(unknown)}")
+    Raises:
+        ValueError: If a section is unknown or wrong, or a link leads out of the folder. The message
+            names the file and the section.
+    """
+    path = folder / "config.json"
+    refuse_links(folder, whole_tree=False)
+    content = read_json(path)
+    if "format" not in content:
+        return None
+    refuse_links(folder, whole_tree=True)
+    if type(content["format"]) is not int or content["format"] != FORMAT:
+        found = shown(content["format"])
+        raise ValueError(f"{path} has format {found}; this version reads {FORMAT}")
+    if "model" not in content:
+        raise ValueError(f"{path} has no section 'model'")
+    for name in content:
+        if name not in SECTIONS:
+            known = ", ".join(SECTIONS)
+            raise ValueError(f"{path} has a section {shown(name)}; the sections are {known}")
     try:
-        return kind(**fields)
-    except (TypeError, ValueError) as error:
+        return {name: converted(name, value, SECTIONS[name]) for name, value in content.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse_config(kind: type, content: dict, where: Path) -> Any:
+    """Builds a config from an object of the file `where`, which errors name.
+
+    Raises:
+        ValueError: If a key is unknown or missing, or the config refuses its value.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{where} has {shown(content)} where the fields of {kind.__name__} should be"
+        )
+    try:
+        return from_fields(kind, content)
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
-def parse_kind(sections: dict, where):
-    """The model's config by its kind; a file without one is of a decoder."""
-    kind = sections.get("kind", "decoder")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"{where}: kind is {kind!r}; it must be one of {', '.join(KINDS)}")
-    return parse_config(KINDS[kind], sections["model"], where)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a kill, finds the old one or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_whole(path: Path):
-    """The JSON that `write_whole` wrote; ValueError that names the file if that cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+def parse_kind(sections: dict, where: Path) -> Any:
+    """Builds the config of the model's kind; a file without a kind describes a decoder."""
+    return parse_config(KINDS[sections.get("kind", "decoder")], sections["model"], where)

@@ -1,44 +1,58 @@
-"""Our own folder for a model: config.json (its kind and the format's version), model.safetensors,
-and tokenizer.json if there is one."""
+"""Folders of a model in jaxformer's own format.
 
+Such a folder holds config.json (the model's kind and the version of the format), model.safetensors
+and, if the model has a tokenizer, tokenizer.json.
+"""
+
+from collections.abc import Iterator
 from dataclasses import asdict
+from inspect import isfunction
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from jaxformer.artifacts.run import parse_config, parse_kind
-from jaxformer.artifacts.subwords import SpecialTokens, Subwords
-from jaxformer.artifacts.tensors import (
-    DTYPES,
-    empty,
-    in_threads,
-    new_folder,
-    read_json,
-    stored_tensors,
-    write_json,
-    write_tensors,
-)
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.files import new_folder, write_json
+from jaxformer.artifacts.run import FORMAT, parse_config, parse_kind
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensors, write_tensors
+from jaxformer.artifacts.tokenizer import AnyTokenizer, SpecialTokens, Tokenizer, bind
+from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_former
 from jaxformer.functional.kernels import is_kernel
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import Execution, kind_of
+from jaxformer.models.config.check import shown
+from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
 
-FORMAT = 1
+_LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 
 
 def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
-    """Write the model, its variables and its tokenizer into a new folder, from which `load` reads
-    them. family: of transformers, from which it was imported.
+    """Writes a model into a new folder, from which `load` reads it.
 
-    ValueError if there is something already, or if the variables are not this model's.
+    Args:
+        folder: A folder that does not exist yet, or is empty.
+        model: One of jaxformer's models. Its config is saved, its execution is not.
+        variables: Its variables, `{"params": …}`.
+        tokenizer: Its tokenizer, or None.
+        family: The model_type of transformers that the weights came from; None: `model.family`.
+
+    Raises:
+        ValueError: If the folder is not empty, the variables do not fit the model, or the model has
+            something that its files cannot hold, such as a mask.
     """
     params = checked_params(model, variables)
+    family = family or model.family
     with new_folder(folder) as unfinished:
         kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
         if family is not None:
             content["family"] = family
-        if isinstance(tokenizer, Subwords):
+        if model.generation != GenerationDefaults():
+            content["generation"] = asdict(model.generation)
+        if tokenizer is not None and tokenizer.special is not None:
             content["special_tokens"] = asdict(tokenizer.special)
         write_json(unfinished / "config.json", content)
         leaves = flat(params)
@@ -49,21 +63,48 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
 
 
 def checked_params(model, variables) -> dict:
-    """The parameters, of this model and as they were trained."""
+    """Returns the parameters of `variables`, checked against the model.
+
+    Raises:
+        ValueError: If they do not fit the model, are quantized or packed, or if the model has
+            something that its files cannot hold.
+    """
+    refuse_uncarried(model)
     if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
-        raise ValueError("variables hold integers or packed kernels; give the params they are of")
+        raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)
     return variables["params"]
 
 
+def family_in(sections: dict, where) -> str | None:
+    """Returns the model_type of transformers that a saved config.json names, or None."""
+    family = sections.get("family")
+    if not isinstance(family, str | None):
+        raise ValueError(f"{where}: family is {family!r}; it must be a name")
+    return family
+
+
+def generation_in(sections: dict, where: Path) -> GenerationDefaults:
+    """Returns the settings for generation in a saved config.json."""
+    return parse_config(GenerationDefaults, sections.get("generation", {}), where)
+
+
 def read_saved(folder: Path, sections: dict, dtype) -> tuple:
-    """(config, how to read its parameters, tokenizer) of a folder that `save` wrote."""
+    """Opens a folder that `save` wrote.
+
+    Returns:
+        (config, read, tokenizer); read(like) reads the parameters.
+    """
     config = parse_kind(sections, folder / "config.json")
 
     def read(like):
         leaves, tensors = flat(like), stored_tensors(folder)
+        former = former_parameters(tensors, leaves)
+        warn_of_former(folder, former)
+        for name in former:
+            del tensors[name]
         for name in sorted(leaves.keys() ^ tensors.keys()):
-            what = "is missing" if name in leaves else "has no place in this model"
+            what = "is missing" if name in leaves else "is unknown in this model"
             raise ValueError(f"{folder}: tensor {name} {what}")
         for name, tensor in tensors.items():
             tensor.check(leaves[name].shape)
@@ -82,47 +123,94 @@ def read_saved(folder: Path, sections: dict, dtype) -> tuple:
     return config, read, stored_tokenizer(folder, sections)
 
 
-def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | Subwords | None:
-    """The tokenizer of a folder of ours, None if it has none. sections: of its config.json."""
+def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
+    """Reads the tokenizer of a folder in jaxformer's format, with the model's limit of ids.
+
+    Args:
+      folder: A run or a saved folder.
+      sections: The sections of its config.json.
+
+    Returns:
+      The tokenizer, or None if the folder has none.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
     if "special_tokens" not in sections:
-        return Tokenizer.load(path)
-    return Subwords.load(path, parse_config(SpecialTokens, sections["special_tokens"], path))
-
-
-def read_sections(folder: Path) -> dict | None:
-    """config.json of a folder in our own format; None if it is of another."""
-    path = folder / "config.json"
-    sections = read_json(path)
-    if "format" not in sections:
-        return None
-    if sections["format"] != FORMAT:
-        raise ValueError(f"{path} has format {sections['format']!r}; this version reads {FORMAT}")
+        tokenizer: Tokenizer = ByteTokenizer.load(path)
+    else:
+        where = folder / "config.json"
+        special = parse_config(SpecialTokens, sections["special_tokens"], where)
+        tokenizer = Subwords.load(path, special)
     if "model" not in sections:
-        raise ValueError(f"{path} has no section 'model'")
-    return sections
+        return tokenizer
+    return bound(tokenizer, parse_kind(sections, folder / "config.json"), path)
 
 
-def flat_shapes(tree) -> dict:
-    """The shapes of a tree's leaves, by their path."""
-    return {name: leaf.shape for name, leaf in flat(tree).items()}
+def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:
+    """Sets the limit of ids of a tokenizer; an error names the tokenizer's file."""
+    sizes = (config.vocab_size, getattr(config, "source_vocab_size", None) or config.vocab_size)
+    try:
+        return bind(tokenizer, min(sizes))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def flat(tree, prefix: str = "") -> dict:
-    """Leaves by their path, "blocks/attention/query/kernel"."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found = {}
-    for name, branch in tree.items():
-        found |= flat(branch, f"{prefix}/{name}" if prefix else name)
-    return found
+def refuse_uncarried(model) -> None:
+    """Checks that a saved copy of `model` would give the same results.
+
+    Loading rebuilds a model from its config and its parameters, so anything else that changes its
+    results would be lost.
+
+    Raises:
+        ValueError: If something would be lost: a mask, another field of the module, a subclass, or
+            a function that replaces one of the library's. The message names it.
+    """
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"model is a {type(model).__name__}; it must be one of jaxformer's models")
+    plain = build(model.config)
+    if type(model) is not type(plain):
+        kind = type(plain).__name__
+        raise _lost("model", f"a {type(model).__name__}", f"{kind}(model.config)")
+    if type(model.execution) is not Execution:
+        raise _lost("execution", f"a {type(model.execution).__name__}", "an Execution")
+    for name in _own_fields(model):
+        given, default = getattr(model, name), getattr(plain, name)
+        if given is default or (name == "mask" and _has_equal_masks(model, plain)):
+            continue
+        raise _lost(name, shown(given), f"{name}={shown(default)}")
+    for name in _replaced(model):
+        raise _lost(name, "a function of yours", "the library's function")
 
 
-def filled(tree, leaves: dict, prefix: str = ""):
-    """The tree with the leaves of those paths in the place of its own: the inverse of `flat`."""
-    if not isinstance(tree, dict):
-        return leaves[prefix]
-    path = f"{prefix}/" if prefix else ""
-    return {name: filled(branch, leaves, path + name) for name, branch in tree.items()}
+def _lost(name: str, found: str, plain: str) -> ValueError:
+    return ValueError(
+        f"{name} is {found}, which the files of a model cannot hold: a model loaded from them "
+        f"would have {plain} and give other results. Pass a model with {plain}, and set yours "
+        "again after loading"
+    )
+
+
+def _own_fields(model) -> Iterator[str]:
+    """Yields the fields that can change the results but are not saved."""
+    known = {"config", "execution", "family", "generation", "parent", "name"}
+    return (name for name in model.__dataclass_fields__ if name not in known)
+
+
+def _replaced(model) -> Iterator[str]:
+    """Yields the names of the library's functions that the caller has replaced on the model."""
+    known = {*model.__dataclass_fields__, *vars(build(model.config)), "scope"}
+    yield from (name for name in vars(model) if name not in known)
+    classes = [kind for kind in type(model).__mro__ if kind.__module__.startswith("jaxformer.")]
+    for owner in (*classes, model.functions):
+        for name, value in vars(owner).items():
+            function = value.fget if isinstance(value, property) else value
+            if isfunction(function) and not function.__module__.startswith(_LIBRARIES):
+                yield name
+
+
+def _has_equal_masks(model, other) -> bool:
+    try:
+        return bool(model.self_attention_masks == other.self_attention_masks)
+    except ValueError:  # a mask holds an array, and the truth value of its comparison is ambiguous
+        return False

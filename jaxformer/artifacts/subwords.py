@@ -1,75 +1,75 @@
-"""Other people's tokenizers: BPE over bytes or with byte fallback, WordPiece, Unigram.
+"""Tokenizers of other models: BPE over bytes or with byte fallback, WordPiece, Unigram.
 
-What stands before and after a text is what their template says; the work is done by the
-``tokenizers`` library.
+The ``tokenizers`` library encodes and decodes. The tokenizer's template decides which tokens stand
+before and after a text.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
-MOST_BYTES = 64 * 2**20
+from jaxformer.artifacts.backend import (
+    bounded_pieces,
+    guarded,
+    parts_of,
+    read_backend,
+    refuse_surrogates,
+)
+from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
+from jaxformer.artifacts.library_tokenizer import LibraryTokenizer
+from jaxformer.artifacts.tokenizer import SpecialTokens
+
 _MOST_TOKENS = 2**21
-_MOST_GROWTH = 8.0  # doublings
-# A pattern may take time exponential in a text if what is repeated in it is repeated again.
-_NESTED_REPEAT = re.compile(r"[+*}]\)+\??[+*{]")
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
-@dataclass(frozen=True)
-class SpecialTokens:
-    """Ids with a meaning. end_of_text: ends a text, the first of stop_tokens, any of which does;
-    begin: what a text begins with, start: what a decoder begins with; pad: of padding."""
-
-    stop_tokens: tuple[int, ...] = ()
-    begin: int | None = None
-    start: int | None = None
-    pad: int | None = None
-
-    def __post_init__(self):
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))  # JSON has lists
-
-
-class Subwords:
-    """Text to token ids and back.
+class Subwords(LibraryTokenizer):
+    """Encodes text to token ids and decodes them.
 
     Attributes:
-      vocab_size: one more than the largest id.
-      special: the `SpecialTokens`.
-      end_of_text: the id that ends a text, None if it is not known.
-      before, after: the ids that stand before and after a text that a model reads.
-      mask_token: the id that stands for a hidden token; None: there is none.
-      why_lossy: why a text may not come back as it was.
+      vocab_size: One more than the largest id.
+      special: The `SpecialTokens`.
+      end_of_text: The id that ends a text, None if it is unknown.
+      before: The ids that the template puts before a text.
+      after: The ids that the template puts after a text.
+      id_limit: Number of ids of the model, set by `tokenizer.bind`, or None.
+      mask_token: The id that stands for a hidden token, or None.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens):
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = True  # special tokens found in text are ordinary text
-        self._backend, self.special = backend, special
+        """Wraps a backend, whose truncation and padding are switched off.
+
+        Args:
+          backend: The tokenizer of the library.
+          special: The special ids.
+
+        Raises:
+          ValueError: If the backend has no tokens or too many, or added tokens that cannot be told
+            apart, or a template that changes the text.
+        """
+        super().__init__(backend)
+        self.special = special
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if not 0 < len(vocabulary) <= _MOST_TOKENS:
             raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
         self.vocab_size: int = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
+        _refuse_equal_tokens(backend, added.values())
         self.own_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
-        model = json.loads(backend.to_str())["model"]
+        model = parts_of(backend)["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
         self._special = is_special - {unknown}
+        self._text_ids = sorted(set(vocabulary.values()) - is_special)
         masks = (vocabulary.get(name) for name in ("[MASK]", "<mask>"))
         self.mask_token: int | None = next((x for x in masks if x in is_special), None)
         self.stop_tokens = special.stop_tokens
         self.end_of_text = special.stop_tokens[0] if special.stop_tokens else special.begin
-        self.why_lossy = f"it is {type(backend.model).__name__}, which may change a text"
         self.before, self.after = self._template()
 
     def _template(self) -> tuple[list[int], list[int]]:
@@ -77,12 +77,25 @@ class Subwords:
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
-        raise ValueError("tokenizer: its template changes the text that it is given")
+        raise ValueError("tokenizer: its template changes the text")
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids of text in ascending order: all but those of special tokens.
+
+        The unknown token is special, too.
+        """
+        return self._text_ids
 
     @property
     def opening(self) -> list[int]:
-        """What a text begins with that is generated or scored: something must stand before its
-        first token. ValueError if no such token is known."""
+        """The ids that begin a text to generate or to score.
+
+        The model needs at least one token before the first token that it predicts.
+
+        Raises:
+          ValueError: If no such token is known.
+        """
         ids = (
             self.before or [x for x in (self.special.begin, self.end_of_text) if x is not None][:1]
         )
@@ -92,152 +105,177 @@ class Subwords:
 
     @property
     def decoder_opening(self) -> list[int]:
-        """What is generated after a source has been read begins with this."""
+        """The ids that begin the decoder's input, after a source was read."""
         return self.opening if self.special.start is None else [self.special.start]
 
-    def encode_source(self, text: str) -> list[int]:
-        """The ids of a text that is read as a source, with what the template puts around it."""
-        return [*self.before, *self.encode(text), *self.after]
+    def with_backend(self, backend: tokenizers.Tokenizer) -> Subwords:
+        """Returns a tokenizer with the same special ids that encodes with `backend`."""
+        return type(self)(backend, self.special)
 
     @classmethod
     def load(cls, path: str | Path, special: SpecialTokens) -> Subwords:
-        """Reads a ``tokenizer.json``; ``ValueError`` naming ``path`` if that cannot be done."""
-        path = Path(path)
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise ValueError(f"{path} has {size} bytes; at most {MOST_BYTES} are read")
+        """Reads a ``tokenizer.json``.
+
+        Raises:
+          ValueError: If it cannot be read. The message names ``path``.
+        """
         try:
-            text = path.read_text(encoding="utf-8")
-            _refuse_slow_patterns(content := json.loads(text))
-            if _growth(content) > _MOST_GROWTH:
-                raise ValueError("what it replaces makes a text much longer")
-            return cls(tokenizers.Tokenizer.from_str(text), special)
-        except (KeyboardInterrupt, SystemExit):
+            return guarded(lambda: cls(read_backend(Path(path)), special), silent=True)
+        except OSError:
             raise
-        except BaseException as error:  # the library raises bare Exception, and panics as that
+        except Exception as error:
             raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
 
-    def save(self, path: str | Path) -> None:
-        """Writes ``tokenizer.json`` at ``path``, whole or not at all."""
-        unfinished = Path(f"{path}.unfinished-{os.getpid()}")
-        unfinished.write_text(self.to_json(), encoding="utf-8")
-        os.replace(unfinished, path)
+    @cached_property
+    def why_lossy(self) -> str | None:
+        """The reason why ``decode(encode(text))`` may differ from ``text``; None if it never does.
 
-    def to_json(self) -> str:
-        """What ``save`` writes."""
-        return self._backend.to_str(pretty=True)
+        Only byte-level BPE can be lossless, and only if each of its parts preserves all bytes.
+        """
+        model, decoder = type(self._backend.model).__name__, self._backend.decoder
+        if model != "BPE" or not isinstance(decoder, tokenizers.decoders.ByteLevel):
+            return f"it is {model} over characters, not over bytes, and may change a text"
+        parts = parts_of(self._backend)
+        try:
+            return lossy_part(parts, token_bytes(self._backend)) or self._changed_text()
+        except ValueError as error:
+            return str(error).removeprefix("tokenizer: ")
 
-    @property
-    def lossless(self) -> bool:
-        return False
+    def token_to_id(self, token: str) -> int | None:
+        """Returns the id of a token by its text in the vocabulary, or None."""
+        return self._backend.token_to_id(token)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
-        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
-
-    def encode(self, text: str) -> list[int]:
-        """The token ids of ``text``, without what the template puts around it."""
-        return self.encode_many([text])[0]
-
-    def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
-        """The token ids of each text, in parallel; equal to ``encode`` of one at a time."""
-        texts = list(texts)
-        for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"text: has no UTF-8: {error}") from None
-        found = [encoding.ids for encoding in self._encoded(texts)]
+    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+        refuse_surrogates(texts)
+        found = self._encoded(texts)
         for number, ids in enumerate(found):
-            if not self._special.isdisjoint(ids):  # a model may have them as words: spell those
+            if not self._special.isdisjoint(ids):  # the text spells out special tokens
                 found[number] = self._spelled(texts[number])
         return found
 
-    def _encoded(self, texts: list[str]):
-        return self._backend.encode_batch_fast(texts, add_special_tokens=False)
+    @property
+    def special_ids(self) -> set[int]:
+        """The ids that stand next to a text, or end one."""
+        known = {self.special.begin, self.special.start, *self.special.stop_tokens}
+        return {*known, *self.before, *self.after} - {None}
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
+        pieces = [bounded_pieces(text) if self._has_quadratic_pattern else [text] for text in texts]
+        flat = [piece for some in pieces for piece in some]
+        encodings = guarded(
+            lambda: self._backend.encode_batch_fast(flat, add_special_tokens=False),
+            silent=self._has_quadratic_pattern,
+        )
+        ids = iter([encoding.ids for encoding in encodings])
+        return [[token for _ in some for token in next(ids)] for some in pieces]
 
     def _spelled(self, text: str) -> list[int]:
-        """The ids of a text that spells special tokens, each cut after its first character."""
+        """Encodes a text that spells out special tokens, each split after its first character."""
         names = map(self._backend.id_to_token, self._special)
         pattern = "|".join(f"(?<={re.escape(x[0])})(?={re.escape(x[1:])})" for x in names if x[1:])
         parts = [part for part in re.split(pattern, text) if part]
-        ids = [token for encoding in self._encoded(parts) for token in encoding.ids]
+        ids = [token for some in self._encoded(parts) for token in some]
         return [token for token in ids if token not in self._special]
 
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
-        """The text that comes in parts, whole: where it may be cut is not known."""
+        """Yields the whole text: it is unknown where it may be split without changing tokens."""
         yield "".join(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``; special tokens are nothing, and so are ids that no token has, of
-        which models often have some.
+        """Decodes ids. Special tokens and ids without a token decode to the empty text.
 
-        Errors: ``ValueError`` for a negative id.
+        Models often have ids without a token.
+
+        Raises:
+          ValueError: If an id is negative.
         """
         ids = [int(token) for token in ids]
         if min(ids, default=0) < 0:
-            raise ValueError(f"ids: {min(ids)} is not a token")
+            raise ValueError(f"ids: {min(ids)} is not a token id")
         return self._backend.decode(ids, skip_special_tokens=True)
 
+    def may_be_within_bytes(self, token: int) -> bool:
+        """Returns whether a run of byte tokens (byte fallback) may continue at this token.
+
+        It may if the token is a byte token or has no text.
+        """
+        name = self._backend.id_to_token(token)
+        return name is None or token in self._special or bool(_BYTE_TOKEN.fullmatch(name))
+
     def stream(self, before: Iterable[int] = ()) -> SubwordStream:
-        """A decoder of ids as they arrive, after those of `before`."""
+        """Returns a decoder for ids that arrive one after another, following those of `before`."""
         return SubwordStream(self, before)
 
 
 class SubwordStream:
-    """Decodes ids as they arrive, giving out each word once the next one begins.
+    """Decodes ids as they arrive, word by word.
 
-    ``"".join(push(part) for part in parts) + flush()`` equals ``decode`` of all the parts: until
-    then a later token may still change it (a space before a full stop goes, bytes make a
-    character).
+    All pushes and the flush together return the text of `decode(before + ids)` after the prefix
+    that it shares with `decode(before)`. That is all of the new text. If the new ids change how the
+    end of `before` decodes (its last bytes become a character, or stop being one), the changed end
+    is returned again.
+
+    A push returns text only if no later token can change it: whole words, and no byte of a run of
+    byte tokens that may continue. Byte fallback decodes such a run as a whole, so a stray byte
+    after it turns all of its characters into U+FFFD.
     """
 
     def __init__(self, tokenizer: Subwords, before: Iterable[int] = ()):
+        """Starts a stream.
+
+        Args:
+          tokenizer: The tokenizer.
+          before: The ids that precede the new ones.
+        """
         self._tokenizer, self._ids = tokenizer, list(before)
-        self._given = tokenizer.decode(self._ids)
+        self._before, self._given = tokenizer.decode(self._ids), 0
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids and returns the text that they complete, perhaps none."""
         self._ids += ids
-        text = self._tokenizer.decode(self._ids)
+        text = self._tokenizer.decode(self._without_last_bytes())
         settled = text[: max(text.rstrip().rfind(" "), text.rfind("\n"), 0)].rstrip(" ")
         return self._more(settled.rstrip("\ufffd"))
 
     def flush(self) -> str:
-        """Returns what is left and starts afresh."""
+        """Returns the remaining text and starts afresh."""
         rest = self._more(self._tokenizer.decode(self._ids))
-        self._ids, self._given = [], ""
+        self._ids, self._before, self._given = [], "", 0
         return rest
 
+    def _without_last_bytes(self) -> list[int]:
+        """Returns the ids without the run of byte tokens at the end."""
+        end = len(self._ids)
+        while end and self._tokenizer.may_be_within_bytes(self._ids[end - 1]):
+            end -= 1
+        return self._ids[:end]
+
     def _more(self, text: str) -> str:
-        if not text.startswith(self._given):
-            return ""
-        more, self._given = text[len(self._given) :], text
-        return more
+        """Returns the part of `text`, a prefix of the whole text, that was not returned yet."""
+        differs = (
+            i for i, pair in enumerate(zip(text, self._before, strict=False)) if pair[0] != pair[1]
+        )
+        shared = next(differs, min(len(text), len(self._before)))
+        begin = max(self._given, shared)
+        if len(text) > begin:
+            self._given = len(text)
+        return text[begin:]
 
 
-def _growth(parts) -> float:
-    """log₂ of how many times as long a text may become by all that is replaced in it."""
-    if isinstance(parts, list):
-        return sum(map(_growth, parts))
-    if not isinstance(parts, dict):
-        return 0.0
-    own = len(str(parts.get("content"))) if parts.get("type") == "Replace" else 1
-    others = (part for name, part in parts.items() if name not in ("vocab", "merges"))
-    return math.log2(max(1, own)) + sum(map(_growth, others))
+def _refuse_equal_tokens(backend: tokenizers.Tokenizer, added: Iterable) -> None:
+    """Raises ValueError if two added tokens are equal after normalization.
 
-
-def _refuse_slow_patterns(parts):
-    """ValueError for a pattern that could take a time that no text is worth."""
-    if isinstance(parts, list):
-        for part in parts:
-            _refuse_slow_patterns(part)
-    if not isinstance(parts, dict):
-        return
-    pattern = parts.get("Regex")
-    if isinstance(pattern, str) and (len(pattern) > 2000 or _NESTED_REPEAT.search(pattern)):
-        raise ValueError(f"its pattern {pattern[:80]!r} could take exponential time")
-    for name, part in parts.items():
-        if name not in ("vocab", "merges"):
-            _refuse_slow_patterns(part)
+    The library would then match either of them in a text, unpredictably.
+    """
+    seen: dict[str, str] = {}
+    for token in added:
+        if token.special or not token.normalized or backend.normalizer is None:
+            continue
+        text = backend.normalizer.normalize_str(token.content)
+        if text in seen:
+            raise ValueError(
+                f"tokenizer: its normalizer makes the added tokens {seen[text]!r} and "
+                f"{token.content!r} equal; a text cannot hold both"
+            )
+        seen[text] = token.content

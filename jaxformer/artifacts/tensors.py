@@ -1,62 +1,42 @@
-"""Folders of tensors: safetensors in one file or in several, and small JSON files beside them.
+"""Folders of tensors: safetensors in one file, or in several with an index.
 
-Nothing is unpickled. Every error is a ValueError that names the file and what is wrong in it.
+Nothing is unpickled. Every error is a ValueError that names the file and the fault.
 """
 
-import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.artifacts.files import parse_json, read_json, write_json
+from jaxformer.artifacts.links import stays
+
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_MOST_BYTES = {"config.json": 2**20, _INDEX: 2**26, "generation_config.json": 2**20}
 _PICKLES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "tf_model.h5",
     "flax_model.msgpack",
 )
-_LARGEST_FILE = 4 * 2**30  # bytes of tensors in a file that is written
+_LARGEST_FILE = 4 * 2**30  # bytes of tensors per written file
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def read_json(path: Path) -> dict:
-    """The object in a small JSON file, in which no key comes twice."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not there")
-    size, most = path.stat().st_size, _MOST_BYTES.get(path.name, 2**26)
-    if size > most:
-        raise ValueError(f"{path} has {size} bytes; at most {most} are read")
-
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
-    return found
-
-
-def _once(pairs):
-    """The object of these pairs, in which no key comes twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"the key {twice!r} comes twice")
-    return found
-
-
 class Tensor(NamedTuple):
-    """A tensor in a safetensors file. dtype: one of the format's words; start: its first byte."""
+    """A tensor in a safetensors file.
+
+    Attributes:
+        name: Its name.
+        path: The file.
+        dtype: The format's name of its dtype.
+        shape: Its shape.
+        start: Offset of its first byte.
+    """
 
     name: str
     path: Path
@@ -65,7 +45,7 @@ class Tensor(NamedTuple):
     start: int
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """ValueError if it has another shape than config.json asks for, or holds no floats."""
+        """Raises ValueError if the shape is not the expected one, or the dtype no float."""
         about = f"{self.path}: tensor {self.name} is"
         if self.shape != shape:
             raise ValueError(f"{about} {self.shape}; by config.json it must be {shape}")
@@ -73,22 +53,22 @@ class Tensor(NamedTuple):
             raise ValueError(f"{about} {self.dtype}; it must be one of {', '.join(DTYPES)}")
 
     def equals(self, other: "Tensor") -> bool:
-        """Whether it holds the same numbers."""
+        """Returns whether `other` holds the same numbers."""
         return self.shape == other.shape and np.array_equal(self.mapped(), other.mapped())
 
     def read_into(self, array: np.ndarray) -> None:
-        """Put its values there, converted to that dtype."""
+        """Copies the values into `array`, converted to its dtype."""
         if array.flags.c_contiguous and array.dtype == jnp.dtype(DTYPES[self.dtype]):
-            with self.path.open("rb", buffering=0) as file:  # straight to where they stay
+            with self.path.open("rb", buffering=0) as file:  # directly into the final memory
                 file.seek(self.start)
                 _read_all(file, array)
         else:
             array[...] = self.mapped()
 
     def mapped(self) -> np.ndarray:
-        """Its values, in memory only while they are looked at."""
+        """Returns the values as a memory map, which reads a page when it is accessed."""
         dtype = jnp.dtype(DTYPES[self.dtype])
-        if 0 in self.shape:  # nothing of a file cannot be mapped
+        if 0 in self.shape:  # an empty range of a file cannot be mapped
             return np.empty(self.shape, dtype)
         return np.memmap(self.path, dtype, "r", self.start, self.shape)
 
@@ -98,13 +78,16 @@ def _read_all(file, array: np.ndarray) -> None:
     while rest:
         size = file.readinto(rest)  # at most 2 GiB at once
         if not size:
-            raise ValueError(f"{file.name} ended while it was read")
+            raise ValueError(f"{file.name} is shorter than its header says")
         rest = rest[size:]
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. The format's own reader decides whether it is sound; of
-    two tensors of one name it would take the last, so the header is read here once more."""
+def file_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by their names.
+
+    The format's own reader checks the file. It would accept two tensors of one name and use the
+    last, so this function parses the header once more.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -112,8 +95,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             pass
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size), object_pairs_hook=_once)
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            header = parse_json(file.read(size))
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     header.pop("__metadata__", None)
     return {
@@ -123,9 +106,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder by their names, of one file or by the index of several."""
+    """Returns the tensors of a folder by their names, from one file or from several by an index."""
     if (folder / _SINGLE).is_file():
-        return _tensors(folder / _SINGLE)
+        return file_tensors(folder / _SINGLE)
     index = folder / _INDEX
     if not index.is_file():
         pickles = [name for name in _PICKLES if (folder / name).exists()]
@@ -138,11 +121,11 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise ValueError(f"{index}: weight_map is missing or no object")
+        raise ValueError(f"{index}: weight_map must be an object that is not empty")
     files = {place: _shard(index, place) for place in set(map(str, places.values()))}
     found = {}
     for place, path in files.items():
-        inside = _tensors(path)
+        inside = file_tensors(path)
         found |= inside
         named = {name for name, other in places.items() if str(other) == place}
         if inside.keys() != named:
@@ -153,29 +136,22 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shard(index: Path, place: str) -> Path:
-    """The file of that name in the index's own folder."""
+    """Returns the path of a file in the index's folder; raises ValueError for any other path."""
     path = index.parent / place
     is_name = Path(place).name == place and place.endswith(".safetensors") and "\0" not in place
-    if not is_name or not _stays(path, index.parent):
+    if not is_name or not stays(path, index.parent):
         raise ValueError(f"{index}: {place!r} is not the name of a file in this folder")
     if not path.is_file():
         raise ValueError(f"{index}: {place} is not there")
     return path
 
 
-def _stays(path: Path, folder: Path) -> bool:
-    """Whether a path leads to a file of this folder. A downloaded one is links into a store of
-    blobs beside it, which the hub's own library made: those stay in its cache."""
-    target, home = path.resolve(), folder.resolve()
-    if target.parent == home:
-        return True
-    cache = home.parent.parent  # …/models--NAME/snapshots/REVISION
-    return home.parent.name == "snapshots" and target.parent == cache / "blobs"
-
-
 def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
-    """An array to fill, which `jax.device_put` need not copy on a CPU: XLA asks for 64 bytes. To be
-    made on the main thread: malloc may keep what another thread frees to itself."""
+    """Returns an uninitialized array that `jax.device_put` need not copy on a CPU.
+
+    XLA requires an alignment of 64 bytes. Call this on the main thread: malloc may reserve memory
+    that another thread frees for that thread.
+    """
     dtype = jnp.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + 64, np.uint8)
@@ -184,41 +160,22 @@ def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
 
 
 def in_threads(make: Callable, items: Iterable, size: Callable[..., int]) -> list:
-    """make(item) of each, the largest first: copying waits for memory, and for its pages."""
+    """Calls `make` on each item, in threads, the largest item first.
+
+    Threads help because copying waits for memory and page faults.
+    """
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         return list(threads.map(make, sorted(items, key=size, reverse=True)))
 
 
-def require_new(path: Path) -> Path:
-    """The path, absolute; ValueError if there is something already, or no folder to make it in."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} holds something already; name a folder that does not exist yet")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
-    return path.absolute()
-
-
-@contextmanager
-def new_folder(path) -> Iterator[Path]:
-    """A folder to write into, which is there under its name once all of it is written, or not at
-    all. ValueError if there is something already."""
-    path = require_new(Path(path))
-    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        if path.exists():
-            path.rmdir()  # it is empty
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def write_tensors(folder: Path, tensors: dict[str, Callable], sizes: dict[str, int]) -> None:
-    """model.safetensors, or several of at most 4 GiB with their index.
+    """Writes model.safetensors, or several files of at most 4 GiB with their index.
 
-    tensors: by name, a function that makes each, so that those of one file alone are in memory;
-    sizes: their bytes.
+    Args:
+        folder: The folder.
+        tensors: Functions that create the tensors, by name. Only the tensors of one file are in
+            memory at a time.
+        sizes: The tensors' sizes in bytes.
     """
     from safetensors.numpy import save_file
 
@@ -239,7 +196,3 @@ def write_tensors(folder: Path, tensors: dict[str, Callable], sizes: dict[str, i
     if len(groups) > 1:
         total = {"total_size": sum(sizes.values())}
         write_json(folder / _INDEX, {"metadata": total, "weight_map": places})
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,53 +1,68 @@
-"""The command line: `jaxformer VERB …`, each verb a thin face on the rooms of the package."""
+"""The command line `jaxformer VERB …`. Each verb is a module that calls the package's library."""
 
 import keyword
 import sys
 import warnings
+from difflib import get_close_matches
 from importlib import import_module
+from traceback import format_exception
 
 from jaxformer.cli.arguments import UsageError
+from jaxformer.terminal import say, visible
 
 VERBS = {
     "train": "train a model on text (by default on the Python standard library) or on pairs",
-    "generate": "continue a prompt with a trained run",
-    "translate": "translate the lines of standard input",
-    "fill": "fill in what is hidden in a text",
-    "evaluate": "how well a run does on files: loss, bits per byte, BLEU",
-    "compare": "runs beside one another: settings, figures and a picture",
-    "import": "read a checkpoint in Hugging Face's format and keep it in ours",
-    "export": "write a model as transformers, or llama.cpp, opens it",
-    "doctor": "what is here, and what a model needs of machines that are not",
-    "verify": "hold a run to ten properties: causal, cached = full, padded = alone, …",
+    "generate": "continue a prompt with a trained model",
+    "translate": "translate the lines of files or of standard input",
+    "fill": "predict the masked tokens of a text with a trained encoder",
+    "evaluate": "score a model on files: loss, bits per byte, BLEU",
+    "compare": "compare runs: settings, results and a picture of the losses",
+    "import": "convert a checkpoint from Hugging Face format to jaxformer's format",
+    "export": "write a model in the format of transformers, PEFT or llama.cpp",
+    "doctor": "show this machine's setup, or what a model needs on another machine",
+    "verify": "check properties of a model, such as causality and determinism",
 }
 
-_USAGE = "\n".join(
-    [
-        "usage: jaxformer VERB …",
-        "",
-        *(f"  {verb:10} {what}" for verb, what in VERBS.items()),
-        "",
-        "jaxformer VERB --help lists what a verb accepts. --debug shows the traceback of an error.",
-    ]
-)
+
+def _usage() -> str:
+    from jaxformer.cli.help import table_of
+
+    return f"""usage: jaxformer VERB …
+
+{table_of(VERBS)}
+
+jaxformer VERB --help lists the options of a verb.
+jaxformer VERB --debug shows the traceback of an error."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a verb; returns the exit status: 0, 1 (it failed), 2 (bad input), 130 (Ctrl-C)."""
+    """Runs a verb.
+
+    Args:
+        argv: The words after `jaxformer`; None: those of the process.
+
+    Returns:
+        The exit status: 0, 1 (failure), 2 (bad input), 130 (Ctrl-C), or the error's `status`.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout.errors == "strict":  # a character that it cannot show must not end a run
+    if sys.stdout.errors == "strict":  # a character outside the terminal's encoding must not raise
         sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
+    if debug:
+        sys.excepthook = _show_traceback
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_USAGE)
+        say(_usage())
         return 0 if argv else 2
     if argv[0] == "--version":
         from jaxformer import __version__
 
-        print(__version__)
+        say(__version__)
         return 0
     if argv[0] not in VERBS:
-        return _fail(f"verb is {argv[0]!r}; it must be one of {', '.join(VERBS)}", 2)
+        close = get_close_matches(argv[0], VERBS, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        return _fail(f"verb is {argv[0]!r}; it must be one of {', '.join(VERBS)}{meant}", 2)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
@@ -56,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone: nothing is left to say
+        sys.stderr.close()  # the reader of the pipe has exited, so no message is needed
         return 1
     except (ValueError, UsageError) as error:
         if debug:
@@ -70,17 +85,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    """One line on standard error."""
+    """Prints the message and returns the exit status."""
     _say(message)
     return status
 
 
 def _warn(message, *_) -> None:
-    """In the place of `warnings.showwarning`: one line, without the code that it came from."""
+    """Replaces `warnings.showwarning`: prints one line, without the source line of the warning."""
     _say(f"warning: {message}")
 
 
 def _say(message: str) -> None:
-    """One line on standard error; within its lines the message is shown as it is."""
-    lines = (line.strip() for line in message.splitlines())
-    print(f"jaxformer: {' '.join(line for line in lines if line)}", file=sys.stderr)
+    """Prints the message as one line on standard error."""
+    lines = (line.strip() for line in visible(message).splitlines())
+    say(f"jaxformer: {' '.join(line for line in lines if line)}", sys.stderr)
+
+
+def _show_traceback(kind, error, traceback) -> None:
+    """Replaces `sys.excepthook`: an error message may contain control characters from a file."""
+    say("".join(format_exception(kind, error, traceback)).rstrip("\n"), sys.stderr)

@@ -1,35 +1,37 @@
-"""`jaxformer compare RUN RUN…`: runs beside one another, as a table and a picture."""
+"""`jaxformer compare RUN RUN…`: compares runs in a table and a picture."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
+from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Say in what runs differ and how each learnt, and draw their losses in one picture."""
+    """Print the results and differing settings of runs, and draw their losses in one picture."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
     """run folders"""
     out: Path | None = None
-    """the picture, .png; by default the next free name of compare.png"""
+    """the .png file to write; None: compare.png, or compare-2.png, … if that exists"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
+        """Checks the fields."""
         if not self.runs:
-            raise ValueError("RUN is missing; name the folders of one or more runs")
+            raise ValueError("RUN is missing; give the folders of one or more runs")
         if self.out is not None and (self.out.suffix != ".png" or not self.out.parent.is_dir()):
-            raise ValueError(f"out is {self.out}; it must end in .png and its folder exist")
+            raise ValueError(f"out is {self.out}; it must be a .png file in an existing folder")
 
 
 def main(argv: list[str]) -> int:
-    """Read, print, draw."""
+    """Reads the runs, draws the picture and prints the comparison."""
     arguments = parse(CompareArguments, "compare", argv)
     from jaxformer.training.compare import changed, draw, read_runs, summary
 
@@ -38,16 +40,17 @@ def main(argv: list[str]) -> int:
     path = arguments.out or _free(Path("compare.png"))
     draw(runs, path)
     if arguments.json:
-        print(json.dumps({"runs": found, "settings": settings, "picture": str(path)}, default=str))
+        content = {"runs": found, "settings": settings, "picture": str(path)}
+        say(json_text(content, default=str))
         return 0
     rows = {name: [run.get(name) for run in found] for name in _columns(found)}
     _print_table(rows | {name: x for name, x in settings.items() if name not in rows})
-    print(f"picture: {path}")
+    say(f"picture: {path}")
     return 0
 
 
 def _free(path: Path) -> Path:
-    """The path, or the first of compare-2.png, … that does not exist yet."""
+    """Returns the first of compare.png, compare-2.png, … that does not exist yet."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -60,13 +63,13 @@ def _columns(found: list[dict]) -> list[str]:
 
 
 def _print_table(rows: dict[str, list]) -> None:
-    """A line for each figure or setting, a column for each run."""
+    """Prints one line for each figure or setting, with one column for each run."""
     texts = {name.replace("_", " "): list(map(_said, values)) for name, values in rows.items()}
     widths = [max(map(len, column)) for column in zip(*texts.values(), strict=True)]
     left = max(map(len, texts))
     for name, values in texts.items():
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
-        print(f"{name:{left}}  {'  '.join(cells)}")
+        say(f"{name:{left}}  {'  '.join(cells)}")
 
 
 def _said(value) -> str:

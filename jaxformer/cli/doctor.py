@@ -1,45 +1,52 @@
-"""`jaxformer doctor`: what is here, and what a model needs of machines that are not."""
+"""`jaxformer doctor`: shows this machine's setup, or a model's needs on a target machine."""
 
-import json
+import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Literal
 
 import tyro
 
+from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.help import text_width
+from jaxformer.doctor.machines import Target, parse_target, start_for
 from jaxformer.models.config import KINDS, Execution
+from jaxformer.terminal import say
 from jaxformer.training.config import Mesh, MeshSizes
-from jaxformer.training.doctor.machines import Target, parse_target, start_for
 from jaxformer.training.presets import kinds_of, training_preset
 
 
 @dataclass(frozen=True)
 class DoctorArguments:
-    """What is here: devices, versions, memory, and what is missing. With --preset: compile the
-    training step of a model, or --decode its decoding loop, for a machine that need not be here,
-    and tell what it needs."""
+    """Show this machine's setup: devices, versions, memory and missing packages.
+
+    With --preset: compile a model's training step (or with --decode its decoding loop) for a target
+    machine, which need not be this one, and show the memory, communication and time it needs.
+    """
 
     preset: str | None = None
-    """a model or a whole run by name"""
+    """name of a model or of a training preset, such as gpt2-124m or stdlib"""
     model: str | None = None
-    """kind of the preset, where it has several"""
+    """kind of model, if the preset exists for several kinds"""
     target: str | None = None
-    """machine: gpu:h100:8, tpu:v5e:4x4, cpu:8; None: cpu, as many devices as the mesh has"""
+    """machine: gpu:h100:8 (GPUs of one host), tpu:v5e:4x4 (a TPU slice) or cpu:8 (simulated
+    devices); None: cpu with the devices of --mesh"""
     mesh: Mesh | None = None
-    """devices by axis: data=2,fsdp=4; None: data=N for all of the target"""
+    """devices along each mesh axis: data=2,fsdp=4; None: data=N for all N devices of the target"""
     batch_size: int | None = None
-    """rows of the whole batch; None: 8 for each device that shares it"""
+    """sequences in the whole batch; None: 8 × data × fsdp"""
     length: int | None = None
-    """tokens of a row; None: the model's max_length"""
+    """tokens per sequence; None: the model's max_length"""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """type of activations; None: bfloat16, on a CPU float32"""
+    """dtype of activations; None: float32 on CPUs, bfloat16 elsewhere"""
     execution: Execution = field(default_factory=Execution)
     decode: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """the decoding loop, not the training step"""
+    """examine the decoding loop instead of the training step"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
+        """Checks the fields."""
         for name in ("batch_size", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -49,22 +56,22 @@ class DoctorArguments:
         given = [x for x in ("target", "mesh", "batch_size", "length") if getattr(self, x)]
         if self.preset is None and (given or self.decode):
             asked = f"--{given[0].replace('_', '-')}" if given else "--decode"
-            raise ValueError(f"{asked} was given without --preset, the model that it is for")
+            raise ValueError(f"{asked} needs --preset, which names the model to examine")
 
 
 def main(argv: list[str]) -> int:
-    """Look, or compile; print."""
+    """Prints the setup or, with --preset, compiles the program and prints its requirements."""
     arguments = parse(DoctorArguments, "doctor", argv)
     if arguments.preset is None:
-        from jaxformer.cli.here import lines_of, what_is_here
+        from jaxformer.doctor.report import lines_of_setup, machine_setup
 
-        found = what_is_here()
-        _show("jaxformer doctor", found, lines_of(found), arguments.json)
+        found = machine_setup()
+        _show("jaxformer doctor", found, lines_of_setup(found), arguments.json)
         return 0
     config, target, mesh, rows, length = _asked(arguments)
     start_for(target)
-    from jaxformer.cli.needs import lines_of_decoding, lines_of_step
-    from jaxformer.training.doctor.examine import examine_decoding, examine_step
+    from jaxformer.doctor.examine import examine_decoding, examine_step
+    from jaxformer.doctor.report import lines_of_decoding, lines_of_step
 
     examine, lines = (
         (examine_decoding, lines_of_decoding) if arguments.decode else (examine_step, lines_of_step)
@@ -76,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def _asked(arguments: DoctorArguments):
-    """(config, target, mesh, rows, tokens of a row), before JAX is started."""
+    """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
     kinds = kinds_of(arguments.preset)
     kind = arguments.model or (kinds[0] if kinds else "decoder")
     config = training_preset(arguments.preset, kind).model
@@ -89,27 +96,45 @@ def _asked(arguments: DoctorArguments):
     dtype = arguments.dtype or ("float32" if target.platform == "cpu" else "bfloat16")
     length = arguments.length or config.max_length
     if length > config.max_length:
-        raise ValueError(f"length is {length}; {arguments.preset} has {config.max_length} at most")
+        raise ValueError(
+            f"length is {length}; {arguments.preset} accepts at most {config.max_length} "
+            "(its max_length)"
+        )
     rows = arguments.batch_size or 8 * mesh.parts
     return replace(config, dtype=dtype), target, mesh, rows, length
 
 
 def _show(title: str, found: dict, lines: list[tuple[str, ...]], as_json: bool) -> None:
-    """One table, or one object."""
+    """Prints a table or, with `as_json`, one JSON object."""
     if as_json:
-        print(json.dumps(found))
+        say(json_text(found))
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    say(table_of_cells(title, lines))
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False)
-    for column in range(3):
-        table.add_column(no_wrap=column == 0, overflow="fold")
+
+def table_of_cells(title: str, lines: list[tuple[str, ...]]) -> str:
+    """Returns a table of (label, value, remark), as wide as the terminal.
+
+    The remark (a path, a command to paste) is never broken: if it does not fit, it goes onto a
+    separate line. The other cells are wrapped at spaces.
+
+    Args:
+        title: The first line.
+        lines: The cells of each line, at most three; (): an empty line.
+    """
+    rows = [line for line in lines if line]
+    left = max(len(line[0]) for line in rows) + 4
+    middle = max((len(line[1]) for line in rows if len(line) > 2 and line[2]), default=0) + 2
+    middle = min(middle, 32)
+    shown = [title, ""]
     for line in lines:
-        if line:
-            table.add_row(*map(Text, line))
-        else:
-            table.add_section()
-    Console().print(table)
+        what, much, more = (*line, "", "", "")[:3]
+        begin = f"  {what}".ljust(left)
+        whole = begin + much.ljust(middle) + more
+        if more and len(whole) <= text_width() and len(much) < middle:
+            shown.append(whole)
+            continue
+        fill = {"initial_indent": begin, "subsequent_indent": " " * left}
+        shown += textwrap.wrap(much, text_width(), **fill) or [begin.rstrip()]
+        shown += [" " * left + more] if more else []
+    return "\n".join(shown)

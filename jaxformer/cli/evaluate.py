@@ -1,6 +1,5 @@
-"""`jaxformer evaluate RUN FILE…`: how well a run does on text, or on pairs, that it is given."""
+"""`jaxformer evaluate RUN FILE…`: scores a model on text or on pairs of sentences."""
 
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -9,98 +8,118 @@ from typing import Annotated
 
 import tyro
 
+from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import say
 
 BATCH_SIZE = 16
+_OF_PAIRS = ("target", "beam_width", "bleu_tokenize")
 
 
 @dataclass(frozen=True)
 class EvaluateArguments(RunArguments):
-    """How well a run predicts files: every byte counted once, beside gzip -9 and xz -9e.
+    """Score a model on files.
 
-    Of an encoder: tokens that are hidden in the files. Of a model that translates: the loss of
-    targets, and BLEU of its translations of sources.
+    Language models: loss and bits per byte of the text, compared with gzip -9 and xz -9e. Encoders:
+    loss and accuracy on masked tokens of the text. Models that translate: loss of the target
+    sentences, and BLEU of the model's translations of the source sentences.
     """
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
     text_field: str | None = None
-    """of records (.jsonl, .parquet), the field or column that has the text; None: the run's"""
+    """field or column of .jsonl and .parquet files that holds the text; None: the run's setting, or
+    text"""
     source: Path | None = None
-    """for a model that translates: sentences, or a .tsv or .jsonl of both sides; may be .gz"""
+    """for models that translate: a file with one source sentence per line, or a .tsv or .jsonl file
+    with both sides; may be .gz"""
     target: Path | None = None
-    """their translations, line by line"""
+    """for models that translate: a file with the translation of each line of --source"""
     stride: int | None = None
     """tokens between the starts of successive windows; None: half of max_length"""
     beam_width: int | None = None
-    """for a model that translates: hypotheses that are kept; None: 1, greedy"""
+    """for models that translate: beam width; None: the checkpoint's setting, or 1 (greedy)"""
+    bleu_tokenize: str | None = None
+    """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; None: the run's
+    setting, or 13a"""
     batch_size: int | None = None
-    """windows of text that are scored at once; None: 16"""
+    """windows of text per batch; None: 16"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
+        """Checks the fields."""
         for name in ("batch_size", "beam_width", "stride"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         pairs = self.source is not None
-        for name in ("text_field", "stride", "batch_size") if pairs else ("target", "beam_width"):
+        for name in ("text_field", "stride", "batch_size") if pairs else _OF_PAIRS:
             if getattr(self, name) is not None:
-                fits = "text" if pairs else "pairs, which --source names"
-                raise ValueError(f"--{name.replace('_', '-')} was given; it is for {fits}")
+                fits = "text, not with --source" if pairs else "pairs of sentences, with --source"
+                raise ValueError(f"--{name.replace('_', '-')} only applies to {fits}")
 
 
 def main(argv: list[str]) -> int:
-    """Load, score, print."""
+    """Loads the model, scores it on the files and prints the scores."""
     arguments = parse(EvaluateArguments, "evaluate", argv)
     given = _read(arguments)
 
-    with opened(arguments) as checkpoint:
+    with load_model(arguments) as checkpoint:
         from jaxformer.training.screen import Screen
 
         if checkpoint.tokenizer is None:
             raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
         screen = Screen(stderr=True, quiet=arguments.json)
         found, lines = _scorer(checkpoint.model, arguments)(checkpoint, given, arguments, screen)
-    print("\n".join([json.dumps(found)] if arguments.json else lines))
+    report = json_text(found)  # also without --json: it raises for figures that are not finite
+    say(report if arguments.json else "\n".join(lines))
     return 0
 
 
 def _read(arguments: EvaluateArguments):
-    """The documents or the pairs, before anything is loaded."""
+    """Returns the documents or the pairs. It runs before the model is loaded."""
     if arguments.source:
         from jaxformer.training.data.parallel import read_pairs
 
         if arguments.files:
-            raise ValueError(f"FILE ({arguments.files[0]}) and --source were given; one is scored")
+            raise ValueError(
+                f"FILE ({arguments.files[0]}) and --source were given; only one of them is accepted"
+            )
+        _metric(arguments)
         return read_pairs(arguments.source, arguments.target)
     if not arguments.files:
-        raise ValueError("FILE is missing; name at least one file or folder to score")
+        raise ValueError(
+            "FILE is missing; give files or folders of text or, for a model that translates, "
+            "--source"
+        )
     from jaxformer.training.data.corpus import read_documents
 
     field = arguments.text_field or getattr(run_config(arguments.run), "text_field", "text")
     documents, left_out = read_documents(arguments.files, field, drop_copies=False)
     for line in left_out:
-        print(f"left out: {line}", file=sys.stderr)
+        say(f"left out: {line}", file=sys.stderr)
     return documents
 
 
 def _scorer(model, arguments: EvaluateArguments):
-    """How this kind of model is scored; ValueError if that is not what was given."""
-    from jaxformer.decoding.protocol import require_autoregressive
-    from jaxformer.models.config import EncoderConfig, kind_of
-    from jaxformer.models.config.encoder_decoder import ReadsSource
+    """Returns the function that scores this kind of model.
 
-    translates = isinstance(model.config, ReadsSource)
+    Raises:
+        ValueError: The arguments do not match the kind, or such models cannot be scored.
+    """
+    from jaxformer.models.config import kind_of
+    from jaxformer.models.language_model import require_autoregressive
+
+    translates = model.config.reads_source
     if translates != (arguments.source is not None):
         wanted = "--source and --target" if translates else "FILE"
         kind = kind_of(model.config)
         raise ValueError(f"{arguments.run} is of kind {kind}; give {wanted} to score it")
     if translates:
         return _pairs
-    if isinstance(model.config, EncoderConfig):
+    if model.config.learns == "hidden tokens":
         return _hidden
     require_autoregressive(model)
     return _text
@@ -134,12 +153,14 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
 
 def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     from jaxformer.training.evaluate import spread
-    from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
+    from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
 
     model, variables, tokenizer = checkpoint
     if tokenizer.mask_token is None:
-        raise ValueError(f"{arguments.run}: its tokenizer has no mask to hide tokens by")
-    trained = run_config(arguments.run)  # the same tokens are hidden as while it was trained
+        raise ValueError(
+            f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"
+        )
+    trained = run_config(arguments.run)  # use its mask rate and seed
     how = {} if trained is None else {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
@@ -147,6 +168,7 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
         model.config.max_length,
         before=tokenizer.before,
         after=tokenizer.after,
+        special=never_hidden(tokenizer, model.config.vocab_size),
         **how,
     )
     (frequent,) = most_frequent(rows).values()
@@ -154,9 +176,9 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
         batches = spread(rows, len(rows), arguments.batch_size or BATCH_SIZE)
         score = score_hidden(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [
-        f"{len(documents)} documents, {score.tokens:,} tokens hidden",
-        f"loss           {score.loss:.4f} nats per hidden token",
-        f"accuracy       {score.accuracy:.4f} (always the most frequent token: {frequent:.4f})",
+        f"{len(documents)} documents, {score.tokens:,} masked tokens",
+        f"loss           {score.loss:.4f} nats per masked token",
+        f"accuracy       {score.accuracy:.4f} (the most frequent token alone: {frequent:.4f})",
     ]
 
 
@@ -165,7 +187,8 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
 
     model, variables, tokenizer = checkpoint
     encoded = [
-        (tokenizer.encode_source(source), tokenizer.encode(target)) for source, target in pairs
+        (tokenizer.encode_source(source), tokenizer.encode_many([target])[0])
+        for source, target in pairs
     ]
     longest = model.config.max_source_length
     for number, (source, target) in enumerate(encoded, 1):
@@ -192,7 +215,8 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
             tokenizer,
             encoded,
             [target for _, target in pairs],
-            beam_width=arguments.beam_width or 1,
+            beam_width=arguments.beam_width,
+            bleu_tokenize=_metric(arguments),
             on_scored=scored,
         )
     found = {"loss": score.loss, "perplexity": math.exp(min(score.loss, 700))}
@@ -205,9 +229,19 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
     ]
 
 
+def _metric(arguments: EvaluateArguments) -> str | None:
+    """Returns the name of BLEU's tokenizer; raises ValueError if sacrebleu does not have it."""
+    from jaxformer.training.bleu import bleu_metric
+
+    trained = getattr(run_config(arguments.run), "bleu_tokenize", None)
+    name = arguments.bleu_tokenize or trained
+    bleu_metric(name)
+    return name
+
+
 def run_config(run: str):
-    """The `TrainingConfig` of a run; None: it is a folder of another sort."""
-    from jaxformer.training.run_config import read_run
+    """Returns the `TrainingConfig` of a run; None if the path is not a run folder."""
+    from jaxformer.training.run_folders import read_run
 
     folder = RunFolder(run)
     return read_run(folder)[1] if folder.checkpoints.is_dir() else None

@@ -1,4 +1,4 @@
-"""`jaxformer export RUN OUT`: a model as transformers, or llama.cpp, opens it."""
+"""`jaxformer export RUN OUT`: writes a model for transformers, PEFT or llama.cpp."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -6,61 +6,65 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.runtime import start_jax
+from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Write a model as transformers opens it, or as llama.cpp does (gguf)."""
+    """Write a model in the format of transformers or, as a GGUF file, of llama.cpp."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """a run, a saved folder, a folder in Hugging Face's format or a hub id"""
+    """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """the folder to make; for gguf, the file"""
+    """path to create: a folder for transformers, a file for gguf"""
     format: Literal["transformers", "gguf"] = "transformers"
-    """what to write"""
+    """format to write"""
     family: str | None = None
-    """a model_type of transformers; None: what it was imported from, or the first that fits"""
+    """model_type of transformers, such as gpt2; None: the one that the model was imported from, or
+    the first that fits"""
     dtype: Literal["f32", "q8_0"] = "f32"
-    """of the matrices in a gguf file"""
+    """dtype of the matrices in a gguf file"""
     adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """of a run with a LoRA rank the adapter alone, as PEFT opens it; else it is added to the
-    weights"""
+    """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
+    added to the weights"""
 
     def __post_init__(self):
+        """Checks the fields."""
         if self.adapter and self.format == "gguf":
-            raise ValueError("--adapter was given, but a gguf file has all the weights of a model")
+            raise ValueError("--adapter was given, but a gguf file holds all weights of a model")
 
 
 def main(argv: list[str]) -> int:
-    """Load, write."""
+    """Loads the model and writes it."""
     arguments = parse(ExportArguments, "export", argv)
     from pathlib import Path
 
-    from jaxformer.artifacts.tensors import require_new
+    from jaxformer.artifacts.files import require_new
 
-    require_new(Path(arguments.out))  # before anything is read
-
-    from jaxformer.cli.runtime import start_jax
+    require_new(Path(arguments.out))  # checked before the slow imports and reads
 
     start_jax()
-    from jaxformer.hub.load import family_name, load
+    from jaxformer.hub.load import load
 
     if arguments.adapter:
         from jaxformer.hub.peft import export_adapter
 
         name = export_adapter(arguments.out, arguments.run, family=arguments.family)
-        print(f"{arguments.out}: an adapter for transformers.{name}, as peft.PeftModel opens it")
+        say(
+            f"{arguments.out}: adapter for transformers.{name}; open it with "
+            "peft.PeftModel.from_pretrained"
+        )
         return 0
     checkpoint = load(arguments.run)
-    family = arguments.family or family_name(arguments.run)
     if arguments.format == "gguf":
         from jaxformer.hub.gguf import export_gguf
 
-        export_gguf(arguments.out, *checkpoint, dtype=arguments.dtype, family=family)
-        print(f"{arguments.out}: GGUF, {arguments.dtype}")
+        export_gguf(arguments.out, *checkpoint, dtype=arguments.dtype, family=arguments.family)
+        say(f"{arguments.out}: GGUF, {arguments.dtype}")
         return 0
     from jaxformer.hub.export import export
 
-    name = export(arguments.out, *checkpoint, family=family)
-    print(f"{arguments.out}: open it with transformers.{name}.from_pretrained({arguments.out!r})")
+    name = export(arguments.out, *checkpoint, family=arguments.family)
+    say(f"{arguments.out}: open it with transformers.{name}.from_pretrained({arguments.out!r})")
     return 0

@@ -1,55 +1,59 @@
-"""`jaxformer fill RUN --text "if x is [MASK] None:"`: what an encoder expects at a mask."""
+"""`jaxformer fill RUN --text "if x is [MASK] None:"`: predicts the masked tokens of a text."""
 
-import json
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
+from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import say, write
 
 MASK = "[MASK]"
 
 
 @dataclass(frozen=True)
 class FillArguments(RunArguments):
-    """Fill in what is hidden in a text: each [MASK] is one token, with the space before it, told
-    from both sides of it."""
+    """Predict the masked tokens of a text with an encoder.
+
+    Each [MASK], together with the space before it, stands for one token.
+    """
 
     text: str
-    """with at least one [MASK]"""
+    """text with at least one [MASK]"""
     top_k: int = 5
-    """how many tokens are shown for each"""
+    """number of predictions to show for each [MASK]"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
+        """Checks the fields."""
         if MASK not in self.text:
-            raise ValueError(f"text is {self.text!r}; it must hold at least one {MASK}")
+            raise ValueError(f"text is {self.text!r}; it must contain at least one {MASK}")
 
 
 def main(argv: list[str]) -> int:
-    """Load, fill in, print."""
+    """Loads the model, predicts the masked tokens and prints them."""
     arguments = parse(FillArguments, "fill", argv)
-    with opened(arguments) as checkpoint:
+    with load_model(arguments) as checkpoint:
         _print(checkpoint, arguments)
     return 0
 
 
 def _print(checkpoint, arguments: FillArguments) -> None:
     from jaxformer.decoding.fill import fill
-    from jaxformer.models.config import EncoderConfig, kind_of
+    from jaxformer.models.config import kind_of
 
     model, variables, tokenizer = checkpoint
-    if not isinstance(model.config, EncoderConfig):
+    if model.config.learns != "hidden tokens":
         raise ValueError(
-            f"{arguments.run} is of kind {kind_of(model.config)}; fill is for an encoder, which "
-            "sees both sides of what is hidden"
+            f"{arguments.run} is of kind {kind_of(model.config)}; fill needs an encoder, which "
+            "reads the text on both sides of a mask"
         )
     if tokenizer is None or tokenizer.mask_token is None:
-        raise ValueError(f"{arguments.run} has no tokenizer with a mask; fill cannot hide a token")
-    parts = [tokenizer.encode(part) for part in around(arguments.text)]
+        raise ValueError(f"{arguments.run} has no tokenizer with a mask token, which fill needs")
+    parts = tokenizer.encode_many(around(arguments.text))
     row = [*tokenizer.before, *parts[0]]
     for part in parts[1:]:
         row += [tokenizer.mask_token, *part]
@@ -65,16 +69,22 @@ def _print(checkpoint, arguments: FillArguments) -> None:
             [{"text": word, "probability": p} for word, p in zip(*place, strict=True)]
             for place in zip(words, found.probabilities.tolist(), strict=True)
         ]
-        print(json.dumps({"text": text, "masks": places}))
+        say(json_text({"text": text, "masks": places}))
         return
-    print(text)
+    write(f"{text}\n")
     for number, (some, shares) in enumerate(zip(words, found.probabilities, strict=True), 1):
         said = (f"{word!r} {share:.1%}" for word, share in zip(some, shares, strict=True))
-        print(f"{MASK} {number}: " + ", ".join(said))
+        say(f"{MASK} {number}: " + ", ".join(said))
 
 
 def around(text: str) -> list[str]:
-    """What stands before, between and after the masks. A space before a mask is hidden with it:
-    tokens begin with the space before a word, and never end with one."""
+    """Splits a text at its masks.
+
+    A space before a mask is dropped, because it is part of the masked token: tokens start with the
+    space before a word and never end with one.
+
+    Returns:
+        The parts before, between and after the masks.
+    """
     *before, last = text.split(MASK)
     return [*(part.removesuffix(" ") for part in before), last]

@@ -1,66 +1,90 @@
-"""`jaxformer generate RUN --prompt TEXT`: continue a prompt, character by character."""
+"""`jaxformer generate RUN --prompt TEXT`: continues a prompt and prints tokens as they come."""
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
 class GenerateArguments(RunArguments):
-    """Continue a prompt, or answer it if the model reads a source. The same seed gives the same
-    text."""
+    """Print a prompt and its continuation.
+
+    A model that translates reads the prompt as its source, and only the target is printed. The same
+    seed gives the same text.
+    """
 
     prompt: str = ""
-    """the text to continue, or to read as the source; empty: start a new document"""
+    """text to continue or, for models that translate, the source; empty: start a new document"""
     max_new_tokens: int | None = None
-    """maximum number of tokens to generate; None: 200, or as many as fit into max_length"""
-    temperature: float = 0.8
-    """divides the logits before sampling; 0: always the most probable token"""
-    top_k: int = 0
-    """sample from the k most probable tokens only; 0: from all"""
-    top_p: float = 0.95
-    """sample from the fewest most probable tokens whose total probability is at least this"""
-    min_p: float = 0.0
-    """sample only tokens with at least this fraction of the largest probability"""
+    """maximum number of tokens to generate; None: the checkpoint's setting, or 200, but never more
+    than fit into max_length"""
+    temperature: float | None = None
+    """divisor of the logits before sampling; 0: always choose the most probable token; None: the
+    checkpoint's setting, or 0.8"""
+    top_k: int | None = None
+    """sample only from the k most probable tokens; 0: from all tokens; None: the checkpoint's
+    setting, or 0"""
+    top_p: float | None = None
+    """sample only from the smallest set of most probable tokens whose total probability is at least
+    this; None: the checkpoint's setting, or 0.95"""
+    min_p: float | None = None
+    """sample only from tokens with at least this fraction of the largest probability; None: the
+    checkpoint's setting, or 0"""
     seed: int = 0
-    """seed for sampling"""
+    """random seed for sampling"""
 
     def __post_init__(self):
+        """Checks the fields."""
         check_seed(self.seed)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The fields of `Sampler` that were given."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def main(argv: list[str]) -> int:
-    """Load, then print the prompt and what follows as it is generated."""
+    """Loads the model and prints the generated text token by token."""
     arguments = parse(GenerateArguments, "generate", argv)
     from jaxformer.decoding.sampling import Sampler
 
-    sampler = Sampler(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
-    with opened(arguments) as checkpoint:
-        _print(checkpoint, arguments, sampler)
+    Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
+    with load_model(arguments) as checkpoint:
+        _print(checkpoint, arguments)
     return 0
 
 
-def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
+def _print(checkpoint, arguments: GenerateArguments) -> None:
     import jax
 
     from jaxformer.decoding.generate import generate
-    from jaxformer.decoding.protocol import require_autoregressive
+    from jaxformer.decoding.sampling import Sampler, default_sampler
+    from jaxformer.models.language_model import require_autoregressive
 
     model, variables, tokenizer = checkpoint
     require_autoregressive(model)
+    defaults = model.generation
+    usual = Sampler(0.8, top_p=0.95) if defaults.do_sample is None else default_sampler(defaults)
+    sampler = replace(usual, **arguments.sampling)
     if tokenizer is None:
-        raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.generate takes ids")
+        raise ValueError(
+            f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
+        )
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
 
     def show(rows):
-        print(stream.push(rows[0]), end="", flush=True)
+        write(stream.push(rows[0]))
 
-    max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, model.config.max_length)
-    print("" if source else arguments.prompt, end="", flush=True)
+    max_length = model.config.max_length
+    usual_length = defaults.most_new_tokens(len(prompt), max_length) or 200
+    max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
+    write("" if source else arguments.prompt)
     generate(
         model,
         variables,
@@ -72,29 +96,48 @@ def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
         source=source,
         on_tokens=show,
     )
-    print(stream.flush())
-    sys.stdout.flush()
+    write(f"{stream.flush()}\n")
 
 
 def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:
-    """(the prompt's ids, the sources or None)."""
-    from jaxformer.models.config.encoder_decoder import ReadsSource
+    """Encodes a prompt.
 
-    if not isinstance(model.config, ReadsSource):
-        return [*tokenizer.opening, *tokenizer.encode(text)], None
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        text: The prompt.
+
+    Returns:
+        The ids of the decoder's prompt, and a list with the source or, if the model reads no
+        source, None.
+    """
+    if not model.config.reads_source:
+        return [*tokenizer.opening, *tokenizer.encode_many([text])[0]], None
     return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
 
 
-def fitting(prompt_tokens: int, max_new_tokens: int | None, max_length: int) -> int:
-    """How many tokens to ask for; what cannot fit is refused in the command line's words."""
+def fitting(
+    prompt_tokens: int, max_new_tokens: int | None, max_length: int, usual: int = 200
+) -> int:
+    """Returns the number of tokens to generate.
+
+    Args:
+        prompt_tokens: Number of tokens of the prompt.
+        max_new_tokens: The value of --max-new-tokens; None: `usual`, or less if there is no room.
+        max_length: The model's maximum number of tokens.
+        usual: The default.
+
+    Raises:
+        ValueError: The prompt or `max_new_tokens` exceeds the room in `max_length`.
+    """
     room = max_length - prompt_tokens
     if room < 1:
         raise ValueError(
-            f"the prompt has {prompt_tokens} tokens, which leaves no room: this model's max_length "
-            f"is {max_length}"
+            f"the prompt has {prompt_tokens} tokens, which leaves no room for new ones: this "
+            f"model's max_length is {max_length}"
         )
     if max_new_tokens is None:
-        return min(200, room)
+        return min(usual, room)
     if not 1 <= max_new_tokens <= room:
         raise ValueError(
             f"--max-new-tokens is {max_new_tokens} and the prompt has {prompt_tokens} tokens; this "

@@ -1,4 +1,4 @@
-"""`jaxformer import SOURCE OUT`: a foreign checkpoint, checked and kept in our own format."""
+"""`jaxformer import SOURCE OUT`: converts a checkpoint in Hugging Face format and checks it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,74 +6,84 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
+from jaxformer.runtime import start_jax
+from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
 class ImportArguments:
-    """Read a checkpoint in Hugging Face's format, compare it with transformers, and save it."""
+    """Read a checkpoint in Hugging Face format and save it in jaxformer's format.
+
+    If transformers and PyTorch are installed, the model's outputs are compared with those of
+    transformers, and the differences are printed.
+    """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """a folder in Hugging Face's format, or a hub id"""
+    """a folder in Hugging Face format or a hub id"""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """the folder to make"""
+    """the folder to create"""
 
 
 def main(argv: list[str]) -> int:
-    """Load, say what it is, compare, save."""
+    """Loads the checkpoint, prints a summary, compares it with transformers and saves it."""
     arguments = parse(ImportArguments, "import", argv)
     from pathlib import Path
 
-    from jaxformer.artifacts.tensors import require_new
+    from jaxformer.artifacts.files import require_new
 
-    require_new(Path(arguments.out))  # before anything is read
-
-    from jaxformer.cli.runtime import start_jax
+    require_new(Path(arguments.out))  # checked before the slow imports and reads
 
     start_jax()
-    from jaxformer.artifacts.fetch import fetched
     from jaxformer.artifacts.load import Checkpoint
-    from jaxformer.artifacts.saved import read_sections, save
-    from jaxformer.hub.load import foreign_folder
-    from jaxformer.models.build import build, parameter_count, shape_tree
+    from jaxformer.artifacts.run import read_sections
+    from jaxformer.artifacts.saved import save
+    from jaxformer.hub.foreign import foreign_folder
+    from jaxformer.hub.load import fetched
+    from jaxformer.models.kinds import build
+    from jaxformer.models.parameters import parameter_count, shape_tree
 
     folder = fetched(arguments.source)
     if read_sections(folder) is not None:
         raise ValueError(
-            f"{arguments.source} is in this project's own format: every verb opens it as it is"
+            f"{arguments.source} is already in jaxformer's format: every verb can open it"
         )
     stored = foreign_folder(folder, "float32")
-    model = build(stored.config)
+    model = build(stored.config, family=stored.family, generation=stored.generation)
     loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)
-    print(f"family      {stored.family} ({stored.architecture}), a {type(model).__name__}")
-    print(f"parameters  {parameter_count(model.config):,} in {stored.tensors} tensors")
-    print(f"tokenizer   {_about(stored.tokenizer)}")
+    say(f"family      {stored.family} ({stored.architecture}), a {type(model).__name__}")
+    say(f"parameters  {parameter_count(model.config):,} in {stored.tensors} tensors")
+    if stored.updates:
+        say(f"adapter     the updates of {stored.updates} linear layers are added to the weights")
+    say(f"tokenizer   {_about(stored.tokenizer)}")
     _compare(folder, stored.architecture, loaded)
-    save(arguments.out, *loaded, family=stored.family)
-    print(f"saved       {arguments.out}")
+    save(arguments.out, *loaded)
+    say(f"saved       {arguments.out}")
     return 0
 
 
 def _compare(folder, architecture: str, loaded) -> None:
-    """Print how far apart the two are, or why that is not known: the import goes on."""
+    """Prints the differences from transformers or, if it cannot compare them, the reason."""
     from jaxformer.verify.parity import missing_peers, parity
 
     missing = missing_peers()
     if missing:
-        print(f"parity      not compared: {missing} must be installed for it")
+        say(f"parity      not compared: {missing} must be installed for it")
         return
     try:
         found = parity(folder, architecture, *loaded)
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"parity      not compared: {error}")
+        say(f"parity      not compared: {error}")
         return
-    print(f"parity      logits differ by {found.largest:.2e} at most, {found.mean:.2e} on average")
+    say(f"parity      logits differ by {found.largest:.2e} at most, {found.mean:.2e} on average")
     if found.perplexities:
         theirs, ours = found.perplexities
-        print(f"            perplexity {theirs:.4f} there, {ours:.4f} here")
-        print(f"            the first {found.same_tokens} of {found.tokens} greedy tokens agree")
+        say(f"            perplexity {theirs:.4f} in transformers, {ours:.4f} in jaxformer")
+        say(f"            the first {found.same_tokens} of {found.tokens} greedy tokens agree")
 
 
 def _about(tokenizer) -> str:
     if tokenizer is None:
         return "none"
-    return f"{tokenizer.vocab_size:,} tokens; {tokenizer.why_lossy or 'every text comes back'}"
+    return (
+        f"{tokenizer.vocab_size:,} tokens; {tokenizer.why_lossy or 'decoding restores every text'}"
+    )

@@ -1,29 +1,38 @@
-"""`jaxformer train [TEXT…] [--model KIND] [--preset P] [--out RUN] [--resume] [any field]`."""
+"""`jaxformer train [TEXT…] [--model KIND] [--out RUN] [--resume] …`: trains a model."""
 
-import errno
 import shlex
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
-from typing import Annotated, Generic, Literal, TypeVar
 
-import tyro
-
-from jaxformer.artifacts.run import RunFolder, newest, next_free
-from jaxformer.cli.arguments import parse
-from jaxformer.cli.base import open_base, origin_of
-from jaxformer.cli.begin import begin
-from jaxformer.cli.first import peek
-from jaxformer.cli.runtime import mesh_of
-from jaxformer.models.config import KINDS, kind_of
+from jaxformer.artifacts.run import RunFolder, next_free
+from jaxformer.cli.checkpoints import Base, open_base, origin_of
+from jaxformer.cli.help import asks_for_help
+from jaxformer.cli.train_arguments import (
+    Selection,
+    TrainArguments,
+    attributed,
+    fields_set_in,
+    parse_train,
+    read_selection,
+    refuse_changes,
+)
+from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.training.config import RESUMABLE, Inputs, MeshSizes, TrainingConfig, differences
-from jaxformer.training.data.documents import HUB
-from jaxformer.training.presets import TRAININGS, kinds_of, training_preset
+from jaxformer.runtime import start_jax
+from jaxformer.terminal import say
+from jaxformer.training.config import (
+    Inputs,
+    MeshSizes,
+    TrainingConfig,
+)
+from jaxformer.training.early_end import disk_is_full, is_out_of_memory
+from jaxformer.training.fitting import fit_preset
+from jaxformer.training.new_run import prepare_run
+from jaxformer.training.presets import training_preset
 from jaxformer.training.processes import (
-    Processes,
     are_several,
     done_by_first,
     is_first,
@@ -32,119 +41,90 @@ from jaxformer.training.processes import (
     require_same,
     wait_for_all,
 )
-from jaxformer.training.run_config import read_run, write_run
+from jaxformer.training.run_folders import newest_unfinished, read_run, run_name, write_run
 
 RUNS = Path("runs")
 
 
-Training = TypeVar("Training")
-
-
-@dataclass(frozen=True)
-class TrainArguments(Generic[Training]):
-    """Train a model on text, or on pairs of sentences, and leave a run folder.
-
-    Without TEXT it trains on the Python standard library's own source. Encoder–decoders learn from
-    --source and --target, line by line.
-    """
-
-    training: Training
-    text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
-    """files or folders of UTF-8 text; .jsonl and .parquet hold a text in each record; .gz and .zst
-    are decompressed; hf:OWNER/NAME is a dataset of the hub"""
-    source: Path | None = None
-    """a file of sentences, or a .tsv or .jsonl of both sides; may be .gz"""
-    target: Path | None = None
-    """their translations, line by line"""
-    base: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """what to begin with: a run, a saved folder, a folder in Hugging Face's format or a hub id; its
-    tokenizer reads the text"""
-    kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
-    """the kind of model"""
-    preset: str = "stdlib"
-    """the settings to start from; the other flags override them. With --from, plain ones"""
-    out: Path | None = None
-    """the run folder; by default the next free name below runs/"""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """continue the run in --out (by default the newest of this preset and kind)"""
-    processes: Processes = field(default_factory=Processes)
-
-    @property
-    def inputs(self) -> Inputs:
-        """What is read, wherever a later start of the run may be."""
-        text = tuple(x if str(x).startswith(HUB) else x.absolute() for x in self.text)
-        return Inputs(text, *(x and x.absolute() for x in (self.source, self.target)))
-
-
 def main(argv: list[str]) -> int:
-    """Parse, prepare, train."""
-    if "" in argv:  # the path of this folder, if it were read as one
+    """Parses the arguments, prepares the run folder and trains."""
+    if "" in argv:  # Path("") would be the current folder
         raise ValueError("an argument is empty")
-    first = peek(argv)
-    name = first.preset if first.kind == kinds_of(first.preset)[0] else None
-    name = name or f"{first.preset}-{first.kind}"
-    if first.resume:
-        folder = RunFolder(first.out or newest(RUNS, name))
-        inputs, training = read_run(folder)
-        kind = kind_of(training.model)
-        if first.asked not in (None, kind):
-            raise ValueError(f"--model is {first.asked!r}, but {folder.path} is of kind {kind}")
-        default = TrainArguments(training, kind=kind, preset=first.preset, out=first.out)
-        arguments = parse(_arguments_for(kind), "train", argv, default)
+    selection = read_selection(argv)
+    resumes = selection.resume and not asks_for_help(argv)
+    return _resume(selection, argv) if resumes else _start(selection, argv)
+
+
+def _resume(selection: Selection, argv: list[str]) -> int:
+    """Continues the run in --out or, without it, the newest unfinished run below runs/."""
+    unfinished = None if selection.out else newest_unfinished(RUNS, selection.model)
+    folder = unfinished.folder if unfinished else RunFolder(selection.out)
+    inputs, training = read_run(folder)
+    kind = kind_of(training.model)
+    if selection.model not in (None, kind):
+        raise ValueError(f"--model is {selection.model!r}, but {folder.path} is of kind {kind}")
+    default = TrainArguments(training, kind=kind, preset=selection.preset, out=selection.out)
+    with attributed(training, fields_set_in(argv, training), "the run's"):
+        arguments = parse_train(kind, argv, default)
+        _require_out(arguments)
         refuse_changes(folder, training, arguments)
+        if unfinished:
+            said = f"{folder.path} ({kind}, step {unfinished.step})"
+            say(f"resuming {said}, the newest unfinished run")
         return _train(folder, inputs, arguments, resume=True)
-    base = None if first.base is None else open_base(first)
-    training = training_preset(first.preset, first.kind) if base is None else base.training
-    if first.by_time:
-        training = replace(training, steps=None, minutes=1.0)
-    kind, name = (first.kind, name) if base is None else (base.kind, base.name)
-    default = TrainArguments(training, base=first.base, kind=kind, preset=first.preset)
-    arguments = parse(_arguments_for(kind), "train", argv, default)
-    if arguments.processes.coordinator and arguments.out is None:
-        raise ValueError("--out is missing; several processes must be told where their run is")
-    folder = RunFolder(arguments.out or next_free(RUNS, name))
+
+
+def _start(selection: Selection, argv: list[str]) -> int:
+    """Starts a run in a new folder."""
+    base = None if selection.base is None else open_base(selection)
+    preset = training_preset(selection.preset, selection.kind) if base is None else base.training
+    kind = selection.kind if base is None else base.kind
+    set_fields = fields_set_in(argv, preset)
+    with attributed(preset, set_fields, "the preset's" if base is None else "the checkpoint's"):
+        training = fit_preset(
+            preset, set_fields.values, set_fields.names, model_is_fixed=base is not None
+        )
+        default = TrainArguments(training, base=selection.base, kind=kind, preset=selection.preset)
+        arguments = parse_train(kind, argv, default)
+        _require_out(arguments)
+        name = run_name(arguments.inputs, kind, tuned=base is not None)
+        folder = RunFolder(arguments.out or next_free(RUNS, name))
+        _accept(base, arguments.training)
+        return _train(folder, arguments.inputs, arguments, resume=False, base=base)
+
+
+def _accept(base: Base | None, config: TrainingConfig) -> None:
+    """Raises ValueError for settings that do not match the initial parameters of the run."""
     if base is not None:
-        base.accept(arguments.training)
-    elif arguments.training.lora.lora_rank is not None:
+        base.accept(config)
+        return
+    if config.lora.lora_rank is not None:
         raise ValueError(
-            f"--lora-rank is {arguments.training.lora.lora_rank}, but there is no --from: an "
-            "adapter is learnt of weights that are there"
+            f"--lora-rank is {config.lora.lora_rank}, but --from is missing: a LoRA adapter is "
+            "trained on top of the weights of a checkpoint"
         )
-    return _train(folder, arguments.inputs, arguments, resume=False, base=base)
-
-
-def _arguments_for(kind: str):
-    """The arguments whose flags are those of that kind of model, and of its training."""
-    return TrainArguments[TRAININGS[kind][KINDS[kind]]]
-
-
-def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
-    """A resumed run computes what it would have: only its length and its watching may change."""
-    changed = differences(old, arguments.training)
-    refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
-    for name, value in (*arguments.inputs._asdict().items(), ("--from", arguments.base)):
-        if value:
-            raise ValueError(f"{name} was given, but {folder.path} resumes on what it began with")
-    for name, (before, after) in refused.items():
-        accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
+    model = config.model
+    if isinstance(model, ReadsSource) and model.source_vocab_size not in (None, model.vocab_size):
         raise ValueError(
-            f"--{name.replace('_', '-')} is {after}, but the run in {folder.path} began with "
-            f"{before}; when resuming only {accepted} may change"
+            f"source_vocab_size is {model.source_vocab_size}; it must be vocab_size "
+            f"({model.vocab_size}), since one tokenizer is trained for both sides"
         )
-    if "steps" in changed and arguments.training.steps is not None:
-        from jaxformer.artifacts.checkpoint import Checkpoints
 
-        *_, last = (0, *Checkpoints(folder.checkpoints).steps())
-        if arguments.training.steps < last:
-            raise ValueError(
-                f"--steps is {arguments.training.steps}, but the run in {folder.path} is at {last}"
-            )
+
+def _require_out(arguments: TrainArguments) -> None:
+    """Raises ValueError if several processes would each choose a run folder."""
+    if arguments.processes.coordinator and arguments.out is None:
+        raise ValueError("--out is missing; with --coordinator all processes need the same folder")
 
 
 def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=None) -> int:
-    """base: the `Base` of a new run, None: it begins with nothing."""
+    """Trains in the run folder and returns the exit status.
+
+    `base` is the `Base` of a new run; None: the run starts from fresh parameters or is resumed.
+    """
+    from jaxformer.training.early_end import Ended, Interrupted
+    from jaxformer.training.placed import mesh_of
     from jaxformer.training.screen import Screen
-    from jaxformer.training.signals import Ended, Interrupted
     from jaxformer.training.tasks import task_of
     from jaxformer.training.trackers import require_trackers
 
@@ -154,6 +134,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     first = arguments.processes.coordinator is None or is_first()
     require_same(_told(config))
     screen, kind = Screen(quiet=not first), task_of(config)
+    start_jax()
     mesh = mesh_of(config, screen.say)
     spread = _spread(config, mesh)
     if base is not None:
@@ -161,7 +142,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as held:
-            start = partial(begin, folder, inputs, config, screen, held, resume, base)
+            start = partial(prepare_run, folder, inputs, config, screen, held, resume, base)
             done_by_first("the text is read", start)
             task = kind.read(folder, spread)
             for line in task.description():
@@ -172,24 +153,24 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
                 params = origin_of(folder, inputs.origin, config, mesh)
             if first:
                 write_run(folder, inputs, config)
-            _run(_spread(config, mesh), folder, task, screen, mesh, resume, params)
+            _run(_spread(config, mesh), folder, task, screen, mesh, resume, params, inputs.origin)
     except KeyboardInterrupt:
-        if folder.holds_run:  # else nothing is there
+        if folder.holds_run:  # otherwise there is nothing to continue
             raise Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
         raise
     except Exception as error:
-        if are_several() and isinstance(error, RuntimeError):  # what JAX's runtime raises
+        if are_several() and isinstance(error, RuntimeError):  # raised by JAX's runtime
             leave(f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})")
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise Ended(
-                f"out of memory; a smaller --batch-size (or --batch-tokens) with a larger "
-                f"--accumulate, or --remat full, needs less ({error})"
+                f"out of memory; reduce --batch-size (or --batch-tokens) and increase "
+                f"--accumulate, or set --remat full ({error})"
             ) from error
-        if _disk_is_full(error):
+        if disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
 
             last = Checkpoints(folder.checkpoints).last()
-            raise OSError(f"the disk is full, so the run ends here; {last}") from error
+            raise OSError(f"the disk is full, so the run stops here; {last}") from error
         raise
     if first:
         _report(folder, task, screen.say)
@@ -198,8 +179,10 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
 
 
 def _told(config: TrainingConfig) -> dict[str, object]:
-    """What all processes of a run must have been started with, by the names of its flags; where
-    text and run are may be called otherwise on another machine."""
+    """Returns the settings that must be the same in all processes of a run, by flag.
+
+    Paths are not among them, because they may differ between machines.
+    """
     from jax import __version__
 
     parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
@@ -211,53 +194,58 @@ def _told(config: TrainingConfig) -> dict[str, object]:
 
 
 def _spread(config: TrainingConfig, mesh) -> TrainingConfig:
-    """With the mesh that it is on; config.json has the one that was asked for, so that a run may go
-    on on other devices. ValueError if a batch does not divide."""
+    """Returns the config with the sizes of the actual mesh; raises ValueError for a bad batch size.
+
+    config.json stores the mesh that the user gave, so that the run can continue on other devices.
+    """
     return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
 
 
-def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params) -> None:
-    """params: what the run begins with; None: fresh parameters, or those of its checkpoint."""
+def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params, origin) -> None:
+    """Trains the model.
+
+    Args:
+        config: The `TrainingConfig`, with the actual mesh.
+        folder: The run folder.
+        task: The training data and the scores.
+        screen: Where progress is shown.
+        mesh: The mesh; None: one device.
+        resume: Whether to start from the newest checkpoint of the run folder.
+        params: The initial parameters; None: fresh ones, or those of the newest checkpoint.
+        origin: The checkpoint that the run started from; None: fresh parameters. Samples are
+            generated with its defaults.
+    """
     import jax
 
     from jaxformer.training.loop import Training
 
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        training = Training(config, folder, task, screen, mesh, params)
+        options = {} if origin is None else {"generation": origin.generation}
+        training = Training(config, folder, task, screen, mesh, params, **options)
         if resume:
             training.resume()
         training.run()
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """The device's, as XLA says it."""
-    said = str(error)
-    return isinstance(error, RuntimeError) and (
-        "Out of memory" in said or ("RESOURCE_EXHAUSTED" in said and not _disk_is_full(error))
-    )
-
-
 def _go_on(folder: RunFolder) -> str:
-    """How a run goes on."""
-    return f"go on with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
-
-
-def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether this is the reason, however deep in what the libraries made of it."""
-    full = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED: No space")
-    return error is not None and (
-        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        or any(words in str(error) for words in full)
-        or _disk_is_full(error.__cause__ or error.__context__)
-    )
+    """Returns the command that continues a run, as the end of a message."""
+    return f"continue with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
 
 
 def fitted(model, tokenizer, say):
-    """The config with the vocabulary that was learnt, which a small text leaves below what was
-    asked for: an id that stands for no text must not be there to be generated."""
+    """Returns the model config with the vocabulary size of the trained tokenizer.
+
+    A small text yields fewer tokens than configured. Without this, the model could generate ids
+    that stand for no text.
+
+    Args:
+        model: The model config.
+        tokenizer: The trained tokenizer.
+        say: Receives a message if the size changes.
+    """
     if tokenizer.vocab_size < model.vocab_size:
         say(
-            f"vocabulary: {tokenizer.vocab_size:,} tokens (the text has no more; vocab_size was "
+            f"vocabulary: {tokenizer.vocab_size:,} tokens (the text yields no more; vocab_size was "
             f"{model.vocab_size:,})"
         )
     sizes = {"vocab_size": tokenizer.vocab_size}
@@ -267,12 +255,12 @@ def fitted(model, tokenizer, say):
 
 
 def _report(folder: RunFolder, task, say) -> None:
-    """The last evaluation beside what others make of the same text."""
+    """Prints the last evaluation, scores of baselines on the same text, a sample and the paths."""
     name, label = task.measure
     finals = [line[name] for line in folder.read_metrics() if name in line]
     scores = {"this model": finals[-1], **task.baselines} if finals else task.baselines
     say(
-        f"held-out text ({task.num_targets:,} targets), {label}: "
+        f"score on held-out text ({task.num_targets:,} predicted tokens), {label}: "
         + " · ".join(f"{who} {value:.3f}" for who, value in scores.items())
     )
     if samples := folder.read_samples():

@@ -1,35 +1,50 @@
-"""`jaxformer translate RUN < source > translations`: line by line, in order."""
+"""`jaxformer translate RUN [FILE…] > translations`: translates line by line, in order."""
 
+import gzip
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from jaxformer.artifacts.files import BYTE_ORDER_MARK
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import write
 
-LINES = 1024  # read, and translated, before their translations are written
+LINES = 1024  # number of lines that are translated before their translations are written
 
 
 @dataclass(frozen=True)
 class TranslateArguments(RunArguments):
-    """Translate the lines of standard input; each gives one line on standard output."""
+    """Translate the lines of files or, without FILE, of standard input.
 
-    beam_width: int = 5
-    """hypotheses that are kept; 1: greedy"""
+    Each input line gives one line on standard output.
+    """
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
+    """UTF-8 text files with one sentence per line; may be .gz"""
+    beam_width: int | None = None
+    """beam width; 1: greedy decoding; None: the checkpoint's setting, or 5"""
     batch_size: int = 64
-    """lines that are translated at once"""
+    """number of lines per batch"""
 
     def __post_init__(self):
+        """Checks the fields."""
         for name in ("beam_width", "batch_size"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 def main(argv: list[str]) -> int:
-    """Load, then read, translate and write."""
+    """Loads the model, then reads, translates and writes the lines."""
     arguments = parse(TranslateArguments, "translate", argv)
-    with opened(arguments) as checkpoint:
+    require_files(arguments.files)
+    with load_model(arguments) as checkpoint:
         _translate(checkpoint, arguments)
     return 0
 
@@ -41,40 +56,73 @@ def _translate(checkpoint, arguments: TranslateArguments) -> None:
     model, variables, tokenizer = checkpoint
     check_translates(model)
     if tokenizer is None:
-        raise ValueError(f"{arguments.run} has no tokenizer; jaxformer.beam_search takes ids")
-    longest, done = model.config.max_source_length, 0
-    how = {"beam_width": arguments.beam_width, "batch_size": arguments.batch_size}
-    if sys.stdin.isatty():
-        Screen(stderr=True).say("a sentence a line; Ctrl-D ends")
-    for lines in in_groups(_lines_of(sys.stdin), LINES):
-        sources = list(map(tokenizer.encode_source, lines))
-        fitting = list(takewhile(lambda source: len(source) <= longest, sources))
-        for text in translate_ids(model, variables, tokenizer, fitting, **how):
-            print(" ".join(text.splitlines()))  # a line each, whatever was generated
-        sys.stdout.flush()
-        done += len(fitting)
-        if len(fitting) < len(sources):
-            raise ValueError(
-                f"line {done + 1} has {len(sources[len(fitting)])} tokens; this model's "
-                f"max_source_length is {longest} (the lines before it are translated)"
-            )
+        raise ValueError(
+            f"{arguments.run} has no tokenizer; the Python function jaxformer.beam_search takes ids"
+        )
+    longest = model.config.max_source_length
+    beam_width = arguments.beam_width or model.generation.num_beams or 5
+    options = {"beam_width": beam_width, "batch_size": arguments.batch_size}
+    if not arguments.files and sys.stdin.isatty():
+        Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")
+    for path in arguments.files or (None,):
+        done = 0
+        for lines in in_groups(lines_of(path), LINES):
+            sources = list(map(tokenizer.encode_source, lines))
+            fitting = list(takewhile(lambda source: len(source) <= longest, sources))
+            for text in translate_ids(model, variables, tokenizer, fitting, **options):
+                write(" ".join(text.splitlines()) + "\n")  # one line, even for generated line feeds
+            done += len(fitting)
+            if len(fitting) < len(sources):
+                where = "" if path is None else f" of {path}"
+                raise ValueError(
+                    f"line {done + 1}{where} has {len(sources[len(fitting)])} tokens; this model's "
+                    f"max_source_length is {longest} (the lines before it are translated)"
+                )
 
 
-def _lines_of(file) -> Iterator[str]:
-    """Lines without their ends, which are what `evaluate` takes for the end of a line: a line feed,
-    or a carriage return and a line feed. ValueError names one that is not UTF-8 text."""
-    for number, line in enumerate(getattr(file, "buffer", file), 1):
-        try:
-            text = line.decode() if isinstance(line, bytes) else line
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"line {number} of standard input is not UTF-8 text: {error}"
-            ) from None
-        yield text.removesuffix("\n").removesuffix("\r")
+def require_files(paths: tuple[Path, ...]) -> None:
+    """Raises ValueError for a path that is not a file. It runs before the model is loaded."""
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{path}: {'it is a folder' if path.is_dir() else 'no such file'}")
+
+
+def lines_of(path: Path | None) -> Iterator[str]:
+    """Yields the lines of a file without their ends: a line feed, or a carriage return before it.
+
+    A byte order mark is dropped. `evaluate` splits lines in the same way.
+
+    Args:
+        path: The file, which may be .gz; None: standard input.
+
+    Raises:
+        ValueError: A line is not UTF-8 text, or the file cannot be read.
+    """
+    name = "standard input" if path is None else path
+    opened = nullcontext(sys.stdin) if path is None else _open(path)
+    try:
+        with opened as file:
+            for number, line in enumerate(getattr(file, "buffer", file), 1):
+                text = _text_of(line, f"line {number} of {name}")
+                text = text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
+                yield text.removesuffix("\n").removesuffix("\r")
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None
+
+
+def _open(path: Path):
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _text_of(line: bytes | str, where: str) -> str:
+    try:
+        return line.decode() if isinstance(line, bytes) else line
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error}") from None
 
 
 def in_groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """So many lines at a time."""
+    """Yields lists of `size` lines; the last one may be shorter."""
     lines = iter(lines)
     while group := list(islice(lines, size)):
         yield group

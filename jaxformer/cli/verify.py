@@ -1,73 +1,91 @@
-"""`jaxformer verify RUN`: a certificate of what a trained model provably does."""
+"""`jaxformer verify RUN`: checks properties of a model and writes a certificate."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
+from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import say
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
 class VerifyArguments(RunArguments):
-    """Hold a run to its properties, on this machine; exit status 0 only if all hold, else 1.
-    certificate.json and certificate.png are written into the folder."""
+    """Check properties of a model on this machine, such as causality.
+
+    The exit status is 0 if all properties hold, else 1. The results are written to certificate.json
+    and certificate.png in the folder RUN or, for a hub id, in the current folder.
+    """
 
     length: int | None = None
-    """tokens per row on which they are tested; None: the model's max_length, but at most 128"""
+    """tokens per sequence; None: the model's max_length, but at most 128"""
+    batch_size: int | None = None
+    """batch size of every forward pass; None: 1, or the size that a property needs (at most 32)"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the activations, which replaces that of the model's config"""
     seed: int = 0
-    """seed for the rows' tokens"""
+    """random seed for the tokens of the sequences"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self):
+        """Checks the fields."""
         check_seed(self.seed)
 
 
 def main(argv: list[str]) -> int:
-    """Load, examine, print, draw."""
+    """Loads the model, checks its properties, and prints, writes and draws the results."""
     arguments = parse(VerifyArguments, "verify", argv)
-    with opened(arguments) as checkpoint:
+    with load_model(arguments) as checkpoint:
         holds = _certify(checkpoint, arguments)
     return 0 if holds else 1
 
 
 def _certify(checkpoint, arguments: VerifyArguments) -> bool:
-    from jaxformer.artifacts.run import write_whole
+    from jaxformer.artifacts.files import write_whole
     from jaxformer.verify.certificate import asked_of, examine
-    from jaxformer.verify.picture import draw_dependency
+    from jaxformer.verify.comparison import draw_dependency
     from jaxformer.verify.subject import subject_of
 
     model, variables, _ = checkpoint
-    subject = subject_of(model, variables, length=arguments.length, seed=arguments.seed)
+    subject = subject_of(
+        model,
+        variables,
+        length=arguments.length,
+        seed=arguments.seed,
+        batch_size=arguments.batch_size,
+        dtype=arguments.dtype,
+    )
     properties = []
     for name in asked_of(subject):
         found = examine(subject, name)
         properties.append(found)
         if not arguments.json:
-            print(_line(found), flush=True)
+            say(_line(found))
     holds = all(found.holds for found in properties)
     certificate = {
         "run": arguments.run,
         "holds": holds,
         "length": subject.length,
         "seed": subject.seed,
+        "batch_size": subject.batch_size,
+        "dtype": arguments.dtype,
         "properties": [found._asdict() for found in properties],
     }
     folder = Path(arguments.run) if Path(arguments.run).is_dir() else Path()
-    write_whole(folder / "certificate.json", json.dumps(certificate, indent=2) + "\n")
+    write_whole(folder / "certificate.json", json_text(certificate, indent=2) + "\n")
     draw_dependency(
         subject.dependency, subject.rule, folder / "certificate.png", f"{arguments.run}"
     )
     if arguments.json:
-        print(json.dumps(certificate))
+        say(json_text(certificate))
     else:
         kept = sum(found.holds for found in properties)
-        print(f"{kept} of {len(properties)} properties hold   picture: {folder}/certificate.png")
+        say(f"{kept} of {len(properties)} properties hold   picture: {folder}/certificate.png")
     return holds
 
 

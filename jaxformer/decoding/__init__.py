@@ -1,1 +1,1 @@
-"""One loop that generates from any model that can start a cache and advance it."""
+"""Generation, with one loop for every model that can start a cache and advance it."""

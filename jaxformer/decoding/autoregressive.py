@@ -1,25 +1,29 @@
-"""Start a cache, advance it, look inside, score a text: what every autoregressive model shares."""
+"""Functions of every autoregressive model: start a cache, advance it, and inspect a pass."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from jaxformer.decoding.prepared import weights_of
-from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.functional.family import CacheSize, DecodingCache, Weights
+from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.positions import continued_segments, document_positions
-from jaxformer.functional.taps import NO_HOOKS, Hooks
-from jaxformer.models.check import as_array, check_tokens, checked_hooks
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
 from jaxformer.models.placement import to_host
 from jaxformer.models.rows import bucket, power_of_two
 
 
-def refuse_tracers(name: str, *trees) -> None:
-    """ValueError inside jit, vmap or grad, for what runs a loop on the host."""
+def refuse_tracers(name: str, *trees: Any) -> None:
+    """Raises ValueError inside jit, vmap or grad, for functions that run a loop on the host."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees)):
         raise ValueError(
             f"{name} was called on traced arrays; its loop runs on the host, so inside jit, vmap "
@@ -27,9 +31,15 @@ def refuse_tracers(name: str, *trees) -> None:
         )
 
 
-def refuse_broken(broken, variables) -> None:
-    """FloatingPointError if some row's logits are NaN (broken: bool [batch]): no token follows from
-    them. The message names the row, and the weights that are not finite, if any are."""
+def refuse_broken(broken: Bool[np.ndarray, " batch"] | np.bool_, variables: Variables) -> None:
+    """Raises FloatingPointError if the logits of a row are NaN, since no token follows from them.
+
+    The message names the row and the weights that are not finite, if there are any.
+
+    Args:
+        broken: bool [batch], True for rows whose logits are NaN.
+        variables: the model's variables.
+    """
     if not broken.any():
         return
     leaves = jax.tree_util.tree_leaves_with_path(variables)
@@ -38,79 +48,145 @@ def refuse_broken(broken, variables) -> None:
     raise FloatingPointError(f"the logits of row {int(broken.argmax())} are not finite; {why}")
 
 
-def start(model, variables, batch_size: int, capacity: int, source=None, *, ring: bool = False):
-    """An empty cache for `batch_size` rows of at most `capacity` tokens, padding counted.
+def start(
+    model: LanguageModel,
+    variables: Variables,
+    batch_size: int,
+    capacity: int,
+    source: Any = None,
+    *,
+    ring: bool = False,
+) -> DecodingCache:
+    """Returns an empty cache for `batch_size` rows.
 
-    source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
-    length]. Each is encoded once, and serves batch_size / sources rows in turn.
-    ring: slots are used again, so that a model with a sliding window goes on as long as one likes
-    in `capacity` slots (with learned positions, to max_length). Its chunks are at most capacity −
-    window + 1 tokens.
+    Args:
+        model: an autoregressive model.
+        variables: its variables, or the result of `prepare`.
+        batch_size: number of rows.
+        capacity: the most tokens of a row, padding included.
+        source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
+            length]. Each source is encoded once. Source i serves rows i * n to (i + 1) * n - 1,
+            where n = batch_size / sources.
+        ring: whether to reuse slots, for a model with a sliding window. Rows then have no limit,
+            except that of learned positions, max_length. One call may read at most capacity −
+            window + 1 tokens.
+
+    Raises:
+        ValueError: an argument is not accepted.
     """
-    return start_captured(model, variables, batch_size, capacity, source, NO_HOOKS, ring=ring)[0]
-
-
-def start_captured(model, variables, batch_size, capacity, source, hooks: Hooks, *, ring=False):
-    """(The cache, what was captured while the source was read): see `start`."""
     require_autoregressive(model)
     batch_size = whole_number("batch_size", batch_size, 1)
-    capacity = whole_number("capacity", capacity, 1)
+    size = CacheSize(batch_size, whole_number("capacity", capacity, 1))
+    return start_captured(model, variables, source, size, NO_HOOKS, ring=ring)[0]
+
+
+def start_captured(
+    model: LanguageModel,
+    variables: Variables,
+    source: Any,
+    size: CacheSize,
+    hooks: Hooks,
+    *,
+    ring: bool = False,
+) -> tuple[DecodingCache, dict[str, Array]]:
+    """Returns (the cache, the values captured while the source was read); see `start`."""
     read = model.read_source(source)
-    if read is not None and batch_size % len(read.tokens):
+    if read is not None and size.batch_size % len(read.tokens):
         raise ValueError(
-            f"source has {len(read.tokens)} rows; batch_size, {batch_size}, must be a multiple of "
-            "that"
+            f"source has {len(read.tokens)} rows; batch_size, {size.batch_size}, must be a "
+            "multiple of that"
         )
     if ring and model.reach is None:
         raise ValueError(
             f"ring is True; this {type(model).__name__} has no window, so it needs every slot"
         )
-    reach = model.reach if ring else None
-    return start_cache(model, weights_of(variables), batch_size, capacity, read, hooks, reach)
+    size = replace(size, reach=model.reach if ring else None)
+    return start_cache(model, weights_of(variables), read, size, hooks)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3, 6))
-def start_cache(model, weights, batch_size, capacity, source, hooks, reach):
-    how = {} if reach is None else {"reach": reach}
-    return model.start(weights, batch_size, capacity, source, hooks, **how)
+@partial(jax.jit, static_argnums=(0, 3))
+def start_cache(
+    model: LanguageModel, weights: Weights, source: Inputs | None, size: CacheSize, hooks: Hooks
+) -> tuple[Any, dict[str, Array]]:
+    """Starts the cache in one compiled program; see `start`."""
+    return model.start(weights, source, size, hooks)
 
 
-def advance(model, variables, tokens, cache, segments=None):
-    """Read any number of new tokens [batch, new]; returns (logits [batch, new, vocab], cache).
+def advance(
+    model: LanguageModel,
+    variables: Variables,
+    tokens: AnyArray,
+    cache: DecodingCache,
+    segments: AnyArray | None = None,
+) -> tuple[Float[Array, "batch new vocab"], DecodingCache]:
+    """Reads new tokens.
 
-    segments: int [batch, new]; 0 is padding, which takes a slot but no position; None: every token
-    is real. The cache given stays what it was; go on with the one returned. Called outside jit, the
-    cost depends on the live length and not on the capacity (but for copying the cache), and more
-    tokens than there are slots left is a ValueError; inside, it gives NaN. A loop of your own, of
-    one row, is fastest on a CPU over `cache.live_prefix(cache.capacity)`.
+    The given cache remains valid but is not updated: continue with the returned one. Outside jit
+    the cost depends on the number of used slots and not on the capacity, except for copying the
+    cache. Before a loop of your own, call `cache.live_prefix(cache.capacity)` once.
+
+    Args:
+        model: an autoregressive model.
+        variables: its variables, or the result of `prepare`.
+        tokens: [batch, new], any number of new tokens.
+        cache: the cache of earlier tokens.
+        segments: int [batch, new]; 0 is padding, which takes a slot but no position. None: no
+            padding.
+
+    Returns:
+        (logits [batch, new, vocab], cache).
+
+    Raises:
+        ValueError: an argument is not accepted, or there are more tokens than free slots. Inside
+            jit the logits are NaN in the latter case.
     """
     require_autoregressive(model)
     if cache is None:
-        raise ValueError(
-            "cache is None; start gives one, and a pass over whole rows is model.apply"
-        )
+        raise ValueError("cache is None; create one by start, or call model.apply for whole rows")
     seen = inspect(model, variables, tokens, cache, segments)
     return seen.logits, seen.cache
 
 
 class Inspection(NamedTuple):
-    """logits: float32 [batch, length, vocab]; captured: {name: the value that passed there}, the
-    layer as the first axis of points inside the layers; cache: the one after these tokens, None
-    where none was given."""
+    """Result of `inspect`.
+
+    Attributes:
+        logits: float32 [batch, length, vocab].
+        captured: {name of a point: value}. Values from points inside the layers have the layer as
+            their first axis.
+        cache: the cache after these tokens; None if there was none before.
+    """
 
     logits: Array
-    captured: dict
-    cache: object
+    captured: dict[str, Array]
+    cache: Any
 
 
 def inspect(
-    model, variables, tokens, cache=None, segments=None, source=None, capture=(), patch=None
+    model: LanguageModel,
+    variables: Variables,
+    tokens: AnyArray,
+    cache: Any = None,
+    segments: AnyArray | None = None,
+    source: Any = None,
+    capture: Iterable[str] = (),
+    patch: Mapping[str, Patch] | None = None,
 ) -> Inspection:
-    """A pass over whole rows or, with a cache, over the next tokens, and what passed through it.
+    """Runs a pass over whole rows or, with a cache, over the next tokens, and captures values.
 
-    capture: names of `model.points`; patch: {name: Patch(where, value)}, put in place. source: for
-    a model that reads one, where there is no cache, which has read it. Points of an encoder
-    ("encoder.…") are there only where the source is read. Errors as for `advance`.
+    Args:
+        model: any model; with a cache, an autoregressive one.
+        variables: its variables or, with a cache, the result of `prepare`.
+        tokens: [batch, length].
+        cache: the cache of earlier tokens; None: the tokens are whole rows.
+        segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents.
+        source: for a model that reads one, the sources; None with a cache, which has read them.
+        capture: names of points to capture, from `model.points`. Points of an encoder ("encoder.…")
+            are accepted only without a cache.
+        patch: {name of a point: Patch(where, value)}, values to replace.
+
+    Raises:
+        ValueError: see `advance`.
     """
     if cache is not None:
         require_autoregressive(model)
@@ -124,37 +200,56 @@ def inspect(
         if read is not None and len(read.tokens) != len(tokens):
             raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
         model.check(variables)
-        return _inspect(model, variables, jnp.asarray(tokens), None, segments, read, hooks, None)
+        whole = Inputs(jnp.asarray(tokens), segments)
+        inputs = (
+            whole
+            if read is None
+            else replace(whole, source=read.tokens, source_segments=read.segments)
+        )
+        return _inspect(model, variables, inputs, None, hooks, None)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
-        raise ValueError("points of the encoder were asked for with a cache, which has read it")
+        raise ValueError(
+            "points of the encoder were asked for with a cache, which has already read the source"
+        )
     live = _check_room(model, cache, tokens, segments)
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect
-    return run(model, variables, jnp.asarray(tokens), cache, segments, None, hooks, live)
+    return run(model, variables, Inputs(jnp.asarray(tokens), segments), cache, hooks, live)
 
 
-def _inspect_in_trace(model, variables, tokens, cache, segments, source, hooks, live):
+def _inspect_in_trace(
+    model: LanguageModel,
+    variables: Variables,
+    inputs: Inputs,
+    cache: DecodingCache | None,
+    hooks: Hooks,
+    live: int | None,
+) -> Inspection:
     weights, prefix = weights_of(variables), None
     if cache is not None:
         prefix = cache.live_prefix(live)
-    passed = model.forward(
-        weights, tokens, cache=prefix, segments=segments, source=source, hooks=hooks
-    )
+    passed = model.forward(weights, inputs, prefix, hooks=hooks)
     after = None if cache is None else cache.merge_prefix(passed.cache)
     return Inspection(model.logits(weights, passed.hidden), passed.captured, after)
 
 
-_inspect = partial(jax.jit, static_argnums=(0, 7))(_inspect_in_trace)
+_inspect = partial(jax.jit, static_argnums=(0, 5))(_inspect_in_trace)
 
 
-def _check_room(model, cache, tokens, segments) -> int | None:
-    """The slots that are live after these tokens (None: all); ValueError if there is no room."""
+def _check_room(
+    model: LanguageModel, cache: DecodingCache, tokens: AnyArray, segments: AnyArray | None
+) -> int | None:
+    """Returns the number of slots to attend to with these tokens (None: all).
+
+    Raises:
+        ValueError: the cache has too few slots, or the tokens do not fit it.
+    """
     if not tokens.shape[1]:
         raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
     rows = len(cache.cursor.position)
     if len(tokens) != rows:
         raise ValueError(f"tokens have {len(tokens)} rows; the cache was started for {rows}")
     traced = isinstance(cache.length, jax.core.Tracer)
-    used = 0 if traced else int(cache.length)  # inside jit only shapes can be refused
+    used = 0 if traced else int(cache.length)  # inside jit only shapes are known
     needed = used + tokens.shape[1]
     if cache.capacity is not None and needed > cache.capacity:
         raise ValueError(
@@ -166,16 +261,27 @@ def _check_room(model, cache, tokens, segments) -> int | None:
     return None if traced else live_slots(cache, needed)
 
 
-def _check_reading(model, cache, needed: int, segments, shape):
-    """Refuse a chunk that ends within a document's first tokens, if those must be read at once, or
-    after more tokens of a document than there are positions."""
+def _check_reading(
+    model: LanguageModel,
+    cache: DecodingCache,
+    needed: int,
+    segments: AnyArray | None,
+    shape: tuple[int, ...],
+) -> None:
+    """Checks where a chunk ends in its documents.
+
+    Raises:
+        ValueError: a row ends inside a prefix that must be read at once, or has more tokens than
+            there are positions.
+    """
     least, most = model.minimum_prefill, model.config.max_length
     if cache.reach is not None and model.config.positions != "learned":
-        most = np.iinfo(np.int32).max  # a ring goes on for as long as there are positions
+        most = np.iinfo(np.int32).max  # the largest position is the only limit of a ring
     if least == 1 and needed <= most:
-        return  # nothing to find
-    with jax.ensure_compile_time_eval():  # inside somebody's jit too, where nothing is traced
-        segments = continued_segments(segments, cache.cursor, shape)
+        return  # no row can fail the checks
+    with jax.ensure_compile_time_eval():  # these values are known, even inside a caller's jit
+        given = None if segments is None else jnp.asarray(segments)
+        segments = continued_segments(given, cache.cursor, shape)
         read = to_host(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
     short, long = (read > 0) & (read < least), read > most
     if short.any():
@@ -191,18 +297,37 @@ def _check_reading(model, cache, needed: int, segments, shape):
         )
 
 
-def live_slots(cache, needed: int) -> int | None:
-    """The static number of slots to attend to, `slots(needed)` of what there are. None for a cache
-    that has no slots, but a state of one size."""
+def live_slots(cache: DecodingCache, needed: int) -> int | None:
+    """Returns the static number of slots to attend to: `slots(needed)`, at most the capacity.
+
+    Returns None for a cache without slots, which holds one state of fixed size.
+    """
     return None if cache.capacity is None else min(cache.capacity, slots(needed))
 
 
+def with_slots(cache: DecodingCache, needed: int) -> DecodingCache:
+    """Returns the cache with at least `needed` slots, growing it to `slots(needed)` if it has less.
+
+    Decoding loops start with few slots and grow the cache while rows continue, so that memory
+    follows the length of the texts and not the maximum that the caller allows.
+    """
+    if cache.capacity is None or cache.capacity >= needed:
+        return cache
+    return _grow(cache, slots(needed))
+
+
+_grow = jax.jit(lambda cache, slots: cache.grow(slots), static_argnums=1)
+
+
 def slots(length: int) -> int:
-    """The least 3 · 2ⁿ that is at least `length` (and 48). They are half as many as the buckets of
-    prompts: each is a program of all layers, and steps pass through one after the other."""
+    """Returns the least 3 · 2ⁿ that is at least `length` and 48.
+
+    These numbers are half as frequent as the buckets of prompts, because each number is a compiled
+    program of all layers and a decoding loop passes through one after the other.
+    """
     return 3 * power_of_two(-(-length // 3), 16)
 
 
 def prompt_bucket(length: int) -> int:
-    """The width to which prompts are padded: a bucket, but for a lone token (a begin-of-text)."""
+    """Returns the width to which prompts are padded: a bucket, or 1 for a single token."""
     return 1 if length == 1 else bucket(length)

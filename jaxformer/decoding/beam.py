@@ -1,22 +1,25 @@
-"""Beam search: the most probable continuations, several at once, by one compiled loop.
+"""Beam search: finds the most probable continuations by one compiled loop.
 
-At each step every live hypothesis is continued by every token, and the most probable `beam_width`
-of all these stay. One whose last token is a stop token is finished, and makes room for the next
-live one. A row is done when it has as many finished hypotheses as the beam is wide. So a beam of
-width 1 is greedy decoding, and one as wide as there are texts is an exhaustive search.
+Each step continues every live hypothesis by every token and selects the `beam_width` most probable
+results. A hypothesis that ends with a stop token is finished, and the next most probable live one
+takes its place. A row is done when it has `beam_width` finished hypotheses (see `Ending`). A beam
+of width 1 is therefore greedy decoding, and a beam of the width of all texts is an exhaustive
+search.
 
-Hypotheses are ranked by log P / length^length_penalty, the stop token counted: at 0 by their
-probability, which favours short ones; at 1 by the mean over their tokens (Wu et al. 2016, §7,
-divide by (5 + length)/6 in place of the length).
+The score of a hypothesis is log P / length^length_penalty, where the length includes the stop
+token. A penalty of 0 ranks by probability, which favours short texts, and 1 by the mean over the
+tokens (Wu et al. 2016, §7, divide by (5 + length)/6 instead of the length).
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding.autoregressive import (
     live_slots,
@@ -25,19 +28,31 @@ from jaxformer.decoding.autoregressive import (
     refuse_tracers,
     slots,
     start,
+    with_slots,
 )
-from jaxformer.decoding.generate import STEPS, Prefill, check_prompts, prefill
-from jaxformer.decoding.prepared import prepared_variables, weights_of
-from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.decoding.constraints import Rules, constraints_of_call, rules_of
+from jaxformer.decoding.generate import Prefill, Prompts, check_prompts, prefill
+from jaxformer.decoding.prepared import prepare, weights_of
+from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.config.generation import Constraints
+from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
 from jaxformer.models.placement import to_host
-from jaxformer.models.rows import padded
+from jaxformer.models.rows import batch_bucket, padded, with_batch_size
+
+Exponent = float | np.floating | Float[Array, ""]
 
 
 class Hypotheses(NamedTuple):
-    """The best first. tokens: int [batch, num_hypotheses, max_new_tokens], 0 after the end;
-    lengths: int [batch, num_hypotheses], the stop token counted, 0 where there are no more; scores:
-    float32, by which they are ranked; log_probs: float32, log P of the whole continuation."""
+    """Result of `beam_search`, the best hypothesis of each row first.
+
+    Attributes:
+        tokens: int [batch, num_hypotheses, max_new_tokens], 0 after the end.
+        lengths: int [batch, num_hypotheses], the stop token included; 0 if there is no hypothesis.
+        scores: float32 [batch, num_hypotheses], by which the hypotheses are ranked.
+        log_probs: float32 [batch, num_hypotheses], log P of the whole continuation.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -46,164 +61,300 @@ class Hypotheses(NamedTuple):
 
 
 class Beam(NamedTuple):
-    """Hypotheses of each row: their tokens [batch, width, max_new_tokens], −1 after the end, and
-    log P [batch, width], −∞ where there is none."""
+    """Hypotheses of each row.
+
+    Attributes:
+        tokens: int [batch, width, max_new_tokens], −1 after the end.
+        log_probs: float32 [batch, width], log P; −∞ if there is no hypothesis.
+    """
 
     tokens: jax.Array
     log_probs: jax.Array
 
-    def take(self, index) -> "Beam":
-        """Those at index [batch, some]."""
+    def take(self, index: Int[Array, "batch some"]) -> "Beam":
+        """Returns the hypotheses at `index`, int [batch, some]."""
         tokens = jnp.take_along_axis(self.tokens, index[:, :, None], axis=1)
         return Beam(tokens, jnp.take_along_axis(self.log_probs, index, axis=1))
 
     def concatenated(self, other: "Beam") -> "Beam":
+        """Returns the hypotheses of both beams."""
         return Beam(*(jnp.concatenate(pair, axis=1) for pair in zip(self, other, strict=True)))
 
-    def lengths(self):
+    def lengths(self) -> Int[Array, "batch width"]:
+        """Returns the number of tokens of each hypothesis."""
         return (self.tokens >= 0).sum(axis=-1)
 
-    def scores(self, length_penalty):
+    def scores(self, length_penalty: Exponent) -> Float[Array, "batch width"]:
+        """Returns log P / length^length_penalty of each hypothesis."""
         return self.log_probs / jnp.maximum(self.lengths(), 1) ** length_penalty
 
-    def best(self, number: int, length_penalty) -> "Beam":
+    def best(self, number: int, length_penalty: Exponent) -> "Beam":
+        """Returns the `number` hypotheses with the highest scores, the best first."""
         return self.take(jax.lax.top_k(self.scores(length_penalty), number)[1])
 
 
 class Search(NamedTuple):
-    """What a step leaves for the next."""
+    """State of a search between steps."""
 
-    cache: object
+    cache: Any
     logits: jax.Array  # [batch · width, vocab], of the last token read
     live: Beam
     finished: Beam
     step: jax.Array  # int [], tokens generated
-    broken: jax.Array  # bool [batch], a hypothesis was continued from logits that are NaN
+    broken: jax.Array  # bool [batch], whether a hypothesis had logits that are NaN
+    done: jax.Array  # bool [batch], whether the search of the row is over
 
-    def done(self):
-        """bool [batch]: the row has as many finished hypotheses as it may."""
-        return (self.finished.log_probs > -jnp.inf).all(axis=1)
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ending:
+    """Rule that decides when the search of a row is over.
+
+    It is over when the row has `beam_width` finished hypotheses and, unless `early_stopping` is
+    True, no live hypothesis can still score better than the worst of them. To decide that, False
+    divides the log P of a live hypothesis by its present length; "never" uses an upper bound of its
+    score.
+
+    Attributes:
+        length_penalty: the exponent of the length in scores.
+        max_new_tokens: the most tokens of a hypothesis.
+        early_stopping: True, False or "never".
+    """
+
+    length_penalty: Any
+    max_new_tokens: Any
+    early_stopping: bool | Literal["never"] = field(metadata={"static": True})
+
+    def is_over(self, live: Beam, finished: Beam, length: Int[Array, ""]) -> Bool[Array, " batch"]:
+        """Returns bool [batch]; `length` is the number of tokens of the live hypotheses."""
+        is_full = (finished.log_probs > -jnp.inf).all(axis=1)
+        if self.early_stopping is True:
+            return is_full
+        if self.early_stopping == "never":
+            length = jnp.where(self.length_penalty > 0, self.max_new_tokens, length)
+        best = live.log_probs.max(axis=1) / length**self.length_penalty
+        return is_full & (best <= finished.scores(self.length_penalty).min(axis=1))
+
+
+class Limits(NamedTuple):
+    """What ends hypotheses and constrains their tokens.
+
+    Attributes:
+        stops: int [stops], ids that end a hypothesis.
+        ending: when the search of a row is over.
+        rules: constraints on the tokens; None: no constraints.
+    """
+
+    stops: Int[Array | np.ndarray, " stops"]
+    ending: Ending
+    rules: Rules | None
 
 
 def beam_search(
-    model,
-    variables,
-    prompts,
+    model: LanguageModel,
+    variables: Variables,
+    prompts: Prompts,
     *,
     max_new_tokens: int,
-    beam_width: int = 4,
+    beam_width: int | None = None,
     num_hypotheses: int = 1,
-    length_penalty: float = 1.0,
+    length_penalty: float | None = None,
+    early_stopping: bool | Literal["never"] | None = None,
     stop_tokens: Iterable[int] = (),
-    source=None,
+    source: Any = None,
+    constraints: Constraints | None = None,
 ) -> Hypotheses:
-    """The num_hypotheses best continuations of each prompt that a beam of this width finds.
+    """Returns the `num_hypotheses` best continuations of each prompt that a beam search finds.
 
-    prompts, stop_tokens, source: as for `generate`. A hypothesis that has not stopped after
-    max_new_tokens counts as it is, unless its row was done before. FloatingPointError if logits are
-    not finite.
+    A hypothesis without a stop token after `max_new_tokens` tokens also counts, unless its row is
+    done before. Memory follows the length that hypotheses reach, not `max_new_tokens`.
+
+    Args:
+        model: an autoregressive model.
+        variables: its variables, or the result of `prepare`.
+        prompts: see `generate`.
+        max_new_tokens: see `generate`.
+        beam_width: number of live hypotheses of each row. None: that of `model.generation`, or 4.
+        num_hypotheses: number of hypotheses to return, at most `beam_width`.
+        length_penalty: the exponent p of the score log P / length^p. None: that of
+            `model.generation`, or 1.0.
+        early_stopping: when the search of a row is over; see `Ending`. None: that of
+            `model.generation`, or True.
+        stop_tokens: see `generate`.
+        source: see `generate`.
+        constraints: see `generate`. They apply to log P, and thereby to scores.
+
+    Raises:
+        ValueError: an argument is not accepted.
+        FloatingPointError: logits of a row are not finite.
     """
     require_autoregressive(model)
     refuse_tracers("beam_search", variables, prompts, source)
-    beam_width = whole_number("beam_width", beam_width, 1)
+    constraints, defaults = constraints_of_call(model, constraints), model.generation
+    beam_width = whole_number("beam_width", _first(beam_width, defaults.num_beams, 4), 1)
+    exponent: float = _first(length_penalty, defaults.length_penalty, 1.0)
+    early_stopping = _first(early_stopping, defaults.early_stopping, True)
+    if early_stopping not in (True, False, "never"):
+        raise ValueError(f"early_stopping is {early_stopping!r}; it must be True, False or 'never'")
     if whole_number("num_hypotheses", num_hypotheses, 1) > beam_width:
         raise ValueError(
             f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
         )
-    if not np.isfinite(length_penalty):
-        raise ValueError(f"length_penalty is {length_penalty}; it must be finite")
-    prompts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    variables = prepared_variables(model, variables)
-    weights, width = weights_of(variables), prompt_bucket(max(map(len, prompts)))
-    room = -(-max_new_tokens // STEPS) * STEPS  # a program for a few values, not for each
-    cache = start(model, variables, len(prompts), slots(width + room), source)
-    passed = prefill(model, weights, *padded(prompts, width, left=True), cache)
-    search, until, over = _begin(passed, beam_width, room), 0, False
-    penalty = np.float32(length_penalty)
-    while until < max_new_tokens and not over:  # until the live slots are full, then with more
-        live = live_slots(search.cache, width + until + 1)
-        until = max_new_tokens if live is None else min(max_new_tokens, live - width)
-        search, over = _go_on(model, weights, search, stops, penalty, until, live)
-    beam = _best(search, penalty)
-    refuse_broken(to_host(search.broken), variables)
-    scores = to_host(beam.scores(length_penalty))
+    if not np.isfinite(exponent):
+        raise ValueError(f"length_penalty is {exponent}; it must be finite")
+    texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
+    weights = weights_of(prepare(model, variables))
+    width = prompt_bucket(max(map(len, texts)))
+    batch_size, rows = len(texts), batch_bucket(len(texts))
+    texts, source = (with_batch_size(x, rows) for x in (texts, source))
+    live = slots(width + 1)
+    cache = start(model, {"prepared": weights}, rows, live, source)
+    passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache)
+    search = _begin(passed, beam_width, live - width, np.int32(batch_size))
+    ending = Ending(np.float32(exponent), np.int32(max_new_tokens), early_stopping)
+    rules = rules_of(constraints, texts, width, max_new_tokens, stops)
+    limits = Limits(stops, ending, rules)
+    until, over = 0, False
+    while until < max_new_tokens and not over:  # one call fills the slots, the next has more
+        live = slots(width + until + 1)
+        until = min(max_new_tokens, live - width)
+        search = _with_room(search, live, live - width)
+        slots_seen = live_slots(search.cache, live)
+        search, over = _go_on(model, weights, search, limits, until, slots_seen)
+    beam = _best(search, ending.length_penalty)
+    refuse_broken(to_host(search.broken)[:batch_size], variables)
+    scores = to_host(beam.scores(exponent))
     tokens, lengths, log_probs = map(to_host, (beam.tokens, beam.lengths(), beam.log_probs))
-    lengths, tokens = np.where(np.isfinite(log_probs), lengths, 0), tokens[..., :max_new_tokens]
-    tokens = np.where(np.arange(max_new_tokens) < lengths[..., None], tokens, 0)
-    found = (tokens, lengths, scores, log_probs)
-    return Hypotheses(*(x[:, :num_hypotheses] for x in found))
+    lengths = np.where(np.isfinite(log_probs), lengths, 0)
+    found = (_first_tokens(tokens, lengths, max_new_tokens), lengths, scores, log_probs)
+    return Hypotheses(*(x[:batch_size, :num_hypotheses] for x in found))
+
+
+def _first(*values: Any) -> Any:
+    """Returns the first value that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _first_tokens(
+    tokens: Int[np.ndarray, "batch width room"],
+    lengths: Int[np.ndarray, "batch width"],
+    max_new_tokens: int,
+) -> np.ndarray:
+    """Returns `max_new_tokens` tokens of each hypothesis, 0 after its end."""
+    tokens = tokens[..., :max_new_tokens]
+    tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, 0)
+    return np.pad(tokens, [(0, 0), (0, 0), (0, max_new_tokens - tokens.shape[-1])])
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _begin(passed: Prefill, beam_width: int, room: int) -> Search:
-    """One empty hypothesis for each row, not beam_width of them; room for so many tokens."""
+def _begin(
+    passed: Prefill, beam_width: int, room: int, batch_size: Int[Array, ""] | np.integer
+) -> Search:
+    """Returns a search with one empty hypothesis per row and room for `room` tokens.
+
+    Rows from `batch_size` on only fill a bucket of batch sizes; their search is done.
+    """
     batch = len(passed.logits)
     rows = jnp.repeat(jnp.arange(batch), beam_width)
     empty = jnp.full((batch, beam_width, room), -1)
     nothing = jnp.full((batch, beam_width), -jnp.inf)
-    live, finished = Beam(empty, nothing.at[:, 0].set(0.0)), Beam(empty, nothing)
+    is_padding = jnp.arange(batch)[:, None] >= batch_size
+    live = Beam(empty, nothing.at[:, 0].set(0.0))
+    finished = Beam(empty, jnp.where(is_padding, 0.0, nothing))
     cache, logits = passed.cache.gather_rows(rows), passed.logits[rows]
-    return Search(cache, logits, live, finished, jnp.int32(0), jnp.zeros(batch, bool))
+    nowhere = jnp.zeros(batch, bool)
+    return Search(cache, logits, live, finished, jnp.int32(0), nowhere, is_padding[:, 0])
 
 
-@partial(jax.jit, static_argnums=(0, 6), donate_argnums=2)
-def _go_on(model, weights, search: Search, stops, length_penalty, until, live: int | None):
-    """Steps, attending to the first `live` slots, until there are `until` tokens or every row is
-    done; returns (search, whether every row is)."""
+def _with_room(search: Search, needed: int, room: int) -> Search:
+    """Returns the search with at least `needed` slots and room for `room` tokens."""
+    search = search._replace(cache=with_slots(search.cache, needed))
+    if search.live.tokens.shape[-1] >= room:
+        return search
+    live, finished = (_with_tokens(beam, room) for beam in (search.live, search.finished))
+    return search._replace(live=live, finished=finished)
+
+
+@partial(jax.jit, static_argnums=1)
+def _with_tokens(beam: Beam, room: int) -> Beam:
+    widths = [(0, 0), (0, 0), (0, room - beam.tokens.shape[-1])]
+    return beam._replace(tokens=jnp.pad(beam.tokens, widths, constant_values=-1))
+
+
+@partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
+def _go_on(
+    model: LanguageModel,
+    weights: Weights,
+    search: Search,
+    limits: Limits,
+    until: Int[Array, ""] | int,
+    live: int | None,
+) -> tuple[Search, Bool[Array, ""]]:
+    """Runs steps until there are `until` tokens or every row is done.
+
+    Steps attend to the first `live` slots. Returns (search, whether every row is done).
+    """
     batch, beam_width = search.live.log_probs.shape
     whole = search.cache
 
-    def goes_on(search):
-        return (search.step < until) & ~search.done().all()
+    def goes_on(search: Search) -> Bool[Array, ""]:
+        return (search.step < until) & ~search.done.all()
 
-    def step(search):
-        search, parents, tokens = _extend(search, stops, length_penalty, beam_width)
+    def step(search: Search) -> Search:
+        search, parents, tokens = _extend(search, limits, beam_width)
         rows = jnp.arange(batch)[:, None] * beam_width + parents
         cache = search.cache.gather_rows(rows.reshape(-1))
-        passed = model.forward(weights, tokens.reshape(-1, 1), cache=cache)
+        passed = model.forward(weights, Inputs(tokens.reshape(-1, 1)), cache)
         logits = model.logits(weights, passed.hidden)[:, -1]
         return search._replace(cache=passed.cache, logits=logits, step=search.step + 1)
 
     search = jax.lax.while_loop(goes_on, step, search._replace(cache=whole.live_prefix(live)))
-    return search._replace(cache=whole.merge_prefix(search.cache)), search.done().all()
+    return search._replace(cache=whole.merge_prefix(search.cache)), search.done.all()
 
 
 @jax.jit
-def _best(search: Search, length_penalty) -> Beam:
-    """The finished and the unfinished hypotheses of each row, the best first."""
+def _best(search: Search, length_penalty: Exponent) -> Beam:
+    """Returns the finished and the unfinished hypotheses of each row, the best first."""
     unfinished = search.live._replace(
-        log_probs=jnp.where(search.done()[:, None], -jnp.inf, search.live.log_probs)
+        log_probs=jnp.where(search.done[:, None], -jnp.inf, search.live.log_probs)
     )
     beam_width = search.live.log_probs.shape[1]
     return search.finished.concatenated(unfinished).best(beam_width, length_penalty)
 
 
-def _extend(search: Search, stops, length_penalty, beam_width: int):
-    """Continue every live hypothesis by every token, and keep the best.
+def _extend(
+    search: Search, limits: Limits, beam_width: int
+) -> tuple[Search, Int[Array, "batch width"], Int[Array, "batch width"]]:
+    """Continues every live hypothesis by every token and selects the best results.
 
-    Returns (search, parents, tokens): the new live ones and, [batch, beam_width], which old one
-    each goes on from and by what token.
+    Returns:
+        (search, parents, tokens). The search has the new live hypotheses, `parents` the index of
+        the hypothesis that each of these continues, and `tokens` their last tokens, both [batch,
+        beam_width].
     """
     batch, vocab_size = search.live.log_probs.shape[0], search.logits.shape[-1]
-    log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beam_width, vocab_size)
+    log_probs = jax.nn.log_softmax(search.logits)
+    if limits.rules is not None:
+        generated = search.live.tokens.reshape(batch * beam_width, -1)
+        log_probs = limits.rules.apply(log_probs, generated, search.step)
+    log_probs = log_probs.reshape(batch, beam_width, vocab_size)
     totals = (search.live.log_probs[:, :, None] + log_probs).reshape(batch, -1)
-    broken = search.broken | (~search.done() & jnp.isnan(totals).any(axis=1))
-    # Enough that beam_width of them go on, even if every hypothesis could stop as well.
-    number = min(beam_width * (1 + len(stops)), beam_width * vocab_size)
+    broken = search.broken | (~search.done & jnp.isnan(totals).any(axis=1))
+    # Enough for beam_width live ones: at most beam_width * len(stops) of the best end with a stop.
+    number = min(beam_width * (1 + len(limits.stops)), beam_width * vocab_size)
     best, index = jax.lax.top_k(totals, number)
     parents, tokens = index // vocab_size, index % vocab_size
     extended = search.live.take(parents)._replace(log_probs=best)
     extended = extended._replace(tokens=extended.tokens.at[:, :, search.step].set(tokens))
 
-    stopped = (tokens[:, :, None] == stops).any(axis=-1)
-    among_the_best = (jnp.arange(number) < beam_width) & ~search.done()[:, None]
+    stopped = (tokens[:, :, None] == limits.stops).any(axis=-1)
+    among_the_best = (jnp.arange(number) < beam_width) & ~search.done[:, None]
     ended = jnp.where(stopped & among_the_best, best, -jnp.inf)
     finished = search.finished.concatenated(extended._replace(log_probs=ended))
     goes_on = jax.lax.top_k(jnp.where(stopped, -jnp.inf, best), beam_width)
-    search = search._replace(
-        live=extended.take(goes_on[1])._replace(log_probs=goes_on[0]),
-        finished=finished.best(beam_width, length_penalty),
-        broken=broken,
-    )
+    live = extended.take(goes_on[1])._replace(log_probs=goes_on[0])
+    finished = finished.best(beam_width, limits.ending.length_penalty)
+    done = search.done | limits.ending.is_over(live, finished, search.step + 1)
+    search = search._replace(live=live, finished=finished, broken=broken, done=done)
     parents, tokens = (jnp.take_along_axis(x, goes_on[1], axis=1) for x in (parents, tokens))
     return search, parents, tokens

@@ -1,30 +1,50 @@
-"""Filling in: which tokens a bidirectional model expects at the places of a mask."""
+"""Filling in masked tokens with a bidirectional model."""
 
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import refuse_broken
-from jaxformer.models.encoder import Encoder
+from jaxformer.models.kinds import Encoder
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.placement import to_host
-from jaxformer.models.rows import bucket, padded, row_of_ids
+from jaxformer.models.rows import batch_bucket, bucket, padded, row_of_ids, with_batch_size
 
 
 class Filled(NamedTuple):
-    """The most probable tokens at each masked place of a row, the best first."""
+    """The most probable tokens at each masked position of a row, the best first."""
 
     positions: np.ndarray  # int [places]
     tokens: np.ndarray  # int [places, top_k]
     probabilities: np.ndarray  # float32 [places, top_k]
 
 
-def fill(model, variables, rows, mask_token: int, top_k: int = 1) -> list[Filled]:
-    """What an encoder expects wherever `mask_token` stands in rows of ids, each place by itself.
+def fill(
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    rows: Iterable[Any],
+    mask_token: int,
+    top_k: int = 1,
+) -> list[Filled]:
+    """Returns the tokens that an encoder expects at each `mask_token` in rows of ids.
 
-    ValueError for another kind of model, an id or a length that is not accepted, or a top_k outside
-    1 … vocab_size.
+    Each position is predicted independently.
+
+    Args:
+        model: an Encoder.
+        variables: its variables.
+        rows: rows of ids.
+        mask_token: the id that stands for a masked token.
+        top_k: number of tokens to return for each position.
+
+    Raises:
+        ValueError: the model has another type, an id or a length is not accepted, or top_k is not
+            in 1 … vocab_size.
+        FloatingPointError: logits of a row are not finite.
     """
     if not isinstance(model, Encoder):
         raise ValueError(f"model is a {type(model).__name__}; fill needs an Encoder")
@@ -35,7 +55,8 @@ def fill(model, variables, rows, mask_token: int, top_k: int = 1) -> list[Filled
     longest = max(map(len, rows), default=0)
     if not 1 <= longest <= config.max_length:
         raise ValueError(f"rows have up to {longest} tokens; 1 … {config.max_length} are accepted")
-    tokens, segments = padded(rows, min(config.max_length, bucket(longest)))
+    some = with_batch_size(rows, batch_bucket(len(rows)))
+    tokens, segments = padded(some, min(config.max_length, bucket(longest)))
     best, probabilities = map(to_host, _most_probable(model, variables, tokens, segments, top_k))
     refuse_broken(np.isnan(probabilities).any(axis=(1, 2)), variables)
     places = [np.flatnonzero(ids == mask_token) for ids in rows]
@@ -43,8 +64,14 @@ def fill(model, variables, rows, mask_token: int, top_k: int = 1) -> list[Filled
 
 
 @partial(jax.jit, static_argnums=(0, 4))
-def _most_probable(model, variables, tokens, segments, top_k: int):
-    """(ids, probabilities) [batch, length, top_k], the best first."""
+def _most_probable(
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    tokens: Int[Array, "batch length"],
+    segments: Int[Array, "batch length"],
+    top_k: int,
+) -> tuple[Int[Array, "batch length top_k"], Float[Array, "batch length top_k"]]:
+    """Returns (ids, probabilities), both [batch, length, top_k], the best first."""
     probabilities, ids = jax.lax.top_k(
         jax.nn.softmax(model.apply(variables, tokens, segments)), top_k
     )

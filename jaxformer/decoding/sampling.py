@@ -1,37 +1,43 @@
-"""Choosing the next token: what is left of a distribution, and a draw from it.
+"""Sampling: truncates the distribution of the next token and draws from it.
 
-Temperature, top-k, top-p and min-p are numbers handed to the compiled step, not compiled into it.
-Thresholds are found by bisecting the bit patterns of the logits, exactly and without a sort: 32
-passes of compare-and-sum, where sorting 50,000 logits takes many times as long on a CPU.
+Temperature, top-k, top-p and min-p are arguments of the compiled step, not constants in it.
+Thresholds are found exactly and without a sort, by bisection of the bit patterns of the logits.
+That takes 32 passes of compare-and-sum; sorting 50,000 logits takes many times as long on a CPU.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from jaxformer.models.config.check import at_least
+from jaxformer.models.config.generation import GenerationDefaults
 
-# Temperatures of which the reciprocal, too, is a float32 that no device flushes to zero: XLA
-# multiplies by it where the program says divide, and −∞ · 0 would be NaN.
+# Temperatures whose reciprocal is also a float32 that no device flushes to zero: XLA replaces the
+# division by a multiplication with the reciprocal, and −∞ · 0 would be NaN.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is chosen. Temperature first, then top-k, top-p and min-p, each on what is left.
+    """How to choose a token: first temperature, then top-k, top-p and min-p, each on the rest.
 
-    temperature: logits are divided by it; 0 is greedy (the most probable token, no randomness), and
-    2¹²⁶ is the largest; top_k: keep the k most probable tokens (0, or as many as there are: all);
-    top_p: keep the fewest, most probable first, that together have at least this probability
-    (Holtzman et al. 2020); min_p: keep those with at least this fraction of the largest
-    probability. Ties at a threshold, which are equal logits, are all kept.
+    Tokens whose logits equal a threshold are all kept.
 
-    Errors: ValueError for what is no number, or not in its range.
+    Attributes:
+        temperature: divisor of the logits, at most 2¹²⁶; 0 is greedy (the most probable token,
+            without randomness).
+        top_k: how many of the most probable tokens to keep; 0: all.
+        top_p: keep the fewest, most probable tokens with at least this total probability (Holtzman
+            et al. 2020).
+        min_p: keep the tokens with at least this fraction of the largest probability.
+
+    Raises:
+        ValueError: a field is not a number or is out of range.
     """
 
     temperature: float = 1.0
@@ -39,7 +45,8 @@ class Sampler:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Converts the fields to numbers and checks them."""
         at_least(0, self, "top_k")
         for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
@@ -55,22 +62,42 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
+        """Whether the sampler always chooses the most probable token."""
         return self.temperature == 0.0
 
     def arrays(self) -> "SamplerArrays | None":
-        """The fields as arrays, so that other values need no other compilation; None if greedy."""
+        """Returns the fields as arrays, so that new values need no compilation; None if greedy."""
         if self.greedy:
             return None
         return SamplerArrays(
-            jnp.float32(max(self.temperature, _SMALLEST)),  # less would be 0
-            jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # no vocabulary has so many
+            jnp.float32(max(self.temperature, _SMALLEST)),  # a smaller one may be flushed to 0
+            jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # larger than any vocabulary
             jnp.float32(self.top_p),
             jnp.float32(math.log(self.min_p) if self.min_p else -math.inf),
         )
 
 
-def _number(name: str, value) -> float:
-    """Python's float of a number of any kind; ValueError if it is none, such as True or "0.7"."""
+def default_sampler(defaults: GenerationDefaults) -> Sampler:
+    """Returns a checkpoint's sampler, for calls without one.
+
+    As in transformers, temperature and truncation apply only if the checkpoint samples, and top_k
+    is 50 if the checkpoint has none.
+    """
+    if defaults.do_sample is None:
+        return Sampler()
+    if not defaults.do_sample:
+        return Sampler(temperature=0.0)
+    temperature, top_p, min_p = defaults.temperature, defaults.top_p, defaults.min_p
+    return Sampler(
+        temperature=1.0 if temperature is None else temperature,
+        top_k=50 if defaults.top_k is None else defaults.top_k,
+        top_p=1.0 if top_p is None else top_p,
+        min_p=0.0 if min_p is None else min_p,
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    """Converts a number of any kind to a float; raises ValueError for True, "0.7" and the like."""
     try:
         if hasattr(value, "__float__") and not isinstance(value, bool | np.bool_):
             return float(value)
@@ -82,7 +109,7 @@ def _number(name: str, value) -> float:
 
 
 class SamplerArrays(NamedTuple):
-    """The fields of a `Sampler`, traced; log_min_p: the logarithm of min_p."""
+    """The fields of a `Sampler` as arrays, with the logarithm of min_p."""
 
     temperature: Array
     top_k: Array
@@ -91,14 +118,22 @@ class SamplerArrays(NamedTuple):
 
 
 def sample_tokens(
-    arrays: SamplerArrays | None, key, step: Int[Array, ""], logits: Float[Array, "batch vocab"]
+    arrays: SamplerArrays | None,
+    key: PRNGKeyArray | None,
+    step: Int[Array, ""],
+    logits: Float[Array, "batch vocab"],
 ) -> Int[Array, " batch"]:
-    """One token a row: row i's is drawn with fold_in(fold_in(key, i), step), whatever other rows
-    there are; without arrays it is the most probable, and no key is needed."""
+    """Returns one token for each row.
+
+    Row i draws with fold_in(fold_in(key, i), step), so it does not depend on other rows. Without
+    `arrays` it is the most probable token, and `key` is not used.
+    """
     if arrays is None:
         return most_probable(logits)
+    if key is None:
+        raise ValueError("key is None; only a greedy choice needs none")
 
-    def draw(row, logits):
+    def draw(row: Int[Array, ""], logits: Float[Array, " vocab"]) -> Int[Array, ""]:
         return jax.random.categorical(
             jax.random.fold_in(jax.random.fold_in(key, row), step), logits
         )
@@ -108,26 +143,32 @@ def sample_tokens(
 
 
 def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """argmax over the vocabulary, in two passes that XLA:CPU vectorises; its own argmax, over pairs
-    of value and index, takes twice as long."""
+    """Computes the argmax over the vocabulary, in two passes that XLA:CPU vectorizes.
+
+    XLA's own argmax, over pairs of value and index, takes twice as long.
+    """
     last = logits.shape[-1] - 1
     index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_largest = logits == logits.max(axis=-1, keepdims=True)
     return jnp.where(is_largest, index, last).min(axis=-1)
 
 
-def _tempered(arrays: SamplerArrays, logits):
-    """Divided by the temperature. The largest comes to 0 first: divided by a very small one it must
-    not overflow."""
+def _tempered(
+    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
+) -> Float[Array, "batch vocab"]:
+    """Divides logits by the temperature, after shifting the largest to 0.
+
+    Otherwise a division by a very small temperature would overflow.
+    """
     return (logits - logits.max(axis=-1, keepdims=True)) / arrays.temperature
 
 
 def truncate(
     arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
 ) -> Float[Array, "batch vocab"]:
-    """−∞ for every token that top-k, then top-p, then min-p leave out; nothing to do: nothing.
+    """Sets the logits of tokens outside of top-k, then top-p, then min-p to −∞.
 
-    Which logit is larger is asked before the temperature, by which different ones may become equal.
+    Logits are compared before the division by the temperature, which may make different ones equal.
     """
     vocab_size = logits.shape[-1]
     kept = jax.lax.cond(
@@ -136,7 +177,7 @@ def truncate(
         lambda: logits,
     )
 
-    def nucleus():
+    def nucleus() -> Float[Array, "batch vocab"]:
         probabilities = jax.nn.softmax(_tempered(arrays, kept), axis=-1)
         return _keep(kept, probabilities, arrays.top_p)
 
@@ -144,11 +185,13 @@ def truncate(
     return jnp.where(_tempered(arrays, kept) >= arrays.log_min_p, kept, -jnp.inf)
 
 
-def _keep(logits, mass, wanted):
-    """Keep logits at or above the highest threshold whose tokens have at least `wanted` mass."""
+def _keep(
+    logits: Float[Array, "batch vocab"], mass: Float[Array, "batch vocab"], wanted: Float[Array, ""]
+) -> Float[Array, "batch vocab"]:
+    """Keeps logits at or above the highest threshold whose tokens have at least `wanted` mass."""
     order = _ordered(logits)
 
-    def bisect(_, bounds):
+    def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # the mass at or above low suffices; at or above high it does not
         middle = low + (high - low) // 2
         enough = jnp.where(order >= middle[:, None], mass, 0.0).sum(axis=-1) >= wanted
@@ -159,8 +202,10 @@ def _keep(logits, mass, wanted):
     return jnp.where(order >= threshold[:, None], logits, -jnp.inf)
 
 
-def _ordered(x):
-    """float32 → uint32 such that greater floats have greater integers: that of either zero is 2³¹,
-    from which positive ones count up and negative ones down."""
+def _ordered(x: Float[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Maps float32 to uint32 so that greater floats have greater integers.
+
+    Both zeros become 2³¹. Positive floats count up from there and negative ones down.
+    """
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return jnp.where(bits >> 31 == 1, -bits, bits | jnp.uint32(1 << 31))

@@ -1,6 +1,8 @@
-"""How probable a text is under a model."""
+"""Scoring: the log-probability of a text under a model."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,21 +10,37 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import refuse_broken
-from jaxformer.decoding.protocol import require_autoregressive
+from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import as_array, check_tokens
+from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
+from jaxformer.models.rows import batch_bucket, with_batch_size
 
 
 def score(
-    model, variables, tokens: Int[Array, "batch length"], segments=None, source=None
+    model: LanguageModel,
+    variables: Variables,
+    tokens: Int[Array, "batch length"],
+    segments: Int[Array, "batch length"] | None = None,
+    source: Any = None,
 ) -> Float[Array, " batch"]:
-    """Σ_i log P(x_i | x_<i) in nats over each row, the first token of each document given (of a
-    prefix-LM the prefix, which its outputs have seen).
+    """Computes Σ_i log P(x_i | x_<i) in nats over each row.
 
-    source: a row for each, as for `start`. segments: int [batch, length]; 0 is padding, 1, 1, 2, 2,
-    … packed documents, none of which scores the first token of the next. FloatingPointError if the
-    logits are not finite; inside jit the score is then NaN.
+    The first token of each document is not scored; with a prefix-LM, no token of the prefix is.
+
+    Args:
+        model: an autoregressive model.
+        variables: its variables.
+        tokens: int [batch, length].
+        segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents, each of
+            which is scored independently.
+        source: for a model that reads one, a source for each row, as for `start`.
+
+    Raises:
+        ValueError: an argument is not accepted.
+        FloatingPointError: the logits are not finite; inside jit the score is NaN instead.
     """
     require_autoregressive(model)
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
@@ -33,24 +51,32 @@ def score(
     if read is not None and len(read.tokens) != len(tokens):
         raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
     model.check(variables)
-    scores = _score(model, variables["params"], tokens, segments, read)
+    batch_size = len(tokens)
+    inputs = Inputs(tokens, segments)
+    if read is not None:
+        inputs = replace(inputs, source=read.tokens, source_segments=read.segments)
+    if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
+        rows = batch_bucket(batch_size)
+        inputs = jax.tree.map(lambda x: with_batch_size(x, rows), inputs)
+    scores = _score(model, variables["params"], inputs)
+    scores = scores if len(scores) == batch_size else scores[:batch_size]
     if not isinstance(scores, jax.core.Tracer):
         refuse_broken(np.isnan(scores), variables)
     return scores
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(model, params, tokens, segments, source):
-    hidden = model.forward(params, jnp.asarray(tokens), segments=segments, source=source).hidden
+def _score(model: LanguageModel, params: Weights, inputs: Inputs) -> Float[Array, " batch"]:
+    hidden, tokens, segments = model.forward(params, inputs).hidden, inputs.tokens, inputs.segments
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     if segments is None:
         hidden = hidden[:, :-1]
-    else:  # a token is predicted where the last real one before it stands, padding between or not
+    else:  # a token is predicted at the last real token before it, with or without padding between
         real = jnp.where(segments != 0, positions, 0)
         before = jax.lax.cummax(real, axis=1)[:, :-1, None]
         hidden = jnp.take_along_axis(hidden, before, axis=1)
         _, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
     head = model.output_map(params)
-    output = {"bias": head.get("bias"), "cap": head.get("cap")}
-    losses = chunked_token_losses(hidden, head["kernel"], tokens[:, 1:], **output)
+    kernel, bias, cap = head["kernel"], head.get("bias"), head.get("cap")
+    losses = chunked_token_losses(hidden, kernel, tokens[:, 1:], bias=bias, cap=cap)
     return -jnp.where(positions[:, 1:] >= model.minimum_prefill, losses, 0.0).sum(axis=-1)

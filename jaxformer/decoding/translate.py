@@ -1,6 +1,7 @@
-"""Translating texts by a model that reads a source: in batches, and in the order given."""
+"""Translation of texts in batches, by a model that reads a source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,27 +9,53 @@ from jaxformer.decoding.beam import beam_search
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.rows import with_batch_size
 
 
 def translate(
-    model, variables, tokenizer, texts: Sequence[str], *, beam_width: int = 1, batch_size: int = 64
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    beam_width: int | None = None,
+    batch_size: int = 64,
 ) -> list[str]:
-    """The most probable translation of each text that a beam of that width finds (1: greedy).
+    """Returns the most probable translation of each text that a beam search finds.
 
-    Texts of about one length are translated together; one without a token stays empty. ValueError
-    if the model reads no source, or if a text is longer than it accepts.
+    A batch has texts of similar lengths. A text without tokens has an empty translation.
+
+    Args:
+        model: a model that reads a source.
+        variables: its variables.
+        tokenizer: its tokenizer.
+        texts: the texts to translate.
+        beam_width: number of hypotheses of each text; 1: greedy. None: that of `model.generation`,
+            or 1.
+        batch_size: number of texts in a batch.
+
+    Raises:
+        ValueError: the model reads no source, or a text is longer than it accepts.
     """
     sources = [tokenizer.encode_source(text) for text in texts]
-    how = {"beam_width": beam_width, "batch_size": batch_size}
-    return translate_ids(model, variables, tokenizer, sources, **how)
+    return translate_ids(
+        model, variables, tokenizer, sources, beam_width=beam_width, batch_size=batch_size
+    )
 
 
 def translate_ids(
-    model, variables, tokenizer, sources, *, beam_width: int = 1, batch_size: int = 64
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    tokenizer: Any,
+    sources: Sequence[list[int]],
+    *,
+    beam_width: int | None = None,
+    batch_size: int = 64,
 ) -> list[str]:
-    """The same of rows of ids."""
+    """Translates rows of ids; see `translate`."""
     check_translates(model)
+    beam_width = beam_width or model.generation.num_beams or 1
     ready, found = prepare(model, variables), [""] * len(sources)
     for number, source in enumerate(sources, 1):
         if len(source) > model.config.max_source_length:
@@ -36,40 +63,60 @@ def translate_ids(
                 f"text {number} has {len(source)} tokens; this model's max_source_length is "
                 f"{model.config.max_source_length}"
             )
+    num_texts = sum(len(source) > 0 for source in sources)
     for rows in _by_length(sources, batch_size):
         some = [sources[row] for row in rows]
-        some += [some[0]] * (batch_size - len(rows))  # one shape for all batches
+        some = with_batch_size(some, min(batch_size, num_texts))  # one shape for all batches
         outputs = _decode(model, ready, tokenizer, some, beam_width)
         for row, ids in zip(rows, outputs, strict=False):
             found[row] = tokenizer.decode(ids)
     return found
 
 
-def check_translates(model) -> None:
-    """ValueError unless the model reads a source."""
-    if not isinstance(model.config, ReadsSource):
+def check_translates(model: LanguageModel) -> None:
+    """Raises ValueError unless the model reads a source."""
+    if not model.config.reads_source:
         raise ValueError(f"model is a {type(model).__name__}; to translate it must read a source")
 
 
-def _by_length(sources: list[list[int]], batch_size: int) -> Iterator[list[int]]:
-    """The numbers of the sources that are not empty, in batches, the shortest first."""
+def _by_length(sources: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:
+    """Yields the indices of the non-empty sources in batches, the shortest sources first."""
     order = [n for n in np.argsort([len(ids) for ids in sources], kind="stable") if len(sources[n])]
     for begin in range(0, len(order), batch_size):
         yield order[begin : begin + batch_size]
 
 
-def _decode(model, variables, tokenizer, sources, beam_width: int) -> list[list[int]]:
-    opening = tokenizer.decoder_opening
-    how = {
-        "max_new_tokens": model.config.max_length - len(opening),  # whatever else is in the batch
-        "stop_tokens": tokenizer.stop_tokens,
-        "source": sources,
-    }
-    prompts = [opening] * len(sources)
+def _decode(
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    tokenizer: Any,
+    sources: Sequence[list[int]],
+    beam_width: int,
+) -> list[list[int]]:
+    opening, max_length = tokenizer.decoder_opening, model.config.max_length
+    most = model.generation.most_new_tokens(len(opening), max_length)
+    room = most or max_length - len(opening)  # the same for every batch
+    prompts, stops = [opening] * len(sources), tokenizer.stop_tokens
     if beam_width == 1:
-        out = generate(model, variables, prompts, sampler=Sampler(temperature=0.0), **how)
+        out = generate(
+            model,
+            variables,
+            prompts,
+            max_new_tokens=room,
+            sampler=Sampler(temperature=0.0),
+            stop_tokens=stops,
+            source=sources,
+        )
         tokens, lengths = out.tokens, out.lengths
     else:
-        out = beam_search(model, variables, prompts, beam_width=beam_width, **how)
-        tokens, lengths = out.tokens[:, 0], out.lengths[:, 0]
+        best = beam_search(
+            model,
+            variables,
+            prompts,
+            max_new_tokens=room,
+            beam_width=beam_width,
+            stop_tokens=stops,
+            source=sources,
+        )
+        tokens, lengths = best.tokens[:, 0], best.lengths[:, 0]
     return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]

@@ -1,12 +1,15 @@
-"""The mathematics: pure functions of arrays, each with its weights as an argument."""
+"""The mathematics: pure functions of arrays that take their weights as an argument."""
 
-from jaxformer.functional.attention import dot_product_attention
-from jaxformer.functional.blocks import block
+from jaxformer.functional import blocks
+from jaxformer.functional.arguments import check_block, checks_arguments
+from jaxformer.functional.dot_product import dot_product_attention
 from jaxformer.functional.feedforward import feed_forward
 from jaxformer.functional.losses import chunked_cross_entropy, cross_entropy
 from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Prefix, TokenInfo, Window
 from jaxformer.functional.norms import layer_norm, rms_norm
 from jaxformer.functional.positions import rotary, sinusoidal_positions
+
+block = checks_arguments(check_block)(blocks.block)  # inside a model, `blocks.block` itself runs
 
 __all__ = [
     "Causal",

@@ -1,144 +1,186 @@
-"""The keys and values of earlier positions: an explicit value, handed in and handed back.
+"""Key/value cache for incremental decoding.
 
-One array for keys and one for values per layer, heads before slots, allocated once. Each slot
-remembers the position and the document of its token (document 0: empty, or padding), so rows of
-different lengths, several new tokens at once and packed documents are one case.
+The cache is an immutable pytree: a pass takes one and returns the updated one. Each layer has one
+array of keys and one of values, in which the axis of heads precedes that of slots. Each slot
+records the position and the document of its token (document 0: empty, or padding). One code path
+therefore serves rows of different lengths, several new tokens per call, and packed documents.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from jaxtyping import Array, ArrayLike, Int, Shaped
 
+from jaxformer.functional.family import CacheSize
 from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import DocumentCursor, document_positions
-from jaxformer.functional.slots import by_head, overwrite, without_single_axes, write_rows
+from jaxformer.functional.ring import Ring
+from jaxformer.functional.slots import overwrite, write_rows
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """keys, values: per layer [batch, kv_heads, slots, head_dim]; positions, documents: int
-    [batch, slots]; cursor: how far each row has been read; length: tokens read, padding counted,
-    int [].
+    """Keys and values of the tokens read so far.
 
-    A ring, where slots are used again and padding takes none, has next_slot: int [batch], the real
-    tokens that each row has read; and reach: how many tokens back, itself counted, one may look.
-    is_prefix: what `live_prefix` gives is told from the whole.
+    Attributes:
+        keys: [batch, kv_heads, slots, head_dim] for each layer.
+        values: [batch, kv_heads, slots, head_dim] for each layer.
+        positions: int [batch, slots].
+        documents: int [batch, slots].
+        cursor: the segment, document and position at which each row stopped.
+        length: int [], number of slots used so far, padding included.
+        ring: which tokens the slots still hold, if slots are reused; None if they are not.
+        is_prefix: True for the result of `live_prefix`, whose empty slots are zero already.
     """
 
-    keys: Any  # fields are not annotated with arrays: JAX fills them with other things in passing
+    keys: Any  # not annotated as arrays: JAX also fills the fields with placeholders
     values: Any
     positions: Any
     documents: Any
     cursor: Any
     length: Any
-    next_slot: Any = None
-    reach: int | None = field(default=None, metadata={"static": True})
+    ring: Ring | None = None
     is_prefix: bool = field(default=False, metadata={"static": True})
 
     @property
     def slots(self) -> int:
+        """Number of slots of a row."""
         return self.positions.shape[1]
 
     @property
+    def reach(self) -> int | None:
+        """How many tokens a token of a ring sees, itself included; None if this is no ring."""
+        return None if self.ring is None else self.ring.reach
+
+    @property
     def capacity(self) -> int | None:
-        """Most tokens of a row; None: there is no end."""
-        return self.slots if self.reach is None else None
+        """The largest number of tokens of a row, padding included; None if there is no limit."""
+        return self.slots if self.ring is None else None
 
     @property
     def layers(self) -> list:
-        """What each layer keeps."""
+        """(keys, values) of each layer."""
         return list(zip(self.keys, self.values, strict=True))
 
-    def append(self, segments: Int[Array, "batch new"]):
-        """Read `segments` on from where the cache stopped and mark the slots of these tokens.
+    def append(
+        self, segments: Int[Array, "batch new"]
+    ) -> tuple["Cache", TokenInfo, TokenInfo, Int[Array, "*tokens"]]:
+        """Marks slots as those of the next tokens, whose segment ids are `segments`.
 
-        Returns (the cache, its keys and values still to be written; the new tokens; what the slots
-        hold; where keys and values are to be written: see `write_slots`).
+        Returns:
+            (cache, new, all slots, written). The cache's keys and values are not written yet. The
+            `TokenInfo`s describe the new tokens and all slots. `written` has the slots to write
+            (see `write_slots`).
         """
         documents, positions, cursor = document_positions(segments, self.cursor)
-        written, next_slot = self.length, self.next_slot
-        if self.reach is not None:
-            new = segments.shape[1]
-            if new > self.slots - self.reach + 1:
-                raise ValueError(
-                    f"tokens are {new} a row; a ring of {self.slots} slots and a window of "
-                    f"{self.reach} takes at most {self.slots - self.reach + 1} at once"
-                )
-            is_real = documents != 0
-            order = next_slot[:, None] + jnp.cumsum(is_real, axis=1) - 1
-            written = jnp.where(is_real, order % self.slots, self.slots)  # padding: none
-            next_slot = next_slot + is_real.sum(axis=1)
+        ring, written = self.ring, self.length
+        if ring is not None:
+            ring, written = ring.append(documents != 0, self.slots)
         cache = replace(
             self,
             positions=write_rows(self.positions, positions, written),
             documents=write_rows(self.documents, documents, written),
             cursor=cursor,
             length=self.length + segments.shape[1],
-            next_slot=next_slot,
+            ring=ring,
         )
         held = TokenInfo(self.slots, cache.positions, cache.documents)
         return cache, TokenInfo(segments.shape[1], positions, documents), held, written
 
-    def with_layers(self, layers) -> "Cache":
+    def with_layers(self, layers: Iterable[tuple[Array, Array]]) -> "Cache":
+        """Returns the cache with these (keys, values) of each layer."""
         keys, values = zip(*layers, strict=True)
         return replace(self, keys=keys, values=values)
 
     def live_prefix(self, slots: int | None) -> "Cache":
-        """The first `slots` slots alone (None: all), as a loop of many steps wants them.
+        """Returns a cache of the first `slots` slots (None: all), with zeros in the empty ones.
 
-        Steps that attend to a prefix cost what is live, whatever the capacity; `merge_prefix` puts
-        it back. What is in empty slots is zeroed here, once for many steps: 0 × NaN is NaN. Axes of
-        size 1 are left out: with them XLA:CPU copies the whole cache at each step (12 layers of 768
-        slots, batch 1: 50 ms a step against 9).
+        A step attends to all slots of the cache that it gets, so its cost grows with `slots` and
+        not with the capacity. `merge_prefix` copies the prefix back. Empty slots are set to zero
+        here, once for many steps, because 0 × NaN is NaN.
+
+        Raises:
+            ValueError: this is a ring, which needs every slot, and `slots` is smaller.
         """
+        if self.ring is not None and slots is not None and slots < self.slots:
+            raise ValueError(f"slots is {slots}; a ring needs all of its {self.slots} slots")
         if self.is_prefix and slots in (None, self.slots):
             return self
         used = self.documents[:, None, :slots, None] != 0
 
-        def packed(x):
-            x = jnp.where(used, by_head(x, len(used))[:, :, :slots], 0)
-            return without_single_axes(x)
+        def zeroed(
+            x: Shaped[Array, "batch kv_heads slots d"],
+        ) -> Shaped[Array, "batch kv_heads live d"]:
+            return jnp.where(used, x[:, :, :slots], 0)
 
         return replace(
             self,
-            keys=tuple(map(packed, self.keys)),
-            values=tuple(map(packed, self.values)),
+            keys=tuple(map(zeroed, self.keys)),
+            values=tuple(map(zeroed, self.values)),
             positions=self.positions[:, :slots],
             documents=self.documents[:, :slots],
             is_prefix=True,
         )
 
     def merge_prefix(self, prefix: "Cache") -> "Cache":
-        """This cache with its first slots, and all else that a step changes, from `prefix`."""
+        """Returns `prefix` followed by the remaining slots of this cache."""
         if self.is_prefix and prefix.slots == self.slots:
             return prefix
 
-        def merged(x, start_of_x):
-            return overwrite(x, start_of_x.reshape(*x.shape[:-2], *start_of_x.shape[-2:]))
-
         return replace(
             prefix,
-            keys=tuple(map(merged, self.keys, prefix.keys)),
-            values=tuple(map(merged, self.values, prefix.values)),
+            keys=tuple(map(overwrite, self.keys, prefix.keys)),
+            values=tuple(map(overwrite, self.values, prefix.values)),
             positions=overwrite(self.positions, prefix.positions),
             documents=overwrite(self.documents, prefix.documents),
             is_prefix=self.is_prefix,
         )
 
-    def gather_rows(self, rows: Int[Array, " new_batch"]) -> "Cache":
-        """Row i goes on from what row rows[i] has read; there may be more or fewer rows."""
+    def grow(self, slots: int) -> "Cache":
+        """Returns the cache with empty slots appended, so that it has `slots` of them.
+
+        Raises:
+            ValueError: this is a ring, whose tokens would be in other slots then.
+        """
+        if self.ring is not None:
+            raise ValueError("a ring reuses its slots; it cannot grow")
+        added = slots - self.slots
+
+        def grown(x: Array, axis: int) -> Array:
+            widths = [(0, 0)] * x.ndim
+            widths[axis] = (0, added)
+            return jnp.pad(x, widths)
+
+        return replace(
+            self,
+            keys=tuple(grown(x, -2) for x in self.keys),
+            values=tuple(grown(x, -2) for x in self.values),
+            positions=grown(self.positions, 1),
+            documents=grown(self.documents, 1),
+        )
+
+    def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "Cache":
+        """Returns a cache whose row i is row rows[i] of this one; the number of rows may change.
+
+        Args:
+            rows: int [new_batch].
+
+        Raises:
+            ValueError: outside jit, if an entry of `rows` is no row of this cache.
+        """
         batch_size = len(self.positions)
+        rows = checked_rows(rows, batch_size)
 
-        def gathered(x):
-            x = by_head(x, batch_size)[rows]
-            return without_single_axes(x) if self.is_prefix else x
+        def gathered(x: Shaped[Array, "batch ..."]) -> Shaped[Array, "rows ..."]:
+            return x[rows]
 
-        each_row = (self.positions, self.documents, self.cursor, self.next_slot)
-        positions, documents, cursor, next_slot = jax.tree.map(lambda x: x[rows], each_row)
+        each_row = (self.positions, self.documents, self.cursor, self.ring)
+        positions, documents, cursor, ring = jax.tree.map(lambda x: x[rows], each_row)
         return replace(
             self,
             keys=tuple(map(gathered, self.keys)),
@@ -146,140 +188,129 @@ class Cache:
             positions=positions,
             documents=documents,
             cursor=cursor,
-            next_slot=next_slot,
+            ring=ring,
         )
 
-    def rewind(self, lengths) -> "Cache":
-        """Forget the last lengths[i] tokens of row i, all of the document that it is in.
+    def rewind(self, lengths: ArrayLike | Sequence[Any]) -> "Cache":
+        """Drops the last lengths[i] tokens of row i, which must belong to its current document.
 
-        lengths: int [batch], or one for all rows. The slots after the last token that is left in
-        any row are free again. Outside jit, ValueError for more tokens than the document has, or
-        than a ring has kept; inside, the row's later logits are NaN.
+        Slots after the last remaining token of all rows are free again. A ring overwrites old
+        tokens, so a row can drop tokens only while the window of the next token is intact.
+
+        Args:
+            lengths: int [batch], or one number for all rows.
+
+        Raises:
+            ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
+                of that row are NaN until its next document begins.
         """
-        lengths = jnp.broadcast_to(jnp.asarray(lengths), self.cursor.position.shape)
-        kept = self.cursor.position - lengths
-        torn = (lengths < 0) | (kept < 0)
-        if self.reach is not None:
-            torn |= (lengths > self.slots - self.reach + 1) & (self.next_slot > self.slots)
-        if not isinstance(torn, jax.core.Tracer) and torn.any():
-            row = int(torn.argmax())
+        position = self.cursor.position
+        lengths = _lengths_of_rows(lengths, len(position))
+        longest = position if self.ring is None else self.ring.longest_rewind(position)
+        longest = jnp.maximum(longest, 0)
+        is_refused = (lengths < 0) | (lengths > longest)
+        if not isinstance(is_refused, jax.core.Tracer) and is_refused.any():
+            row = int(is_refused.argmax())
+            overwritten = longest[row] < position[row]
             raise ValueError(
-                f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … "
-                f"{self._most(row)} tokens"
+                f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … {longest[row]} "
+                f"tokens{': its ring has overwritten earlier ones' if overwritten else ''}"
             )
+        lengths = jnp.where(is_refused, 0, lengths)
+        kept = position - lengths
         is_current = self.documents == self.cursor.document[:, None]
         forgotten = is_current & (self.positions >= kept[:, None])
         documents = jnp.where(forgotten, 0, self.documents)
-        length, next_slot = self.length, self.next_slot
-        if self.reach is None:
-            used = (documents != 0).any(axis=0)
-            length = jnp.where(used, jnp.arange(1, self.slots + 1), 0).max()
-        else:
-            next_slot = next_slot - lengths
-        cursor = self.cursor._replace(position=jnp.where(torn, _NOWHERE, kept))
-        return replace(self, documents=documents, cursor=cursor, length=length, next_slot=next_slot)
-
-    def _most(self, row: int) -> int:
-        """Tokens by which a row can be rewound."""
-        most = int(self.cursor.position[row])
-        if self.reach is not None and self.next_slot[row] > self.slots:
-            most = min(most, self.slots - self.reach + 1)
-        return most
+        cursor = self.cursor._replace(position=jnp.where(is_refused, _NOWHERE, kept))
+        if self.ring is not None:
+            ring = self.ring.rewind(lengths)
+            return replace(self, documents=documents, cursor=cursor, ring=ring)
+        used = (documents != 0).any(axis=0)
+        length = jnp.where(used, jnp.arange(1, self.slots + 1), 0).max()
+        return replace(self, documents=documents, cursor=cursor, length=length)
 
 
-_NOWHERE = -(2**30)  # a position of which no token has logits
+def _lengths_of_rows(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int[Array, " batch"]:
+    """Returns one length for each row; ValueError if `lengths` are not whole numbers for them."""
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer) or lengths.shape not in ((), (batch_size,)):
+        raise ValueError(
+            f"lengths is {lengths.dtype} {lengths.shape}; it must be one whole number, or one for "
+            f"each of the {batch_size} rows"
+        )
+    return jnp.broadcast_to(lengths, (batch_size,))
 
 
+def checked_rows(
+    rows: ArrayLike | Sequence[Any], batch_size: int
+) -> Int[Array | np.ndarray, " rows"]:
+    """Returns `rows`, int [new_batch], as an array.
+
+    Raises:
+        ValueError: outside jit, if an entry is not in 0 … batch_size − 1.
+    """
+    if isinstance(rows, jax.core.Tracer):
+        return rows
+    rows = np.asarray(rows)
+    missing = (rows < 0) | (rows >= batch_size)
+    if missing.any():
+        raise ValueError(f"rows holds {rows[missing][0]}; the cache has {batch_size} rows")
+    return rows
+
+
+_NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
+
+
+@dataclass(frozen=True)
 class FixedSizeState:
-    """The part of a cache's interface that concerns slots, for a cache without any: a state of one
-    size. Subclasses are frozen dataclasses whose arrays have a row each (`length` apart)."""
+    """Base class of caches without slots, which hold one state of fixed size.
+
+    Subclasses are frozen dataclasses whose arrays, except `length`, have a batch axis first.
+
+    Attributes:
+        cursor: how far each row has been read.
+        length: int [], number of tokens read, padding included.
+    """
 
     capacity = None
     reach = None
+    cursor: DocumentCursor
+    length: Array
 
-    def live_prefix(self, slots: None):
+    def live_prefix(self, slots: None) -> "FixedSizeState":
+        """Returns the cache: it has no slots."""
         return self
 
-    def merge_prefix(self, prefix):
+    def merge_prefix(self, prefix: "FixedSizeState") -> "FixedSizeState":
+        """Returns `prefix`, which replaces the whole cache."""
         return prefix
 
-    def gather_rows(self, rows):
+    def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "FixedSizeState":
+        """See `Cache.gather_rows`."""
+        rows = checked_rows(rows, len(self.cursor.position))
         return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
 
-    def rewind(self, lengths):
+    def rewind(self, lengths: ArrayLike | Sequence[Any]) -> NoReturn:
+        """Raises ValueError, because the cache does not store earlier states."""
         raise ValueError(
-            f"a {type(self).__name__} is a state of one size, which has forgotten what it was "
-            "before its last token; keep the cache from before instead of rewinding"
+            f"a {type(self).__name__} is a state of one size, which has no earlier states to "
+            "rewind to; keep the cache from before the tokens instead"
         )
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SourceCache:
-    """A decoder's own cache and, beside it, what it has of its sources.
+def init_cache(config: Any, size: CacheSize) -> Cache:
+    """Returns an empty cache for the layers of a Transformer.
 
-    cross_keys_values: what each layer looks up there, (keys, values) [sources, kv_heads, source
-    length, head_dim] (None: nothing); source_segments: int [sources, source length], 0 for padding
-    (None: there is none); initial: the states, a row each, from which documents begin (None: they
-    have none). Each source serves as many rows in turn as come to its share.
+    Raises:
+        ValueError: the cache is a ring with fewer slots than the window.
     """
-
-    self_cache: Any
-    cross_keys_values: Any
-    source_segments: Any
-    initial: Any = None
-
-    @property
-    def cursor(self) -> DocumentCursor:
-        return self.self_cache.cursor
-
-    @property
-    def length(self) -> Array:
-        return self.self_cache.length
-
-    @property
-    def capacity(self) -> int | None:
-        return self.self_cache.capacity
-
-    @property
-    def reach(self) -> int | None:
-        return self.self_cache.reach
-
-    def live_prefix(self, slots: int | None) -> "SourceCache":
-        return replace(self, self_cache=self.self_cache.live_prefix(slots))
-
-    def merge_prefix(self, prefix: "SourceCache") -> "SourceCache":
-        return replace(self, self_cache=self.self_cache.merge_prefix(prefix.self_cache))
-
-    def gather_rows(self, rows: Array) -> "SourceCache":
-        """Row i goes on from what row rows[i] has read; both have the same source."""
-        initial = jax.tree.map(lambda x: x[rows], self.initial)
-        return replace(self, self_cache=self.self_cache.gather_rows(rows), initial=initial)
-
-    def rewind(self, lengths) -> "SourceCache":
-        return replace(self, self_cache=self.self_cache.rewind(lengths))
-
-
-def init_cache(
-    num_layers: int,
-    batch_size: int,
-    num_kv_heads: int,
-    slots: int,
-    head_dim: int,
-    dtype,
-    reach: int | None = None,
-) -> Cache:
-    """An empty cache of so many slots a row; a ring, where a reach is given."""
-    shape = (batch_size, num_kv_heads, slots, head_dim)
+    rows, slots, reach = size.batch_size, size.capacity, size.reach
+    shape = (rows, config.num_kv_heads, slots, config.head_dim)
     if reach is not None and slots < reach:
         raise ValueError(f"capacity is {slots}; a ring must have the window's {reach} slots")
-    return Cache(
-        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        jnp.zeros((batch_size, slots), jnp.int32),
-        jnp.zeros((batch_size, slots), jnp.int32),
-        DocumentCursor.begin(batch_size),
-        jnp.int32(0),
-        None if reach is None else jnp.zeros(batch_size, jnp.int32),
-        reach,
+    keys, values = (
+        tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)) for _ in range(2)
     )
+    positions, documents = (jnp.zeros((rows, slots), jnp.int32) for _ in range(2))
+    ring = None if reach is None else Ring.start(rows, reach)
+    return Cache(keys, values, positions, documents, DocumentCursor.begin(rows), jnp.int32(0), ring)

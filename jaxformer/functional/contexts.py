@@ -1,128 +1,121 @@
-"""What a query attends to: its row, a cache, or a source.
+"""The contexts of a pass: of whole rows, of new tokens over a cache, and of a source."""
 
-Each is a small value that a block calls: context(query, key, value, state, tap) → (output, state),
-where the state is what one layer keeps for later tokens. What is the same in all layers is in the
-value; the state runs beside the layers.
-"""
-
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
-from jaxformer.functional.attention import dot_product_attention, few_queries_attention
-from jaxformer.functional.masks import Mask, Padding, TokenInfo
+from jaxformer.functional.attention import Context
+from jaxformer.functional.cache import Cache
+from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.masks import DenseMask, Mask, Padding, TokenInfo
+from jaxformer.functional.positions import (
+    DocumentCursor,
+    continued_segments,
+    document_positions,
+)
 from jaxformer.functional.scores import Scores
-from jaxformer.functional.slots import by_head, write_slots
-from jaxformer.functional.taps import no_tap
+
+FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
 
 
-@dataclass(frozen=True)
-class RowAttention:
-    """The tokens of a row attend to that row; nothing is kept."""
+class Row(NamedTuple):
+    """The tokens of a pass, and what those of each layer attend to.
 
-    mask: Mask
-    tokens: TokenInfo
-    scores: Scores
-    implementation: str
-
-    def __call__(self, query, key, value, state=None, tap=no_tap):
-        output = dot_product_attention(
-            query,
-            key,
-            value,
-            self.mask,
-            query_info=self.tokens,
-            key_info=self.tokens,
-            scores=self.scores,
-            implementation=self.implementation,
-            tap=tap,
-        )
-        return output, None
-
-
-@dataclass(frozen=True)
-class CacheAttention:
-    """New tokens attend to the slots of a cache, into which their own keys and values go first.
-
-    new, slots: the tokens, and what the slots hold once they are written; written: the slot of the
-    first new token, int [] (or of each, int [batch, new]); visible: bool [batch, new, slots] where
-    all scores are taken at once, or None: they are not.
+    Attributes:
+        positions: the position of each token in its document.
+        documents: the document of each token, 0 for padding; None: one document.
+        contexts: for each layer.
+        cache: the cache with slots marked for the tokens; None for whole rows.
     """
 
-    mask: Mask
-    new: TokenInfo
-    slots: TokenInfo
-    written: Int[Array, "*tokens"]
-    visible: Bool[Array, "batch new slots"] | None
-    scores: Scores
-    implementation: str
+    positions: Int[Array, "*batch length"]
+    documents: Int[Array, "batch length"] | None
+    contexts: list[Context]
+    cache: Cache | None = None
 
-    def __call__(self, query, key, value, state, tap=no_tap):
-        keys, values = state
-        keys = write_slots(keys, key, self.written)
-        values = write_slots(values, value, self.written)
-        if self.visible is not None:
-            output = few_queries_attention(query, keys, values, self.visible, self.scores, tap=tap)
-            return output, (keys, values)
-        output = dot_product_attention(
-            query,
-            by_head(keys, len(query)),
-            by_head(values, len(query)),
-            self.mask,
-            query_info=self.new,
-            key_info=self.slots,
-            scores=self.scores,
-            implementation=self.implementation,
-            tap=tap,
+
+def implementation_of(run: Run, point: str = "attention.weights") -> str:
+    """Returns the implementation of attention: explicit if its weights are captured or patched."""
+    if point in run.hooks.capture or point in run.hooks.patch:
+        return "explicit"
+    name = run.execution.attention
+    return "blockwise" if name == "auto" and not run.placement.has_cudnn else name
+
+
+def is_few(num_queries: int) -> bool:
+    """Returns whether the queries are few, as in a decoding step."""
+    return num_queries <= FEW_QUERIES
+
+
+def is_step(run: Run, num_queries: int, point: str = "attention.weights") -> bool:
+    """Returns whether all scores over a cache are computed at once, as in a decoding step."""
+    chosen = implementation_of(run, point) == "explicit" or run.execution.attention == "auto"
+    return chosen and is_few(num_queries)
+
+
+def of_rows(inputs: Inputs, masks: tuple[Mask, ...], scores: Scores, run: Run) -> Row:
+    """Returns the contexts of tokens that are whole rows."""
+    length = inputs.tokens.shape[1]
+    positions, documents = jnp.arange(length), None
+    if inputs.segments is not None:
+        begin = DocumentCursor.begin(len(inputs.segments))
+        documents, positions, _ = document_positions(inputs.segments, begin)
+    contexts = {}
+    for mask in dict.fromkeys(masks):
+        # The order within a document is the order along the row. Only a rule that counts positions
+        # (a window, a prefix) needs those in the document, which are not known while tracing.
+        counts = documents is not None and (mask.needs_positions or scores.bias is not None)
+        info = TokenInfo(length, positions if counts else None, documents)
+        form = implementation_of(run)
+        contexts[mask] = Context(mask, info, info, scores, form, positions=positions)
+    return Row(positions, documents, [contexts[mask] for mask in masks])
+
+
+def of_cache(
+    inputs: Inputs, cache: Cache, masks: tuple[Mask, ...], scores: Scores, run: Run
+) -> Row:
+    """Returns the contexts of tokens that continue a cache."""
+    segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
+    cache, new, slots, written = cache.append(segments)
+    at_once = is_step(run, new.length)
+    if at_once:  # all layers share the bias
+        scores = scores.evaluated(new, slots)
+    contexts = {}
+    for mask in dict.fromkeys(masks):
+        rule = DenseMask(mask(new, slots)) if at_once else mask
+        contexts[mask] = Context(
+            rule,
+            new,
+            slots,
+            scores,
+            implementation_of(run),
+            written=written,
+            positions=new.positions,
+            is_decoding_step=at_once,
         )
-        return output, (keys, values)
+    return Row(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
 
 
-class Source(NamedTuple):
-    """What a model reads first. tokens: int [sources, source length] or embeddings in their place;
-    segments: 0 for padding; None: there is none."""
+def of_source(
+    source: TokenInfo, num_queries: int, scores: Scores, run: Run, *, is_cached: bool
+) -> Context:
+    """Returns the context of queries that attend to a whole source, except to its padding.
 
-    tokens: Array
-    segments: Int[Array, "sources source_length"] | None = None
-
-
-@dataclass(frozen=True)
-class SourceAttention:
-    """Queries attend to a source, all of it but its padding.
-
-    encoded: what an encoder made of it [sources, source length, dim], from which each layer makes
-    its keys and values; None where a cache holds them. segments: 0 for padding; None: there is
-    none. Each source serves as many rows in turn as come to its share. few_queries: all scores are
-    taken at once, as for a step of decoding.
+    Args:
+        source: length and padding of the source.
+        num_queries: number of tokens of the pass.
+        scores: scale and cap.
+        run: how the pass runs.
+        is_cached: whether the source was read earlier, with zeros as keys and values of padding.
     """
-
-    encoded: Float[Array, "sources source_length dim"] | None
-    segments: Int[Array, "sources source_length"] | None
-    scores: Scores
-    implementation: str
-    few_queries: bool = False
-
-    def __call__(self, query, key, value, tap=no_tap):
-        sources, length, segments = len(key), key.shape[-2], self.segments
-        if self.few_queries:
-            if segments is None:
-                segments = jnp.ones((sources, length), jnp.int32)
-            visible = (segments != 0)[:, None]
-            return few_queries_attention(query, key, value, visible, self.scores, tap=tap)
-        served = len(query) // sources
-        if served > 1:
-            each = (key, value, segments)
-            key, value, segments = jax.tree.map(lambda x: jnp.repeat(x, served, axis=0), each)
-        return dot_product_attention(
-            query,
-            key,
-            value,
-            Padding(),
-            key_info=TokenInfo(length, None, segments),
-            scores=self.scores,
-            implementation=self.implementation,
-            tap=tap,
-        )
+    point = "cross_attention.weights"
+    return Context(
+        Padding(),
+        TokenInfo(num_queries),
+        source,
+        scores,
+        implementation_of(run, point),
+        point=point,
+        is_decoding_step=is_cached and is_step(run, num_queries, point),
+    )

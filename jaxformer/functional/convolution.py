@@ -3,11 +3,12 @@
     causal:   y_t = W [x_{t−(K−1)d}, …, x_{t−d}, x_t] + b
     centred:  y_t = W [x_{t−⌊K/2⌋d}, …, x_t, …, x_{t+⌊K/2⌋d}] + b      (seeds: lecture 11 §8)
 
-with K the kernel's size and d the dilation. The centred one sees what is to come: it is not
-autoregressive, and is here as the counter-example that taking its forward edges away repairs.
+K is the size of the kernel and d the dilation. The centred kernel also reads later tokens, so it is
+not autoregressive. It is a counter-example: without its forward edges it becomes the causal one.
 
-Distance is counted in tokens of a document: padding takes no place, and beyond a document's first
-(or last) token stand zeros. So rows are compacted first, tokens before padding, then convolved.
+Distances count the tokens of a document: padding takes no position, and there are zeros before the
+first token of a document and after the last. Rows are therefore compacted, tokens before padding,
+and then convolved.
 """
 
 from dataclasses import dataclass
@@ -15,64 +16,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.cache import FixedSizeState
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
-    head,
     init_embedding,
-    logits,
     prepare,
     with_head,
     without_padding,
 )
+from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.feedforward import activate
-from jaxformer.functional.layers import REMAT, Forward, split_key, stack
+from jaxformer.functional.initial import embedding_stddev, power_of
+from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.norms import init_norm, normalizer
+from jaxformer.functional.norms import init_norm, normalize
 from jaxformer.functional.positions import (
     DocumentCursor,
     continued_segments,
     document_positions,
 )
-from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
+from jaxformer.functional.taps import Hooks, Tap
 
-__all__ = [
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "prepare",
-    "start",
-]
 LAYER_POINTS = ("block.input", "convolution.output", "block.output")
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into."""
-    return ("embedding", *LAYER_POINTS, "final_norm")
-
-
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
-    return LAYER_POINTS
-
-
 def convolution(
-    weights,
+    weights: Weights,
     x: Float[Array, "batch length in_dim"],
     offsets: tuple[int, ...],
     documents: Int[Array, "batch length"] | None = None,
     first: int = 0,
 ) -> Float[Array, "batch computed out_dim"]:
-    """y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … length − 1, x being 0 outside the row
-    and in another document.
+    """Computes y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … length − 1.
 
-    weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias; documents: 0 is padding.
+    x is 0 outside of the row and in another document.
+
+    Args:
+        weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias.
+        x: the input.
+        offsets: the positions that the kernel reads, relative to t.
+        documents: the document of each position, 0 for padding; None: one document.
+        first: the first t of the output.
     """
     taps = []
     for offset in offsets:
@@ -85,8 +73,10 @@ def convolution(
     return linear(weights, jnp.concatenate(taps, axis=-1))
 
 
-def _shifted(x, offset: int, first: int):
-    """x_{t + offset} for t = first … length − 1, zeros where there is none."""
+def _shifted(
+    x: Shaped[Array, "batch length *dim"], offset: int, first: int
+) -> Shaped[Array, "batch computed *dim"]:
+    """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the row."""
     length = x.shape[1]
     if abs(offset) >= length:
         return jnp.zeros_like(x[:, first:])
@@ -97,13 +87,13 @@ def _shifted(x, offset: int, first: int):
 
 
 def kernel_offsets(kernel_size: int, dilation: int, causal: bool) -> tuple[int, ...]:
-    """Where a kernel looks, relative to the position that it computes."""
+    """Returns the positions that a kernel reads, relative to the position that it computes."""
     first = -(kernel_size - 1) if causal else -(kernel_size // 2)
     return tuple(dilation * (first + k) for k in range(kernel_size))
 
 
-def layer_offsets(config) -> list[tuple[int, ...]]:
-    """The offsets of each layer: with dilation_growth 2 the dilations are 1, 2, 4, …"""
+def layer_offsets(config: Any) -> list[tuple[int, ...]]:
+    """Returns the offsets of each layer, whose dilation is dilation_growth to the power layer."""
     return [
         kernel_offsets(config.kernel_size, config.dilation_growth**layer, config.causal)
         for layer in range(config.num_layers)
@@ -113,11 +103,13 @@ def layer_offsets(config) -> list[tuple[int, ...]]:
 # ---- the language model
 
 
-def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key."""
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer}, each a pure function of a key."""
     dim = config.embed_dim
     parts = {
-        "embedding": lambda key: init_embedding(key, config.vocab_size, dim),
+        "embedding": lambda key: init_embedding(
+            key, config.vocab_size, dim, stddev=embedding_stddev(config)
+        ),
         "layers": lambda key: init_layers(key, config),
     }
     if config.norm != "none":
@@ -125,87 +117,105 @@ def initializers(config) -> dict:
     return with_head(parts, config, dim)
 
 
-def init_layers(key, config):
-    """layer_0, layer_1, …, each a norm and a convolution, W ~ N(0, 1 / (K · dim))."""
+def init_layers(key: PRNGKeyArray, config: Any) -> Weights:
+    """Returns layer_0, layer_1, …: each a norm and a convolution, W ~ N(0, 1 / (K · dim)).
+
+    Without a residual W is larger, to compensate for the activation and in layer_0 for small
+    embeddings.
+    """
     fan_in = config.kernel_size * config.embed_dim
+    stddevs = [fan_in**-0.5] * config.num_layers
+    if not config.residual:
+        stddevs = [(power_of(config.activation) * fan_in) ** -0.5] * config.num_layers
+        stddevs[0] /= embedding_stddev(config) if config.norm == "none" else 1.0
     keys = jax.random.split(key, config.num_layers)
     return {
         f"layer_{i}": {
             "norm": init_norm(config.norm, config.embed_dim),
-            "convolution": init_linear(keys[i], fan_in, config.embed_dim, stddev=fan_in**-0.5),
+            "convolution": init_linear(keys[i], fan_in, config.embed_dim, stddev=stddevs[i]),
         }
         for i in range(config.num_layers)
     }
 
 
 def forward(
-    weights,
-    tokens,
-    config,
-    execution,
-    *,
-    cache: "ConvolutionCache | None" = None,
-    segments=None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
+    weights: Weights, inputs: Inputs, config: Any, run: Run, cache: "ConvolutionCache | None" = None
 ) -> Forward:
-    """x + act(Convolution(Norm(x))), layer by layer: tokens [batch, length] to the last layer's
-    values [batch, length, dim].
+    """Computes x + act(Convolution(Norm(x))) layer by layer, starting from token vectors.
 
-    cache: what was read before; None: whole rows. segments: as elsewhere, 1, 1, 2, 2, … for
-    documents packed into a row, 0 for padding.
+    Args:
+        weights: those of `initializers`.
+        inputs: the tokens.
+        config: a ConvolutionalConfig, or a value with its fields.
+        run: how the pass runs.
+        cache: the inputs of earlier tokens; None: the tokens are whole rows.
+
+    Returns:
+        A `Forward` with hidden states [batch, length, dim].
     """
-    num_layers = config.num_layers
-    row = Row.of(tokens, segments, cache)
-    keys = split_key(dropout_key, num_layers + 1)
-    x = embed_tokens(weights["embedding"], tokens, config.dtype)
-    tap = Tap(hooks, row.positions, row.documents)
+    num_layers, row = config.num_layers, Row.of(inputs, cache)
+    keys = split_key(run.dropout_key, num_layers + 1)
+    x = embed_tokens(weights["embedding"], inputs.tokens, config.dtype, run.placement)
+    tap = Tap(run.hooks, row.positions, row.documents, run.placement)
     x = row.compact(tap("embedding", without_padding(x, row.segments)))
     x = dropout(keys[0], x, config.dropout)
 
-    def layer(weights, x, past, offsets, key, hooks):
-        tap = Tap(hooks, row.positions, row.documents)
+    def layer(
+        weights: Weights,
+        x: Float[Array, "batch length dim"],
+        past: Float[Array, "batch reach dim"] | None,
+        offsets: tuple[int, ...],
+        key: PRNGKeyArray | None,
+        hooks: Hooks,
+    ) -> tuple[
+        Float[Array, "batch length dim"], Float[Array, "batch reach dim"] | None, dict[str, Array]
+    ]:
+        tap = Tap(hooks, row.positions, row.documents, run.placement)
         x = row.tapped(tap, "block.input", x)
-        y = normalizer(config.norm, config.norm_epsilon)(weights["norm"], x)
+        y = normalize(weights["norm"], x, config)
         y, past = row.convolved(weights["convolution"], y, past, offsets)
         y = activate(row.tapped(tap, "convolution.output", y), config.activation)
         y = dropout(key, y, config.dropout)
         x = row.tapped(tap, "block.output", x + y if config.residual else y)
         return x, past, tap.captured
 
-    run = REMAT[execution.remat](layer, static_argnums=3)
-    inputs, captured = [], []
-    for i, own_hooks in enumerate(hooks.of(LAYER_POINTS).of_layers(num_layers)):
+    layer = REMAT[run.execution.remat](layer, static_argnums=3)
+    last_inputs, captured = [], []
+    for i, hooks in enumerate(run.hooks.of(LAYER_POINTS).of_layers(num_layers)):
         own, offsets = weights["layers"][f"layer_{i}"], layer_offsets(config)[i]
         past = None if cache is None else cache.inputs[i]
-        x, past, seen = run(own, x, past, offsets, keys[i + 1], own_hooks)
-        inputs.append(past)
+        x, past, seen = layer(own, x, past, offsets, keys[i + 1], hooks)
+        last_inputs.append(past)
         captured.append(seen)
     if "final_norm" in weights:
-        x = normalizer(config.norm, config.norm_epsilon)(weights["final_norm"], x)
-    x = tap("final_norm", row.spread(x))
-    if cache is not None:
-        cache = row.cache_after(inputs)
-    return Forward(x, {**tap.captured, **stack(captured)}, cache)
+        x = normalize(weights["final_norm"], x, config)
+    x = tap("final_norm", row.in_order(x))
+    return Forward(x, {**tap.captured, **stack(captured)}, row.cache_after(last_inputs))
 
 
-def _tokens_first(documents):
-    """The order in which a row's tokens come first and its padding last."""
+def _tokens_first(documents: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+    """Returns the order in which the tokens of a row precede its padding."""
     return jnp.argsort(documents == 0, axis=1, stable=True)
 
 
-def _take(x, index):
-    """x[b, index[b, t]] along the row."""
+def _take(
+    x: Shaped[Array, "batch length *dim"], index: Int[Array, "batch taken"]
+) -> Shaped[Array, "batch taken *dim"]:
+    """Returns x[b, index[b, t]] for each batch element b."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of a pass, and how a convolution finds those of a document side by side.
+    """Tokens of a pass, and their compact order, in which the tokens of a document are adjacent.
 
-    segments, documents, positions: [batch, length] in the order of the row (documents None: one,
-    without padding); order: the one in which tokens come before padding; cache: what was read
-    before; cursor: how far each row has been read.
+    Attributes:
+        segments: [batch, length], in the order of the row; None: no padding and one document.
+        documents: [batch, length], in the order of the row; None: one document without padding.
+        positions: [batch, length] or [length], in the order of the row.
+        order: the order in which tokens precede padding; None: that of the row.
+        cache: the cache before the tokens, or None.
+        cursor: how far each row has been read after the tokens.
     """
 
     segments: Int[Array, "batch length"] | None
@@ -216,7 +226,9 @@ class Row:
     cursor: DocumentCursor | None
 
     @classmethod
-    def of(cls, tokens, segments, cache) -> "Row":
+    def of(cls, inputs: Inputs, cache: "ConvolutionCache | None") -> "Row":
+        """Returns the `Row` of whole rows or, with a cache, of the next tokens."""
+        tokens, segments = inputs.tokens, inputs.segments
         if segments is None and cache is None:
             return cls(None, None, jnp.arange(tokens.shape[1]), None, None, None)
         cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
@@ -224,63 +236,95 @@ class Row:
         documents, positions, cursor = document_positions(segments, cursor)
         return cls(segments, documents, positions, _tokens_first(documents), cache, cursor)
 
-    def compact(self, x):
-        """Tokens first, then padding."""
+    def compact(self, x: Shaped[Array, "batch length *dim"]) -> Shaped[Array, "batch length *dim"]:
+        """Reorders x so that tokens precede padding."""
         return x if self.order is None else _take(x, self.order)
 
-    def spread(self, x):
-        """Back in the order of the row."""
+    def in_order(self, x: Shaped[Array, "batch length *dim"]) -> Shaped[Array, "batch length *dim"]:
+        """Restores the order of the row, the inverse of `compact`."""
         return x if self.order is None else _take(x, jnp.argsort(self.order, axis=1))
 
-    def tapped(self, tap: Tap, name: str, x):
-        """What tap makes of x, which is compact; what is tapped is in the order of the row."""
-        is_asked = name in tap.hooks.capture or name in tap.hooks.patch
-        return self.compact(tap(name, self.spread(x))) if is_asked else x
+    def tapped(
+        self, tap: Tap, name: str, x: Float[Array, "batch length dim"]
+    ) -> Float[Array, "batch length dim"]:
+        """Applies `tap` to the compact x, in the order of the row."""
+        if not tap.has(name):
+            return tap.placement.place(name, x)
+        return self.compact(tap(name, self.in_order(x)))
 
-    def convolved(self, weights, x, past, offsets):
-        """(The convolution of x, the last inputs that the next tokens need)."""
+    def convolved(
+        self,
+        weights: Weights,
+        x: Float[Array, "batch length dim"],
+        past: Float[Array, "batch reach dim"] | None,
+        offsets: tuple[int, ...],
+    ) -> tuple[Float[Array, "batch length out_dim"], Float[Array, "batch reach dim"] | None]:
+        """Returns (the convolution of x, the last inputs, which the next tokens need)."""
         documents = None if self.documents is None else self.compact(self.documents)
-        if self.cache is None:
+        if self.cache is None or past is None or documents is None:
             return convolution(weights, x, offsets, documents), None
         reach, before = past.shape[1], self.cache.documents
         row = jnp.concatenate([past, x], axis=1)
         all_documents = jnp.concatenate([before[:, before.shape[1] - reach :], documents], axis=1)
-        return convolution(weights, row, offsets, all_documents, first=reach), self.newest(
-            row, reach
-        )
+        y = convolution(weights, row, offsets, all_documents, first=reach)
+        return y, _newest(row, reach, documents)
 
-    def newest(self, x, reach: int):
-        """The last `reach` before the padding that ends a compact row."""
-        count = (self.documents != 0).sum(axis=1, keepdims=True)
-        return _take(x, count + jnp.arange(reach))
+    def cache_after(self, inputs: list[Any]) -> "ConvolutionCache | None":
+        """Returns the cache after the tokens, or None for whole rows.
 
-    def cache_after(self, inputs) -> "ConvolutionCache":
-        before = self.cache.documents
-        documents = jnp.concatenate([before, self.compact(self.documents)], axis=1)
-        documents = self.newest(documents, before.shape[1])
-        length = self.cache.length + self.documents.shape[1]
-        return ConvolutionCache(tuple(inputs), documents, self.cursor, length)
+        Args:
+            inputs: the last inputs of each layer.
+        """
+        if self.cache is None or self.documents is None or self.cursor is None:
+            return None
+        before, own = self.cache.documents, self.compact(self.documents)
+        documents = _newest(jnp.concatenate([before, own], axis=1), before.shape[1], own)
+        length = self.cache.length + own.shape[1]
+        return ConvolutionCache(self.cursor, length, tuple(inputs), documents)
+
+
+def _newest(
+    x: Shaped[Array, "batch all_tokens *dim"], reach: int, documents: Int[Array, "batch length"]
+) -> Shaped[Array, "batch reach *dim"]:
+    """Returns the last `reach` entries before the padding at the end of compact rows."""
+    count = (documents != 0).sum(axis=1, keepdims=True)
+    return _take(x, count + jnp.arange(reach))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ConvolutionCache(FixedSizeState):
-    """inputs: per layer the last tokens that its kernel reaches back to [batch, reach, dim];
-    documents: theirs, for the layer that reaches furthest, int [batch, reach]; cursor: how far
-    each row has been read; length: tokens read, padding counted, int []. It has no end."""
+    """Cache of a convolutional model, with no limit on the number of tokens.
+
+    Attributes:
+        inputs: [batch, reach, dim] for each layer, the last tokens that its kernel reaches back to.
+        documents: int [batch, reach], the documents of the inputs of the layer with the largest
+            reach.
+    """
 
     inputs: tuple[Array, ...]
     documents: Array
-    cursor: DocumentCursor
-    length: Array
 
 
-def start(config, batch_size: int, capacity: int) -> ConvolutionCache:
-    """Nothing read yet; the capacity costs nothing."""
-    reaches = [-min(offsets) for offsets in layer_offsets(config)]
-    return ConvolutionCache(
-        tuple(jnp.zeros((batch_size, reach, config.embed_dim), config.dtype) for reach in reaches),
-        jnp.zeros((batch_size, max(reaches)), jnp.int32),
-        DocumentCursor.begin(batch_size),
+def start(
+    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
+) -> tuple[ConvolutionCache, dict]:
+    """Returns the cache before the first token; its size does not depend on the capacity."""
+    reaches, rows = [-min(offsets) for offsets in layer_offsets(config)], size.batch_size
+    cache = ConvolutionCache(
+        DocumentCursor.begin(rows),
         jnp.int32(0),
+        tuple(jnp.zeros((rows, reach, config.embed_dim), config.dtype) for reach in reaches),
+        jnp.zeros((rows, max(reaches)), jnp.int32),
     )
+    return cache, {}
+
+
+CONVOLUTIONAL = Family(
+    initializers,
+    forward,
+    points=lambda config: ("embedding", *LAYER_POINTS, "final_norm"),
+    layer_points=lambda config: LAYER_POINTS,
+    start=start,
+    prepare=prepare,
+)

@@ -2,49 +2,37 @@
 
     tokens → embedding + position → blocks → norm → logits            (seeds: lecture 11 §6)
 
-Output i predicts token i + 1 and depends on tokens ≤ i, and on all of a prefix if there is one (the
-first tokens of a document, which see one another both ways, are given and not predicted).
+Output i predicts token i + 1 and depends on tokens ≤ i. With a prefix it also depends on all tokens
+of the prefix: these first tokens of a document see one another in both directions, and the model
+does not predict them.
 """
 
+from typing import Any
+
 from jaxformer.functional.blocks import BLOCK_POINTS
-from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.masks import Causal, Mask, Packed, Prefix, Window
-from jaxformer.functional.transformer import POINTS, forward, prepare, stack_initializers, start
-
-__all__ = [
-    "POINTS",
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "prepare",
-]
-__all__ += ["self_attention_mask", "start"]
+from jaxformer.functional.embedding import with_head
+from jaxformer.functional.family import Family
+from jaxformer.functional.transformer import (
+    POINTS,
+    forward,
+    prepare,
+    self_attention_masks,
+    stack_initializers,
+    start,
+)
 
 
-def initializers(config) -> dict:
-    """The decoder's weights by name, each as a pure initialiser of one key."""
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer of the decoder's weights}, each a pure function of a key."""
     return with_head(stack_initializers(config), config, config.embed_dim)
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into."""
-    return POINTS
-
-
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
-    return BLOCK_POINTS
-
-
-def self_attention_mask(config, mask: Mask | None = None) -> Mask:
-    """Causal (or prefix) within a document, through a window if the config has one; or the caller's
-    mask, within a document too."""
-    if mask is not None:
-        return mask & Packed()
-    mask = Prefix(config.prefix) if config.prefix else Causal()
-    if config.window is not None:
-        mask = mask & Window(config.window)
-    return mask & Packed()
+DECODER = Family(
+    initializers,
+    forward,
+    points=lambda config: POINTS,
+    layer_points=lambda config: BLOCK_POINTS,
+    start=start,
+    prepare=prepare,
+    masks=self_attention_masks,
+)

@@ -1,12 +1,17 @@
-"""Dropout: the only randomness of a forward pass, and only where a key was given."""
+"""Dropout, the only randomness of a forward pass; it requires a key."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 
-def dropout(key, x: Float[Array, "*shape"], rate: float) -> Float[Array, "*shape"]:
-    """Zero each feature with probability `rate` and divide the rest by 1 − rate; key None: x."""
+def dropout(
+    key: PRNGKeyArray | None, x: Float[Array, "*shape"], rate: float
+) -> Float[Array, "*shape"]:
+    """Zeroes each feature with probability `rate` and divides the rest by 1 − rate.
+
+    Returns x if `key` is None.
+    """
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)

@@ -1,42 +1,33 @@
-"""The encoder as pure functions of its weights: everyone sees everyone, padding aside.
+"""The encoder as pure functions of its weights: tokens see all tokens of their document.
 
     tokens → embedding + position → blocks → norm                     (seeds: lecture 13 §2–3)
 
-It is not autoregressive: output i depends on the tokens behind it too. So it learns to fill in what
-was masked out of a text, from both sides (Devlin et al. 2019, BERT): see `masking.mask_tokens`.
+It is not autoregressive: output i also depends on later tokens. It therefore learns to fill in
+tokens that are masked in a text, from both sides (Devlin et al. 2019, BERT); see
+`masking.mask_tokens`.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional import transformer
 from jaxformer.functional.blocks import BLOCK_POINTS
-from jaxformer.functional.embedding import head, logits, with_head
+from jaxformer.functional.embedding import with_head
+from jaxformer.functional.family import Family, Weights
 from jaxformer.functional.feedforward import activate
-from jaxformer.functional.layers import Forward
+from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import Mask, Near, Packed
-from jaxformer.functional.norms import init_norm, normalizer
+from jaxformer.functional.norms import init_norm, normalize
 from jaxformer.functional.transformer import POINTS, stack_initializers
 
-__all__ = [
-    "POINTS",
-    "encode",
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "pooled",
-]
-__all__ += ["self_attention_mask"]
 
-
-def initializers(config) -> dict:
-    """The encoder's weights by name, each as a pure initialiser of one key."""
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer of the encoder's weights}, each a pure function of a key."""
     dim, parts = config.embed_dim, stack_initializers(config)
 
-    def affine(key):
+    def affine(key: PRNGKeyArray) -> Weights:
         return init_linear(key, dim, dim, use_bias=config.use_bias)
 
     if config.pooler:
@@ -49,45 +40,48 @@ def initializers(config) -> dict:
     return with_head(parts, config, dim)
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into."""
-    return POINTS
+encode = transformer.forward  # `hidden` has a contextual vector for each token
 
 
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
-    return BLOCK_POINTS
+def forward(weights: Weights, inputs: Inputs, config: Any, run: Run, cache: None = None) -> Forward:
+    """Runs the encoder and, if there is one, BERT's transform in front of the head.
 
-
-def self_attention_mask(config, mask: Mask | None = None) -> Mask:
-    """Everyone within a document, or those near by if the config has a window; or the caller's
-    mask, within a document too."""
-    if mask is None and config.window is not None:
-        mask = Near(config.window)
-    return Packed() if mask is None else mask & Packed()
-
-
-encode = transformer.forward  # `hidden` is a vector for each token, in its context
-
-
-def forward(weights, tokens, config, execution, masks, **inputs) -> Forward:
-    """A pass of which `hidden` is what the head is applied to: Norm(act(W h + b)) of each token's
-    vector (BERT's transform), or that vector itself."""
-    encoded = encode(weights, tokens, config, execution, masks, **inputs)
+    `hidden` is Norm(act(W h + b)) for the vector h of each token; without the transform it is h.
+    """
+    encoded = encode(weights, inputs, config, run)
     if not config.transform:
         return encoded
     hidden = activate(linear(weights["transform"], encoded.hidden), config.activation)
-    normalize = normalizer(config.norm, config.norm_epsilon)
-    return encoded._replace(hidden=normalize(weights["transform_norm"], hidden))
+    return encoded._replace(hidden=normalize(weights["transform_norm"], hidden, config))
 
 
-def pooled(weights, encoded, segments=None):
-    """One vector for each row: tanh(W h + b), h that of the first token that is not padding."""
+def pooled(
+    weights: Weights,
+    encoded: Float[Array, "batch length dim"],
+    segments: Int[Array, "batch length"] | None = None,
+) -> Float[Array, "batch dim"]:
+    """Computes one vector for each row, tanh(W h + b).
+
+    h is the vector of the row's first token that is not padding.
+    """
     first = jnp.zeros(len(encoded), int) if segments is None else (segments != 0).argmax(axis=1)
     rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
     return jnp.tanh(linear(weights["pooler"], rows))
 
 
-def classified(weights, encoded, segments=None):
-    """float32 logits of each row's classes, W tanh(…) + b of the pooled vector."""
+def classified(
+    weights: Weights,
+    encoded: Float[Array, "batch length dim"],
+    segments: Int[Array, "batch length"] | None = None,
+) -> Float[Array, "batch labels"]:
+    """Computes float32 logits of each row's classes: an affine map of the pooled vector."""
     return linear(weights["classifier"], pooled(weights, encoded, segments), jnp.float32)
+
+
+ENCODER = Family(
+    initializers,
+    forward,
+    points=lambda config: POINTS,
+    layer_points=lambda config: BLOCK_POINTS,
+    masks=transformer.self_attention_masks,
+)

@@ -1,78 +1,45 @@
 """The encoder–decoder Transformer as pure functions of its weights (seeds: lecture 13 §1, §4–5).
 
     source → encoder → keys and values, layer by layer
-    tokens → embedding + position → blocks that look at those → norm → logits
+    tokens → embedding + position → blocks that attend to those → norm → logits
 
-Output i predicts token i + 1 and depends on tokens ≤ i and on the whole source, padding aside. A
-source is encoded once, and its keys and values are kept beside the decoder's own.
+Output i predicts token i + 1. It depends on tokens ≤ i and on the whole source except padding. A
+source is encoded once, and the cache holds its keys and values in addition to the decoder's own.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxformer.functional import encoder, transformer
-from jaxformer.functional.blocks import (
-    BLOCK_POINTS,
-    CROSS_BLOCK_POINTS,
-    cross_keys_values,
-    init_cross_block,
-)
-from jaxformer.functional.cache import SourceCache
-from jaxformer.functional.contexts import Source, SourceAttention
-from jaxformer.functional.embedding import head, logits, with_head
-from jaxformer.functional.layers import Forward, split_key, unstack
-from jaxformer.functional.masks import Causal, Mask, Packed
+from jaxformer.functional.blocks import BLOCK_POINTS, CROSS_BLOCK_POINTS, cross_keys_values
+from jaxformer.functional.contexts import of_source
+from jaxformer.functional.embedding import with_head
+from jaxformer.functional.family import CacheSize, Family, Weights
+from jaxformer.functional.initial import init_cross_block
+from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.layers import split_key, unstack
+from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.scores import Scores
-from jaxformer.functional.taps import NO_HOOKS, Hooks
-from jaxformer.functional.transformer import (
-    CROSS_POINTS,
-    FEW_TOKENS,
-    attention_form,
-    prepare,
-    stack_initializers,
-)
+from jaxformer.functional.source_cache import SourceCache
+from jaxformer.functional.transformer import CROSS_POINTS, ReadSource, stack_initializers
 
-__all__ = [
-    "POINTS",
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "prepare",
-]
-__all__ += ["self_attention_mask", "start"]
-ENCODER = "encoder."  # what the names of the encoder's points begin with
-POINTS = (*(ENCODER + name for name in encoder.POINTS), *CROSS_POINTS)
+PREFIX = "encoder."  # of the names of the encoder's points
+POINTS = (*(PREFIX + name for name in encoder.POINTS), *CROSS_POINTS)
+LAYER_POINTS = (*(PREFIX + name for name in BLOCK_POINTS), *CROSS_BLOCK_POINTS)
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into."""
-    return POINTS
-
-
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
-    return (*(ENCODER + name for name in BLOCK_POINTS), *CROSS_BLOCK_POINTS)
-
-
-def self_attention_mask(config, mask: Mask | None = None) -> Mask:
-    """Of the decoder: causal within a document, or the caller's mask, within a document too."""
-    return (Causal() if mask is None else mask) & Packed()
-
-
-def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key; the decoder's as in `decoder`."""
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer}, each a pure function of a key; the decoder's as in `decoder`."""
     parts = stack_initializers(config, init_cross_block)
     parts["encoder"] = lambda key: init_encoder(key, config)
     return with_head(parts, config, config.embed_dim)
 
 
-def init_encoder(key, config):
-    """The encoder's weights in one tree, without token vectors if it shares the decoder's."""
+def init_encoder(key: PRNGKeyArray, config: Any) -> Weights:
+    """Returns the encoder's weights, without token vectors if it shares the decoder's."""
     parts = stack_initializers(config.encoder)
     keys = jax.random.split(key, len(parts))
     tree = {name: init(key) for (name, init), key in zip(parts.items(), keys, strict=True)}
@@ -82,90 +49,72 @@ def init_encoder(key, config):
     return tree
 
 
-def encode(weights, source: Source, config, execution, *, dropout_key=None, hooks=NO_HOOKS):
-    """(A vector for each token of the source [batch, source length, dim], what was captured)."""
+def encode(weights: Weights, source: Inputs, config: Any, run: Run) -> Forward:
+    """Encodes a source."""
     own = weights["encoder"]
     tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
-    passed = encoder.encode(
-        {**own, "embedding": tables},
-        source.tokens,
-        config.encoder,
-        execution,
-        tuple(encoder.self_attention_mask(layer) for layer in config.encoder.layers),
-        segments=source.segments,
-        dropout_key=dropout_key,
-        hooks=hooks.within(ENCODER),
-    )
-    return passed.hidden, {ENCODER + name: x for name, x in passed.captured.items()}
+    encoded = encoder.encode({**own, "embedding": tables}, source, config.encoder, run)
+    return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
 
 
 def forward(
-    weights,
-    tokens,
-    config,
-    execution,
-    masks: tuple[Mask, ...],
-    *,
-    cache: SourceCache | None = None,
-    segments=None,
-    source: Source | None = None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
+    weights: Weights, inputs: Inputs, config: Any, run: Run, cache: SourceCache | None = None
 ) -> Forward:
-    """As `transformer.forward`, over whole rows of which each has its source, or on from a cache
-    that has read them. masks: of the decoder's self-attention."""
-    form = attention_form(execution, hooks, "cross_attention.weights")
-    scores, keys = Scores(config.attention_scale, config.attention_cap), split_key(dropout_key, 2)
-    if cache is None:
-        inputs = {"dropout_key": keys[0], "hooks": hooks}
-        encoded, captured = encode(weights, source, config, execution, **inputs)
-        attention = SourceAttention(encoded, source.segments, scores, form)
-        own = cross = None
-    else:
-        few = tokens.shape[1] <= FEW_TOKENS and form in ("auto", "explicit")
-        attention = SourceAttention(None, cache.source_segments, scores, form, few)
-        own, cross, captured = cache.self_cache, cache.cross_keys_values, {}
-    passed = transformer.forward(
-        weights,
-        tokens,
-        config,
-        execution,
-        masks,
-        cache=own,
-        segments=segments,
-        source=attention,
-        cross_keys_values=cross,
-        dropout_key=keys[1],
-        hooks=hooks,
+    """Computes the last hidden states [batch, length, dim] of tokens [batch, length].
+
+    Args:
+        weights: those of `initializers`.
+        inputs: the tokens and, without a cache, their sources.
+        config: an EncoderDecoderConfig, or a value with its fields.
+        run: how the pass runs; its mask is that of the decoder.
+        cache: a cache that has read the sources; None: the tokens are whole rows.
+    """
+    scores, num_tokens = (
+        Scores(config.attention_scale, config.attention_cap),
+        inputs.tokens.shape[1],
     )
-    if cache is not None:
-        cache = replace(cache, self_cache=passed.cache)
-    return Forward(passed.hidden, {**captured, **passed.captured}, cache)
+    encoder_key, decoder_key = split_key(run.dropout_key, 2)
+    of_decoder = replace(run, dropout_key=decoder_key)
+    if cache is None:
+        source = inputs.of_source()
+        encoded = encode(weights, source, config, run.of_encoder(PREFIX, encoder_key))
+        info = TokenInfo(source.tokens.shape[1], None, source.segments)
+        context = of_source(info, num_tokens, scores, run, is_cached=False)
+        read = ReadSource(context, encoded.hidden)
+        passed = transformer.forward(weights, inputs, config, of_decoder, None, read)
+        return passed._replace(captured={**encoded.captured, **passed.captured})
+    context = of_source(cache.source, num_tokens, scores, run, is_cached=True)
+    read = ReadSource(context, keys_values=cache.cross_keys_values)
+    passed = transformer.forward(weights, inputs, config, of_decoder, cache.self_cache, read)
+    return passed._replace(cache=replace(cache, self_cache=passed.cache))
 
 
 def start(
-    weights,
-    source: Source,
-    config,
-    execution,
-    batch_size: int,
-    capacity: int,
-    reach: int | None = None,
-    hooks: Hooks = NO_HOOKS,
-):
-    """Read the sources: (the cache of batch_size rows that have read nothing else yet, what was
-    captured of the encoder)."""
-    encoded, captured = encode(weights, source, config, execution, hooks=hooks)
+    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
+) -> tuple[SourceCache, dict[str, Array]]:
+    """Reads the sources.
 
-    def without_padding(x):
-        """Zeros there: 0 × NaN is NaN."""
-        if source.segments is None:
-            return x
-        return jnp.where((source.segments != 0)[:, None, :, None], x, 0)
-
+    Returns:
+        (cache, captured): the cache of rows that have read only their source, and the captured
+        values of the encoder.
+    """
+    if source is None:
+        raise ValueError("source is None; this model reads one")
+    encoded = encode(weights, source, config, run.of_encoder(PREFIX, None))
     cross = [
-        tuple(map(without_padding, cross_keys_values(block["cross_attention"], encoded, config)))
+        cross_keys_values(block["cross_attention"], encoded.hidden, config)
         for block in unstack(weights["blocks"], config.num_layers)
     ]
-    own = transformer.start(config, batch_size, capacity, reach)
-    return SourceCache(own, cross, source.segments), captured
+    own, _ = transformer.start(weights, None, config, run, size)
+    return SourceCache.of(own, cross, source), encoded.captured
+
+
+ENCODER_DECODER = Family(
+    initializers,
+    forward,
+    points=lambda config: POINTS,
+    layer_points=lambda config: LAYER_POINTS,
+    start=start,
+    prepare=transformer.prepare,
+    masks=transformer.self_attention_masks,
+)

@@ -1,10 +1,14 @@
 """The position-wise feed-forward layer (seeds: lecture 10 §7; lecture 13 §3)."""
 
-import jax
-from jaxtyping import Array, Float
+from typing import Any
 
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxformer.functional.arguments import check_maps, checks_arguments, one_of
+from jaxformer.functional.family import Weights
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.taps import no_tap
+from jaxformer.functional.taps import NO_TAP, TapFunction
 
 _PLAIN = {
     "relu": jax.nn.relu,
@@ -21,23 +25,44 @@ ACTIVATIONS = (*_PLAIN, *_GATES)
 
 
 def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
-    """The non-linearity of that name, one of ACTIVATIONS; of a gated one, that of its gate."""
+    """Applies an activation; for the name of a gated one, the activation of its gate."""
+    one_of("activation", activation, ACTIVATIONS)
     return (_PLAIN | _GATES)[activation](x)
 
 
+def _check(weights: Any, x: Float[Any, "*batch dim"], activation: str, **_: object) -> None:
+    one_of("activation", activation, ACTIVATIONS)
+    dim, inner = x.shape[-1], ("up", "gate") if activation in _GATES else ("up",)
+    check_maps("weights", weights, {name: (dim, None) for name in inner})
+    mlp_dim = weights["up"]["kernel"].shape[-1]
+    sizes = {name: (dim, mlp_dim) for name in inner}
+    check_maps("weights", weights, {**sizes, "down": (mlp_dim, dim)})
+
+
+@checks_arguments(_check)
 def feed_forward(
-    weights,
+    weights: Weights,
     x: Float[Array, "*batch dim"],
     activation: str = "gelu_tanh",
-    *,
     output_activation: bool = False,
-    tap=no_tap,
+    tap: TapFunction = NO_TAP,
 ) -> Float[Array, "*batch dim"]:
-    """act(x W₁ + b₁) W₂ + b₂, or, gated, (act(x W_g + b_g) ⊙ (x W₁ + b₁)) W₂ + b₂.
+    """Computes act(x W₁ + b₁) W₂ + b₂, or, gated, (act(x W_g + b_g) ⊙ (x W₁ + b₁)) W₂ + b₂.
 
-    `activation` is one of ACTIVATIONS; "swiglu", "geglu" and "geglu_tanh" are gated
-    (Shazeer 2020).
-    `output_activation` puts the non-linearity after the second map too, as lecture 10 §7 wrote it.
+    Args:
+        weights: the maps "up" (W₁), "down" (W₂) and, for a gated activation, "gate" (W_g). Each is
+            {"kernel": [inputs, outputs]} with an optional "bias" (see `init_feed_forward`).
+        x: the input.
+        activation: one of ACTIVATIONS. "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
+        output_activation: whether to apply the activation after the second map too, as in lecture
+            10 §7.
+        tap: see `functional.taps`.
+
+    Returns:
+        The output, in the shape and dtype of x.
+
+    Raises:
+        ValueError: the activation is unknown, or a kernel is missing or does not fit.
     """
     hidden = linear(weights["up"], x)
     if activation in _GATES:
@@ -49,14 +74,21 @@ def feed_forward(
 
 
 def init_feed_forward(
-    key, dim: int, mlp_dim: int, activation: str, *, use_bias=True, output_stddev=0.02
-):
-    """Weights of `feed_forward`; output_stddev is that of W₂, which writes into the residual."""
+    key: PRNGKeyArray,
+    dim: int,
+    mlp_dim: int,
+    activation: str,
+    *,
+    use_bias: bool = True,
+    stddev: float = 0.02,
+    output_stddev: float = 0.02,
+) -> Weights:
+    """Returns the weights of `feed_forward`; stddev is that of W₁ and W_g, output_stddev of W₂."""
     up, gate, down = jax.random.split(key, 3)
     weights = {
-        "up": init_linear(up, dim, mlp_dim, use_bias=use_bias),
+        "up": init_linear(up, dim, mlp_dim, use_bias=use_bias, stddev=stddev),
         "down": init_linear(down, mlp_dim, dim, use_bias=use_bias, stddev=output_stddev),
     }
     if activation in _GATES:
-        weights["gate"] = init_linear(gate, dim, mlp_dim, use_bias=use_bias)
+        weights["gate"] = init_linear(gate, dim, mlp_dim, use_bias=use_bias, stddev=stddev)
     return weights

@@ -1,31 +1,56 @@
-"""Moving between features and heads."""
+"""Conversion between features and heads."""
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
-def split_heads(x: Float[Array, "*batch length features"], num_heads: int):
-    """[*batch, length, heads · head_dim] → [*batch, heads, length, head_dim]."""
+def split_heads(
+    x: Float[Array, "*batch length features"], num_heads: int
+) -> Float[Array, "*batch heads length head_dim"]:
+    """Splits features into heads: features = heads · head_dim."""
     *batch, length, features = x.shape
     return x.reshape(*batch, length, num_heads, features // num_heads).swapaxes(-3, -2)
 
 
-def merge_heads(x: Float[Array, "*batch heads length head_dim"]):
-    """[*batch, heads, length, head_dim] → [*batch, length, heads · head_dim]: concatenation."""
+def merge_heads(
+    x: Float[Array, "*batch heads length head_dim"],
+) -> Float[Array, "*batch length features"]:
+    """Concatenates heads: the inverse of `split_heads`."""
     *batch, heads, length, head_dim = x.shape
     return x.swapaxes(-3, -2).reshape(*batch, length, heads * head_dim)
 
 
-def group_heads(query: Float[Array, "*batch heads length head_dim"], num_kv_heads: int):
-    """[*batch, heads, length, d] → [*batch, kv_heads, heads / kv_heads, length, d].
+def group_heads(
+    query: Float[Array, "*batch heads length d"], key: Float[Array, "*rows kv_heads keys _"]
+) -> Float[Array, "*rows kv_heads group length d"]:
+    """Groups the query heads that share a key head.
 
-    Consecutive query heads share a key head, as in every published grouped-query checkpoint.
+    Consecutive query heads share a key head, as in every published grouped-query checkpoint. If
+    the batch has n times as many elements as the keys have rows, n consecutive batch elements share
+    a row, such as the hypotheses of one source. Their heads are then in one group.
     """
-    *batch, heads, length, head_dim = query.shape
-    return query.reshape(*batch, num_kv_heads, heads // num_kv_heads, length, head_dim)
+    *batch, heads, length, features = query.shape
+    *rows, kv_heads = key.shape[:-2]
+    if batch == rows:
+        return query.reshape(*rows, kv_heads, heads // kv_heads, length, features)
+    shared = query.reshape(*rows, -1, kv_heads, heads // kv_heads, length, features)
+    return shared.swapaxes(1, 2).reshape(*rows, kv_heads, -1, length, features)
 
 
-def over_heads(visible):
-    """A mask [*rows, queries, keys] made to broadcast over [kv_heads, group] in front of it."""
+def ungroup_heads(
+    x: Float[Array, "*rows kv_heads group length n"], batch_and_heads: tuple[int, ...]
+) -> Float[Array, "*batch heads length n"]:
+    """Restores the axes of batch and heads: the inverse of `group_heads`."""
+    *rows, kv_heads, _, length, features = x.shape
+    *batch, heads = batch_and_heads
+    if batch != rows:
+        x = x.reshape(*rows, kv_heads, -1, heads // kv_heads, length, features).swapaxes(1, 2)
+    return x.reshape(*batch, heads, length, features)
+
+
+def over_heads(
+    visible: Bool[Array, "*rows queries keys"] | np.ndarray | np.bool_,
+) -> Bool[Array, "*rows 1 1 queries keys"] | np.ndarray | np.bool_:
+    """Inserts axes for [kv_heads, group] into a mask."""
     return visible if np.ndim(visible) == 0 else jnp.asarray(visible)[..., None, None, :, :]

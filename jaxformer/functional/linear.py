@@ -1,11 +1,15 @@
-"""The affine map, y = x W + b, and the initialiser that GPT-2 gave it."""
+"""The affine map y = x W + b and its initializer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
+from jaxformer.functional.family import Weights
 from jaxformer.functional.kernels import (
-    concatenated,
+    concatenate_kernels,
     is_kernel,
     product,
     quantize,
@@ -13,58 +17,70 @@ from jaxformer.functional.kernels import (
 )
 
 
-def init_linear(key, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev: float = 0.02):
-    """W ~ N(0, stddev²) [in_dim, out_dim] and b = 0 [out_dim] (GPT-2, Radford et al. 2019)."""
+def init_linear(
+    key: PRNGKeyArray, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev: float = 0.02
+) -> dict[str, Float[Array, "..."]]:
+    """Returns W ~ N(0, stddev²) [in_dim, out_dim] and b = 0 [out_dim].
+
+    With the default `stddev` this is GPT-2's initialization (Radford et al. 2019).
+    """
     weights = {"kernel": stddev * jax.random.normal(key, (in_dim, out_dim))}
     if use_bias:
         weights["bias"] = jnp.zeros(out_dim)
     return weights
 
 
-def linear(weights, x: Float[Array, "*batch in_dim"], dtype=None) -> Float[Array, "*batch out_dim"]:
-    """y = x W + b, from operands in the dtype of x, in `dtype` (None: that of x).
+def linear(
+    weights: Weights, x: Float[Array, "*batch in_dim"], dtype: DTypeLike | None = None
+) -> Float[Array, "*batch out_dim"]:
+    """Computes y = x W + b with operands in the dtype of x.
 
-    weights: {"kernel": W, an array or another kernel of `kernels`, and "bias" if there is one}. The
-    leading axes are folded into one: the gradient of W is then one plain matrix product.
+    Leading axes are folded into one, so that the gradient of W is one plain matrix product.
+
+    Args:
+        weights: {"kernel": W, an array or a `Kernel`} with an optional "bias".
+        x: the input.
+        dtype: the dtype of y; None: that of x.
     """
     y = product(x.reshape(-1, x.shape[-1]), weights["kernel"], dtype)
     y = y.reshape(*x.shape[:-1], y.shape[-1])
     return y + weights["bias"].astype(y.dtype) if "bias" in weights else y
 
 
-def capped(y, cap: float | None):
-    """cap · tanh(y / cap), which is within ±cap and about y where that is small; None: y."""
+def capped(y: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """Computes cap · tanh(y / cap), which is about y for small y; returns y if cap is None."""
     return y if cap is None else cap * jnp.tanh(y / cap)
 
 
-def side_by_side(maps) -> list:
-    """Affine maps of one x as few of them as can be: one, [x W₁ + b₁, x W₂ + b₂, …], that reads x
-    once, where their kernels allow it."""
-    kernel = concatenated([weights["kernel"] for weights in maps])
+def fuse_linear(maps: Sequence[Mapping]) -> dict | None:
+    """Fuses affine maps of one input into the map x → [x W₁ + b₁, x W₂ + b₂, …].
+
+    Returns None if their kernels cannot be concatenated or only some maps have a bias.
+    """
+    kernel = concatenate_kernels([weights["kernel"] for weights in maps])
     biases = [weights["bias"] for weights in maps if "bias" in weights]
     if kernel is None or len(biases) not in (0, len(maps)):
-        return maps
-    return [{"kernel": kernel} | ({"bias": jnp.concatenate(biases, axis=-1)} if biases else {})]
+        return None
+    return {"kernel": kernel} | ({"bias": jnp.concatenate(biases, axis=-1)} if biases else {})
 
 
-def each_kernel(function, tree):
-    """The tree of weights with function(kernel) for the kernel of every affine map; biases, norms
-    and tables stay as they are."""
+def each_kernel(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Replaces the kernel of every affine map in a tree of weights by function(kernel)."""
 
-    def at(path, x):
+    def at(path: tuple[Any, ...], x: Any) -> Any:
         return function(x) if getattr(path[-1], "key", None) == "kernel" else x
 
     return jax.tree_util.tree_map_with_path(at, tree, is_leaf=is_kernel)
 
 
-def quantize_all(params):
-    """The parameters with every matrix and the table of token vectors as 8-bit integers.
+def quantize_all(params: Weights) -> Weights:
+    """Converts every matrix and the table of token vectors to 8-bit integers.
 
-    Norms, biases and positions stay as they are. What runs on parameters runs on these: `apply`,
-    `generate` and the rest, and a gradient of everything but the integers.
+    Norms, biases and positions are unchanged. `apply`, `generate` and all other functions of
+    parameters accept the result. It has gradients, except those of the integers.
     """
 
-    def at(path, x):
+    def at(path: tuple[Any, ...], x: Any) -> Any:
         keys = [getattr(key, "key", None) for key in path]
         return quantize_table(x) if keys[-2:] == ["embedding", "tokens"] else x
 

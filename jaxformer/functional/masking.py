@@ -1,34 +1,64 @@
-"""What an encoder learns from: tokens hidden in a text, to be told from both sides."""
+"""Masked-token training: hides tokens that an encoder learns to predict from both sides."""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 
 def mask_tokens(
-    key,
+    key: PRNGKeyArray,
     tokens: Int[Array, "*batch length"],
     mask_token: int,
     vocab_size: int,
     *,
     rate: float = 0.15,
     segments: Int[Array, "*batch length"] | None = None,
+    special: Sequence[int] = (),
 ) -> tuple[Int[Array, "*batch length"], Float[Array, "*batch length"]]:
-    """(inputs, weights): each token is chosen with probability `rate`, and weighs 1 as a target.
+    """Chooses each token as a target with probability `rate`, and hides most targets.
 
-    Of the chosen, 80% are replaced by mask_token, 10% by a random one, and 10% stay, so that what a
-    model sees while it is trained is not always a mask. Padding (segment 0) is never chosen.
-    Source: Devlin et al. 2019 (BERT), §3.1.
+    Of the chosen tokens 80% become `mask_token`, 10% become a random token and 10% remain
+    unchanged, so that training does not show the model masks alone.
+
+    Args:
+        key: a random key.
+        tokens: ids.
+        mask_token: the id that stands for a hidden token.
+        vocab_size: random tokens are below it.
+        rate: the probability that a token is chosen.
+        segments: 0 marks tokens that are never chosen, such as padding; None: any may be chosen.
+        special: ids that are never chosen and never drawn as a random token, such as [CLS] and
+            [SEP]. `mask_token` always counts as special.
+
+    Returns:
+        (inputs, weights): the partly hidden tokens, and a float that is 1 for each chosen token.
+
+    Raises:
+        ValueError: `rate` or `mask_token` is out of range, or every id is special.
+
+    Reference:
+        Devlin et al. 2019 (BERT), §3.1.
     """
     if not 0.0 < rate <= 1.0:
         raise ValueError(f"rate is {rate}; it must be in (0, 1]")
     if not 0 <= mask_token < vocab_size:
         raise ValueError(f"mask_token is {mask_token}; it must be in 0 … {vocab_size - 1}")
     chosen_key, how_key, other_key = jax.random.split(key, 3)
-    chosen = jax.random.bernoulli(chosen_key, rate, tokens.shape)
+    excluded = np.unique([token for token in (*special, mask_token) if 0 <= token < vocab_size])
+    if len(excluded) == vocab_size:
+        raise ValueError(f"special has all {vocab_size} ids; at least one must not be special")
+    chosen = jax.random.bernoulli(chosen_key, rate, tokens.shape) & ~jnp.isin(tokens, excluded)
     if segments is not None:
         chosen &= segments != 0
     how = jax.random.uniform(how_key, tokens.shape)
-    other = jax.random.randint(other_key, tokens.shape, 0, vocab_size, tokens.dtype)
+    number = jax.random.randint(
+        other_key, tokens.shape, 0, vocab_size - len(excluded), tokens.dtype
+    )
+    # The n-th ordinary id is n plus the number of special ids below it.
+    below = jnp.searchsorted(excluded - np.arange(len(excluded)), number, side="right")
+    other = number + below.astype(tokens.dtype)
     replaced = jnp.where(how < 0.8, mask_token, jnp.where(how < 0.9, other, tokens))
     return jnp.where(chosen, replaced, tokens), chosen.astype(jnp.float32)

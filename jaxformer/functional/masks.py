@@ -1,15 +1,20 @@
-"""Who may look at whom: a mask is a rule about positions, not an array.
+"""Attention masks as rules about positions instead of arrays.
 
-A rule is a small frozen dataclass (hashable, so it can be static under jit) that answers two
-questions. `rule(query, key)`: which of these keys may each of these queries see? And
-`rule.key_range(start, stop, length)`: outside which keys can queries start … stop − 1 of a row see
-nothing, so that no work need be done there? Rules are combined by `&`.
+A mask is a small frozen dataclass. It is hashable, so it can be static under jit. It has two
+methods:
 
-Explicit attention asks about the whole row, blockwise attention block by block, a cache about the
-positions stored in its slots: one rule, one place, every path. Answers about positions that are
-known while tracing are NumPy arrays and stay static.
+- `rule(query, key)` returns which of the keys each query may see.
+- `rule.key_range(start, stop, length)` returns a range of keys outside of which the queries start …
+  stop − 1 of a row see no key, so that no work is needed there.
+
+The operator `&` combines masks.
+
+All code paths use the same rule. Explicit attention applies it to the whole row, blockwise
+attention to one block at a time, and a cache to the positions stored in its slots. For positions
+that are known while tracing the result is a NumPy array and remains static.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from operator import and_
@@ -17,20 +22,25 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Bool, Integer
+
+from jaxformer.functional.arguments import whole_number
 
 
 class DynamicSlice(NamedTuple):
-    """`size` tokens of a row from `start` on, where only the running program knows the start."""
+    """`size` tokens of a row from `start` on, where `start` is known only at run time."""
 
     start: Any
     size: int
 
 
-Part = slice | DynamicSlice  # of a row
+Part = slice | DynamicSlice  # part of a row
+# Which keys each query sees: a NumPy array or scalar where that is known while tracing.
+Visible = Bool[Array | np.ndarray, "..."] | np.bool_
 
 
-def cut(array, part: Part, axis: int = -1):
-    """That part of the last axis, or of the one before it."""
+def cut(array: Any, part: Part, axis: int = -1) -> Any:
+    """Returns `part` of the array along `axis`, which is −1 or −2."""
     if isinstance(part, DynamicSlice):
         return jax.lax.dynamic_slice_in_dim(array, part.start, part.size, axis)
     return array[(..., part, *[slice(None)] * (-1 - axis))]
@@ -41,19 +51,25 @@ def cut(array, part: Part, axis: int = -1):
 )
 @dataclass(frozen=True)
 class TokenInfo:
-    """Where the tokens of a row stand.
+    """Positions and documents of the tokens of a row.
 
-    positions: int [*batch, length], or None for 0, 1, 2, … along the row (known while tracing);
-    segments: int [*batch, length], the document of each token, 0 for padding or an empty slot, or
-    None for one document without padding; length: the number of tokens.
+    Attributes:
+        length: the number of tokens.
+        positions: int [*batch, length], or None for 0, 1, 2, … along the row (known while tracing).
+        segments: int [*batch, length], the document of each token, 0 for padding or an empty slot;
+            None for one document without padding.
     """
 
     length: int
     positions: Any = None
     segments: Any = None
 
+    def __post_init__(self) -> None:
+        """Checks `length`."""
+        whole_number("length", self.length, 0)
+
     def part(self, part: Part) -> "TokenInfo":
-        """Some tokens of the row, in a line; their positions stay what they were."""
+        """Returns the `TokenInfo` of one contiguous part of the row, with unchanged positions."""
         if isinstance(part, DynamicSlice):
             in_order, length = part.start + jax.numpy.arange(part.size), part.size
         else:
@@ -63,7 +79,10 @@ class TokenInfo:
         return TokenInfo(length, positions, segments)
 
     def with_axis(self, axis: int) -> "TokenInfo":
-        """The same for arrays with one more axis there; what all rows share stays as it is."""
+        """Returns the `TokenInfo` for arrays with an additional axis at `axis`.
+
+        One-dimensional positions, which all batch elements share, remain unchanged.
+        """
         positions, segments = self.positions, self.segments
         if np.ndim(positions) > 1:
             positions = jax.numpy.expand_dims(positions, axis)
@@ -71,41 +90,82 @@ class TokenInfo:
             segments = jax.numpy.expand_dims(segments, axis)
         return TokenInfo(self.length, positions, segments)
 
-    def position_ids(self):
+    def repeated(self, rows: int) -> "TokenInfo":
+        """Returns the `TokenInfo` of `rows` batch elements, each row repeated equally often."""
+        positions, segments = (
+            x if np.ndim(x) < 2 else jax.numpy.repeat(x, rows // len(x), axis=0)
+            for x in (self.positions, self.segments)
+        )
+        return TokenInfo(self.length, positions, segments)
+
+    def position_ids(self) -> Integer[Array | np.ndarray, "*batch length"]:
+        """Returns `positions`, or 0, 1, 2, … if they are None."""
         return np.arange(self.length) if self.positions is None else self.positions
 
 
-class Mask:
-    """A rule. Subclasses are frozen dataclasses, registered by jax.tree_util.register_static, whose
-    `__call__` is written with operators that NumPy and JAX arrays share, so that it can be asked
-    about positions known while tracing and about those stored in a cache.
+@cache
+def _make_static(mask_class: type) -> None:
+    """Registers a class of masks as a static pytree, unless it is registered already."""
+    if mask_class.__hash__ is None:
+        raise ValueError(
+            f"{mask_class.__name__} is not hashable, but a mask must be: decorate it with "
+            "@dataclass(frozen=True)"
+        )
+    with suppress(ValueError):  # the class is registered already
+        jax.tree_util.register_static(mask_class)
 
-    needs_positions: whether the rule counts positions in the document; False if it asks only for
-    the order of two tokens, which is their order along the row, padding or not.
-    minimum_prefill: the fewest tokens of a document that must be read at once at its start, because
-    they see later ones. reach: how many tokens back, itself counted, a query may see; None: all.
+
+class Mask:
+    """Base class of masks: rules about positions.
+
+    Subclasses are frozen dataclasses with hashable fields. Their `__call__` must use operators that
+    NumPy and JAX arrays share: it receives positions that are known while tracing as well as those
+    stored in a cache.
+
+    Attributes:
+        needs_positions: True if the rule counts positions within a document. False if it only
+            compares the order of two tokens, which equals their order along the row, with padding
+            or without.
+        minimum_prefill: how many tokens at the start of a document must be read in one call,
+            because they see later ones.
+        reach: how many tokens back a query may see, itself included. None: all.
     """
 
     needs_positions = True
     minimum_prefill = 1
     reach: int | None = None
 
-    def __call__(self, query: TokenInfo, key: TokenInfo):
-        """bool [*batch, query length, key length] (or broadcastable to it): may query see key?"""
+    def __new__(cls, *arguments: Any, **fields: Any) -> "Mask":
+        """Registers the class as a static pytree."""
+        _make_static(cls)
+        return super().__new__(cls)
+
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """Returns whether each query may see each key.
+
+        Args:
+            query: positions and documents of the queries.
+            key: positions and documents of the keys.
+
+        Returns:
+            bool [*batch, query length, key length], or an array that broadcasts to it.
+        """
         raise TypeError(f"{type(self).__name__} has no rule")
 
     def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
-        """Keys outside [low, high) are invisible to queries start … stop − 1 of the same row."""
+        """Returns (low, high); queries start … stop − 1 of a row see no key outside [low, high)."""
         return 0, length
 
-    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
-        """The rule asked about some queries and some keys of a row only."""
+    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
+        """Applies the rule to some of the queries and some of the keys of a row."""
         return self(query.part(rows), key.part(columns))
 
     def __and__(self, other: "Mask") -> "Mask":
+        """Returns the mask that allows only the pairs that both masks allow."""
         return All(self.rules() + other.rules())
 
     def rules(self) -> tuple["Mask", ...]:
+        """Returns the masks that `&` has combined."""
         return (self,)
 
 
@@ -116,92 +176,108 @@ class Causal(Mask):
 
     needs_positions = False
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]
 
-    def key_range(self, start, stop, length):
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
         return 0, min(stop, length)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query at t sees keys at s > t − size. With `Causal`: itself and the size − 1 before it."""
+    """A query at t sees keys at s > t − size; with `Causal`, itself and size − 1 tokens before."""
 
     size: int
 
     @property
-    def reach(self):
+    def reach(self) -> int | None:  # pyrefly: ignore[bad-override] (computed, not stored)
+        """See `Mask`."""
         return self.size
 
-    def __post_init__(self):
-        if self.size < 1:
-            raise ValueError(f"window is {self.size}; it must be at least 1 (a token sees itself)")
+    def __post_init__(self) -> None:
+        """Checks `size`."""
+        whole_number("size (a token sees itself)", self.size, 1)
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         return key.position_ids()[..., None, :] > query.position_ids()[..., :, None] - self.size
 
-    def key_range(self, start, stop, length):
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
         return max(0, start - self.size + 1), length
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Near(Mask):
-    """A query at t sees keys at most `distance` away: |t − s| ≤ distance."""
+    """A query at t sees keys at a distance of at most `distance`: |t − s| ≤ distance."""
 
     distance: int
 
-    def __post_init__(self):
-        if self.distance < 1:
-            raise ValueError(f"window is {self.distance}; it must be at least 1")
+    def __post_init__(self) -> None:
+        """Checks `distance`."""
+        whole_number("distance", self.distance, 1)
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         offset = key.position_ids()[..., None, :] - query.position_ids()[..., :, None]
         return abs(offset) <= self.distance
 
-    def key_range(self, start, stop, length):
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
         return max(0, start - self.distance), min(stop + self.distance, length)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """Causal, but the first `length` positions are seen by all (prefix-LM, Raffel et al. 2020)."""
+    """Causal, but every query sees the first `length` positions (prefix-LM, Raffel et al. 2020)."""
 
     length: int
 
+    def __post_init__(self) -> None:
+        """Checks `length`."""
+        whole_number("length", self.length, 0)
+
     @property
-    def minimum_prefill(self):
+    def minimum_prefill(self) -> int:  # pyrefly: ignore[bad-override] (computed, not stored)
+        """See `Mask`."""
         return max(1, self.length)
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         before = key.position_ids()[..., None, :] <= query.position_ids()[..., :, None]
         return before | (key.position_ids()[..., None, :] < self.length)
 
-    def key_range(self, start, stop, length):
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
         return 0, min(max(stop, self.length), length)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Padding(Mask):
-    """Keys that are padding or empty slots (segment 0) are seen by no one."""
+    """No query sees a key that is padding or an empty slot (segment 0)."""
 
     needs_positions = False
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         return np.True_ if key.segments is None else (key.segments != 0)[..., None, :]
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Packed(Mask):
-    """A query sees its own document only; padding sees nothing and is seen by no one."""
+    """A query sees only its own document; padding sees no key and no query sees padding."""
 
     needs_positions = False
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         if query.segments is None or key.segments is None:
             return Padding()(query, key)
         same = query.segments[..., :, None] == key.segments[..., None, :]
@@ -211,59 +287,73 @@ class Packed(Mask):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class All(Mask):
-    """Every one of the rules holds (what `&` builds; `All()` lets everyone see everyone)."""
+    """Conjunction of masks, which `&` builds. `All()` lets every query see every key."""
 
     parts: tuple[Mask, ...] = ()
 
     @property
-    def needs_positions(self):
+    def needs_positions(self) -> bool:  # pyrefly: ignore[bad-override] (computed, not stored)
+        """See `Mask`."""
         return any(rule.needs_positions for rule in self.parts)
 
     @property
-    def minimum_prefill(self):
+    def minimum_prefill(self) -> int:  # pyrefly: ignore[bad-override] (computed, not stored)
+        """See `Mask`."""
         return max((rule.minimum_prefill for rule in self.parts), default=1)
 
     @property
-    def reach(self):
+    def reach(self) -> int | None:  # pyrefly: ignore[bad-override] (computed, not stored)
+        """See `Mask`."""
         reaches = [rule.reach for rule in self.parts if rule.reach is not None]
         return min(reaches, default=None)
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         return reduce(and_, (rule(query, key) for rule in self.parts), np.True_)
 
-    def tile(self, query, key, rows, columns):
+    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
+        """See `Mask`."""
         return reduce(and_, (rule.tile(query, key, rows, columns) for rule in self.parts), np.True_)
 
-    def key_range(self, start, stop, length):
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
         low, high = 0, length
         for rule in self.parts:
             rule_low, rule_high = rule.key_range(start, stop, length)
             low, high = max(low, rule_low), min(high, rule_high)
         return low, max(low, high)
 
-    def rules(self):
+    def rules(self) -> tuple[Mask, ...]:
+        """See `Mask`."""
         return self.parts
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseMask(Mask):
-    """No rule but the answers themselves, bool [*batch, queries, keys]: a mask from elsewhere."""
+    """A mask stored as an array, bool [*batch, queries, keys], instead of a rule."""
 
     array: Any
     needs_positions = False
 
-    def __call__(self, query, key):
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
         return self.array
 
-    def tile(self, query, key, rows, columns):
+    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
+        """See `Mask`."""
         return cut(cut(self.array, rows, -2), columns)
 
 
 @cache
 def first_forward_edge(mask: Mask, length: int) -> tuple[int, int] | None:
-    """The first (query, key) with key > query that the rule lets through in a row of this length;
-    None: the rule is causal there."""
+    """Returns the first (query, key) with key > query that the mask allows in a row.
+
+    Returns None if there is none, that is, if the mask is causal for rows of this length.
+    """
     seen = mask(TokenInfo(length), TokenInfo(length))
     later = np.triu(np.broadcast_to(np.asarray(seen), (length, length)), 1)
-    return tuple(map(int, np.argwhere(later)[0])) if later.any() else None
+    if not later.any():
+        return None
+    query, key = np.argwhere(later)[0]
+    return int(query), int(key)

@@ -2,101 +2,119 @@
 
     tokens → embedding → recurrent layers → logits                    (seeds: lecture 11 §8)
 
-The state after a token is all that later tokens learn of the past: it is reset where a document
-begins, and padding leaves it as it is. States are float32 whatever the dtype of the activations.
+Later tokens depend on earlier ones only through the state. It is reset at the start of each
+document, and padding does not change it. States are float32 whatever the dtype of the activations.
 """
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.cache import FixedSizeState
-from jaxformer.functional.cells import CELLS, init_recurrent_layer
+from jaxformer.functional.cells import CELLS, State, init_recurrent_layer
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
-    head,
     init_embedding,
-    logits,
     prepare,
     with_head,
     without_padding,
 )
-from jaxformer.functional.layers import REMAT, Forward, split_key, stack
+from jaxformer.functional.family import CacheSize, Family, Weights
+from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import linear
+from jaxformer.functional.places import vary_alike
 from jaxformer.functional.positions import (
     DocumentCursor,
     continued_segments,
     document_positions,
 )
-from jaxformer.functional.spread import varying_alike
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
-__all__ = [
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "prepare",
-    "start",
-]
 LAYER_POINTS = ("recurrent.gates", "recurrent.hidden", "recurrent.cell")
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into; only an LSTM has a cell beside h."""
+def points(config: Any) -> tuple[str, ...]:
+    """Returns the names of the points at which a pass can be captured or patched.
+
+    Only an LSTM has the point of the cell state.
+    """
     return ("embedding", *LAYER_POINTS[: 1 + CELLS[config.cell].num_parts])
 
 
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
+def layer_points(config: Any) -> tuple[str, ...]:
+    """Returns the points that every layer has."""
     return points(config)[1:]
 
 
-def empty_states(config, batch_size: int):
-    """Zeros, layer by layer and part by part; no two the same array, since they are donated."""
+def empty_states(config: Any, batch_size: int) -> tuple[State, ...]:
+    """Returns zeros for each layer and part, all distinct arrays, because they are donated."""
     parts, shape = CELLS[config.cell].num_parts, (batch_size, config.hidden_dim)
     return tuple(tuple(jnp.zeros(shape) for _ in range(parts)) for _ in range(config.num_layers))
 
 
-def recurrent_layer(
-    weights,
-    x: Float[Array, "batch length in_dim"],
-    state,
-    cell: str,
-    *,
-    initial=None,
-    begins=None,
-    valid=None,
-    positions=None,
-    hooks: Hooks = NO_HOOKS,
-):
-    """x through time; returns (h_1 … h_T [batch, length, hidden], the state after them, what was
-    captured).
+class Times(NamedTuple):
+    """What the steps through time need to know, each [batch, length].
 
-    begins, valid: bool [batch, length], where the state is set to `initial`, and where a token
-    stands at all (None: nowhere, and everywhere). The products with x are taken for all times at
-    once. A patched state is what the next token goes on from.
+    Attributes:
+        begins: where a document begins and the state is reset; None: nowhere.
+        valid: False for padding; None: no padding.
+        positions: the positions of the tokens, for patches; None: 0, 1, 2, …
+    """
+
+    begins: Bool[Array, "batch length"] | None = None
+    valid: Bool[Array, "batch length"] | None = None
+    positions: Int[Array, "batch length"] | None = None
+
+
+def recurrent_layer(
+    weights: Weights,
+    x: Float[Array, "batch length in_dim"],
+    state: tuple[Float[Array, "batch hidden"], ...],
+    initial: tuple[Float[Array, "batch hidden"], ...] | None = None,
+    times: Times = Times(),  # noqa: B008 (immutable)
+    hooks: Hooks = NO_HOOKS,
+    *,
+    cell: str,
+) -> tuple[Float[Array, "batch length hidden"], State, dict[str, Array]]:
+    """Runs one layer through time.
+
+    The products with x are computed for all times at once.
+
+    Args:
+        weights: those of `init_recurrent_layer`.
+        x: the input of the layer.
+        state: the state before the first token.
+        initial: the state at which documents begin; None if they begin nowhere.
+        times: documents, padding and positions.
+        hooks: points to capture and patch. The next token continues from a patched state.
+        cell: a name in `CELLS`.
+
+    Returns:
+        (outputs, state, captured): h_1 … h_T [batch, length, hidden], the state after the last
+        token, and the captured values.
     """
     length = x.shape[1]
     gates = linear(weights["input"], x, jnp.float32)
-    if positions is None:
-        positions = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
-    time = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
-    times = (positions, time) if hooks.patch else (None, None)  # else nobody asks
+    index = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
+    positions = index if times.positions is None else times.positions
+    if not hooks.patch:
+        positions = index = None  # only patches use them
 
-    def step(state, inputs):
-        gates, begins, valid, position, time = inputs
-        tap = Tap(hooks, None)
+    def step(
+        state: State, inputs: tuple[Any, Any, Any]
+    ) -> tuple[State, tuple[Float[Array, "batch hidden"], dict[str, Array]]]:
+        gates, (begins, valid, position), index = inputs
+        tap = Tap(hooks)
         if hooks.patch:
             documents = None if valid is None else valid[:, None]
-            tap = Tap(hooks.of_token(time[0], length), position[:, None], documents)
-        if begins is not None:
+            tap = Tap(hooks.of_token(index[0], length), position[:, None], documents)
+        if begins is not None and initial is not None:
             parts = zip(initial, state, strict=True)
             state = tuple(jnp.where(begins[:, None], first, part) for first, part in parts)
         hidden = linear(weights["state"], state[0].astype(x.dtype), jnp.float32)
@@ -109,10 +127,10 @@ def recurrent_layer(
         state = tuple(jnp.where(valid[:, None], *parts) for parts in zip(new, state, strict=True))
         return state, (jnp.where(valid[:, None], new[0], 0.0), tap.captured)
 
-    state, *_ = varying_alike(state, gates, initial, begins, valid)
-    inputs = (gates, begins, valid, *times)
-    over_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
-    state, (outputs, captured) = jax.lax.scan(step, state, over_time)
+    state, *_ = vary_alike(state, gates, initial, times)
+    inputs = (gates, times._replace(positions=positions), index)
+    by_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
+    state, (outputs, captured) = jax.lax.scan(step, state, by_time)
     captured = {name: x[:, :, 0].swapaxes(0, 1) for name, x in captured.items()}
     return outputs.swapaxes(0, 1).astype(x.dtype), state, captured
 
@@ -120,11 +138,11 @@ def recurrent_layer(
 # ---- the language model
 
 
-def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key.
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer}, each a pure function of a key.
 
-    Token vectors are of size 1/√dim, which suits logits, and the first layer makes up for it: a
-    cell that hardly hears its input is slow to begin to learn.
+    Token vectors have a standard deviation of 1/√dim, which suits logits. The input weights of the
+    first layer are larger in return: a cell with a small input learns very slowly at first.
     """
     dim, vocab_size = config.embed_dim, config.vocab_size
     parts = {
@@ -134,8 +152,12 @@ def initializers(config) -> dict:
     return with_head(parts, config, config.hidden_dim)
 
 
-def init_layers(key, config, input_stddev=1.0):
-    """layer_0, layer_1, …: the first may read features of another size and number."""
+def init_layers(key: PRNGKeyArray, config: Any, input_stddev: float = 1.0) -> Weights:
+    """Returns {layer_i: weights} for each layer i.
+
+    The input of the first layer has `embed_dim` features of size `input_stddev`, that of the
+    remaining layers `hidden_dim` features of size 1.
+    """
     first, others = (config.embed_dim, input_stddev), (config.hidden_dim, 1.0)
     inputs = [first, *[others] * (config.num_layers - 1)]
     keys = jax.random.split(key, config.num_layers)
@@ -146,111 +168,121 @@ def init_layers(key, config, input_stddev=1.0):
 
 
 def run_layers(
-    weights,
-    x,
-    states,
-    config,
-    execution,
-    *,
-    initial=None,
-    begins=None,
-    valid=None,
-    positions=None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
-):
-    """x through all layers; returns (hidden states of the last, the states after the last token,
-    what was captured). Dropout is on what goes from layer to layer, not through time (Zaremba et
-    al. 2014)."""
+    weights: Weights,
+    x: Float[Array, "batch length dim"],
+    config: Any,
+    run: Run,
+    states: tuple[State, ...],
+    initial: tuple[State, ...],
+    times: "Times",
+) -> tuple[Float[Array, "batch length hidden"], tuple[State, ...], dict[str, Array]]:
+    """Runs all layers, with dropout between layers but not through time (Zaremba et al. 2014).
+
+    Args:
+        weights: those of `init_layers`.
+        x: [batch, length, embed_dim].
+        config: a RecurrentConfig, or a value with its fields.
+        run: how the pass runs.
+        states: the state of each layer before the first token.
+        initial: the state of each layer at which documents begin.
+        times: documents, padding and positions.
+
+    Returns:
+        (hidden, states, captured): the hidden states of the last layer, the states after the last
+        token, and the captured values.
+    """
     num_layers = config.num_layers
-    keys = split_key(dropout_key, num_layers + 1)
+    keys = split_key(run.dropout_key, num_layers + 1)
     x, after, captured = dropout(keys[0], x, config.dropout), [], []
-    in_time = {"begins": begins, "valid": valid, "positions": positions}
-    run = REMAT[execution.remat](partial(recurrent_layer, cell=config.cell))
-    for layer, own_hooks in enumerate(hooks.of(LAYER_POINTS).of_layers(num_layers)):
-        x, state, seen = run(
-            weights[f"layer_{layer}"],
-            x,
-            states[layer],
-            initial=None if initial is None else initial[layer],
-            hooks=own_hooks,
-            **in_time,
-        )
-        x = dropout(keys[layer + 1], x, config.dropout)
+    layer = REMAT[run.execution.remat](partial(recurrent_layer, cell=config.cell))
+    for i, hooks in enumerate(run.hooks.of(LAYER_POINTS).of_layers(num_layers)):
+        x, state, seen = layer(weights[f"layer_{i}"], x, states[i], initial[i], times, hooks)
+        x = dropout(keys[i + 1], x, config.dropout)
         after.append(state)
         captured.append(seen)
     return x, tuple(after), stack(captured)
 
 
 def forward(
-    weights,
-    tokens,
-    config,
-    execution,
-    *,
-    cache: "RecurrentCache | None" = None,
-    initial=None,
-    segments=None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
+    weights: Weights, inputs: Inputs, config: Any, run: Run, cache: "RecurrentCache | None" = None
 ) -> Forward:
-    """Tokens [batch, length] to the last layer's states [batch, length, hidden_dim].
+    """Computes the hidden states [batch, length, hidden_dim] of the last layer.
 
-    cache: what was read before; None: whole rows. initial: the states from which documents begin;
-    None: zeros. segments: 1, 1, 2, 2, … for documents packed into a row, 0 for padding.
+    Args:
+        weights: those of `initializers`.
+        inputs: the tokens.
+        config: a RecurrentConfig, or a value with its fields.
+        run: how the pass runs.
+        cache: the state after earlier tokens; None: the tokens are whole rows.
     """
-    inputs = {"segments": segments, "dropout_key": dropout_key, "hooks": hooks}
-    hidden, captured, after = read(weights, tokens, config, execution, cache, initial, **inputs)
-    return Forward(hidden, captured, None if cache is None else after)
+    passed = read(weights, inputs, config, run, cache)
+    return passed if cache is not None else passed._replace(cache=None)
 
 
-def read(weights, tokens, config, execution, cache, initial=None, *, segments, dropout_key, hooks):
-    """(hidden, captured, the cache after these tokens), with a cache before them or without."""
+def read(
+    weights: Weights,
+    inputs: Inputs,
+    config: Any,
+    run: Run,
+    cache: "RecurrentCache | None" = None,
+    initial: tuple[State, ...] | None = None,
+) -> Forward:
+    """Runs the layers; the result has the cache after the tokens even if there is none before.
+
+    Args:
+        weights: see `forward`.
+        inputs: see `forward`.
+        config: see `forward`.
+        run: see `forward`.
+        cache: see `forward`.
+        initial: the states at which documents begin; None: zeros.
+    """
+    tokens, segments = inputs.tokens, inputs.segments
     batch_size, length = tokens.shape[:2]
     initial = empty_states(config, batch_size) if initial is None else initial
     before = RecurrentCache.begin(initial) if cache is None else cache
-    valid = begins = positions = None
-    cursor = before.cursor
+    valid = begins = None
+    positions, cursor = jnp.broadcast_to(jnp.arange(length), tokens.shape[:2]), before.cursor
     if segments is not None or cache is not None:
         segments = continued_segments(segments, cursor, tokens.shape[:2])
         documents, positions, cursor = document_positions(segments, cursor)
         valid = documents != 0
         begins = valid & (positions == 0)
-    x = without_padding(embed_tokens(weights["embedding"], tokens, config.dtype), segments)
-    tap = Tap(hooks, jnp.arange(length) if positions is None else positions, valid)
+    tap = Tap(run.hooks, positions, valid, run.placement)
+    x = embed_tokens(weights["embedding"], tokens, config.dtype, run.placement)
+    x = tap("embedding", without_padding(x, segments))
+    times = Times(begins, valid, positions)
     x, states, captured = run_layers(
-        weights["layers"],
-        tap("embedding", x),
-        before.states,
-        config,
-        execution,
-        initial=initial,
-        begins=begins,
-        valid=valid,
-        positions=positions,
-        dropout_key=dropout_key,
-        hooks=hooks,
+        weights["layers"], x, config, run, before.states, initial, times
     )
-    after = RecurrentCache(states, cursor, before.length + length)
-    return x, {**tap.captured, **captured}, after
+    after = RecurrentCache(cursor, before.length + length, states)
+    return Forward(x, {**tap.captured, **captured}, after)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentCache(FixedSizeState):
-    """states: per layer and part float32 [batch, hidden]; cursor: how far each row has been read;
-    length: tokens read, padding counted, int []. However many they are, it is as large."""
+    """Cache of a recurrent model; its size does not depend on the number of tokens.
 
-    states: tuple
-    cursor: DocumentCursor
-    length: Array
+    Attributes:
+        states: float32 [batch, hidden], for each layer and part.
+    """
+
+    states: tuple[State, ...]
 
     @classmethod
-    def begin(cls, states) -> "RecurrentCache":
-        """Rows that have read nothing yet, with these states."""
-        return cls(states, DocumentCursor.begin(len(states[0][0])), jnp.int32(0))
+    def begin(cls, states: tuple[State, ...]) -> "RecurrentCache":
+        """Returns the cache of rows that have read no token, with these states."""
+        return cls(DocumentCursor.begin(len(states[0][0])), jnp.int32(0), states)
 
 
-def start(config, batch_size: int, capacity: int) -> RecurrentCache:
-    """The state before the first token; the capacity costs nothing."""
-    return RecurrentCache.begin(empty_states(config, batch_size))
+def start(
+    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
+) -> tuple[RecurrentCache, dict]:
+    """Returns the cache before the first token; its size does not depend on the capacity."""
+    return RecurrentCache.begin(empty_states(config, size.batch_size)), {}
+
+
+RECURRENT = Family(
+    initializers, forward, points=points, layer_points=layer_points, start=start, prepare=prepare
+)

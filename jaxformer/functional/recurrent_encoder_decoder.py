@@ -1,72 +1,69 @@
 """A recurrent encoder–decoder as pure functions of its weights (seeds: lecture 10 §1–2).
 
-    source → recurrent layers → e_1 … e_S, and their last states, from which the decoder begins
+    source → recurrent layers → e_1 … e_S, and their last states, which start the decoder
     α_t = softmax_j(h_t · K e_j)      a_t = Σ_j α_tj V e_j      hidden_t = tanh(W [a_t; h_t] + b)
 
-with h_t the decoder's own state (Bahdanau et al. 2015; in this form, Luong et al. 2015). Without
-attention hidden_t is h_t, and those last states, of one size, must carry all of the source.
+h_t is the decoder's state (Bahdanau et al. 2015; in this form, Luong et al. 2015). Without
+attention hidden_t is h_t, and the last states, which have a fixed size, must represent the whole
+source.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional import recurrent
-from jaxformer.functional.cache import SourceCache
-from jaxformer.functional.contexts import Source, SourceAttention
-from jaxformer.functional.embedding import head, init_embedding, logits, pack_all
-from jaxformer.functional.layers import Forward, split_key
+from jaxformer.functional.attention import Context, KeysValues, attend
+from jaxformer.functional.contexts import of_source
+from jaxformer.functional.embedding import init_embedding, pack_all
+from jaxformer.functional.family import CacheSize, Family, Weights
+from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.layers import split_key
 from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import (
     DocumentCursor,
     continued_segments,
     document_positions,
 )
-from jaxformer.functional.recurrent import init_layers
+from jaxformer.functional.recurrent import RecurrentCache, init_layers
 from jaxformer.functional.scores import Scores
-from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap, no_tap
-from jaxformer.functional.transformer import attention_form
+from jaxformer.functional.source_cache import SourceCache
+from jaxformer.functional.taps import NO_TAP, Tap
 
-__all__ = [
-    "forward",
-    "head",
-    "initializers",
-    "layer_points",
-    "logits",
-    "points",
-    "prepare",
-    "start",
-]
-ENCODER = "encoder."  # what the names of the encoder's points begin with
+PREFIX = "encoder."  # of the names of the encoder's points
 CROSS_POINTS = (
+    "cross_attention.input",
     "cross_attention.query",
     "cross_attention.weights",
     "cross_attention.heads",
     "cross_attention.output",
 )
-_SCORES = Scores(scale=1.0)  # of h · K e, as the lecture writes it
+_SCORES = Scores(scale=1.0)  # h · K e is not scaled, as in the lecture
 
 
-def points(config) -> tuple[str, ...]:
-    """The names at which a pass can be looked into."""
+def points(config: Any) -> tuple[str, ...]:
+    """Returns the names of the points at which a pass can be captured or patched."""
     own = recurrent.points(config)
     cross = CROSS_POINTS if config.attends else ()
-    return (*(ENCODER + name for name in own), *own, *cross)
+    return (*(PREFIX + name for name in own), *own, *cross)
 
 
-def layer_points(config) -> tuple[str, ...]:
-    """Those of them that every layer has."""
+def layer_points(config: Any) -> tuple[str, ...]:
+    """Returns the points that every layer has."""
     own = recurrent.layer_points(config)
-    return (*(ENCODER + name for name in own), *own)
+    return (*(PREFIX + name for name in own), *own)
 
 
-def initializers(config) -> dict:
-    """The weights by name, each as a pure initialiser of one key; a decoder as in `recurrent`.
+def initializers(config: Any) -> dict:
+    """Returns {name: initializer}, each a pure function of a key; the decoder's as in `recurrent`.
 
-    Here both first layers hear little of a token at first (W ~ N(0, 1/dim), e of size 1/√dim):
-    made to hear all of it, as in `recurrent`, they learnt experiments/translate.py's phrases less
-    exactly at every learning rate tried.
+    Unlike in `recurrent`, the input weights of the first layers are not enlarged: W ~ N(0, 1/dim)
+    reads vectors of size 1/√dim. With enlarged weights the model learned the phrases of
+    experiments/translate.py less exactly at every learning rate tried.
     """
     parts = {**recurrent.initializers(config), "layers": lambda key: init_layers(key, config)}
     parts["encoder"] = lambda key: init_encoder(key, config)
@@ -75,8 +72,8 @@ def initializers(config) -> dict:
     return parts
 
 
-def init_encoder(key, config):
-    """Layers like the decoder's and, unless they are shared, token vectors of the source."""
+def init_encoder(key: PRNGKeyArray, config: Any) -> Weights:
+    """Returns layers like the decoder's and, unless shared, token vectors of the source."""
     table_key, layers_key = jax.random.split(key)
     weights = {"layers": init_layers(layers_key, config)}
     if not config.share_embeddings:
@@ -85,8 +82,8 @@ def init_encoder(key, config):
     return weights
 
 
-def init_attention(key, dim: int):
-    """K and V ~ N(0, 1/dim), and "output", W of [a; h], ~ N(0, 1/(2 dim))."""
+def init_attention(key: PRNGKeyArray, dim: int) -> Weights:
+    """Returns K and V ~ N(0, 1/dim), and "output", the map W of [a; h], ~ N(0, 1/(2 dim))."""
     keys = jax.random.split(key, 3)
     return {
         "key": init_linear(keys[0], dim, dim, use_bias=False, stddev=dim**-0.5),
@@ -95,78 +92,78 @@ def init_attention(key, dim: int):
     }
 
 
-def encode(weights, source: Source, config, execution, *, dropout_key=None, hooks=NO_HOOKS):
-    """(e_1 … e_S [batch, source length, hidden], the last states, layer by layer, what was
-    captured)."""
+def encode(weights: Weights, source: Inputs, config: Any, run: Run) -> Forward:
+    """Encodes a source; the cache of the result has the last states of each layer."""
     tables = weights["encoder"].get("embedding", weights["embedding"])
-    hidden, captured, after = recurrent.read(
-        {"embedding": tables, "layers": weights["encoder"]["layers"]},
-        source.tokens,
-        config,
-        execution,
-        None,
-        segments=source.segments,
-        dropout_key=dropout_key,
-        hooks=hooks.within(ENCODER),
-    )
-    return hidden, after.states, {ENCODER + name: x for name, x in captured.items()}
+    own = {"embedding": tables, "layers": weights["encoder"]["layers"]}
+    encoded = recurrent.read(own, source, config, run)
+    return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
 
 
-def cross_keys_values(weights, encoded):
-    """(K e, V e), each with one head [batch, 1, source length, hidden]."""
-    return tuple(linear(weights[name], encoded)[:, None] for name in ("key", "value"))
+def cross_keys_values(weights: Weights, encoded: Float[Array, "batch source hidden"]) -> KeysValues:
+    """Computes (K e, V e), each with one head, [batch, 1, source, hidden]."""
+    return linear(weights["key"], encoded)[:, None], linear(weights["value"], encoded)[:, None]
 
 
-def cross_attend(weights, hidden, source: SourceAttention, keys_values, tap=no_tap):
-    """tanh(W [a; h] + b), with a what attention by h finds in the source, with one head."""
+def cross_attend(
+    weights: Weights,
+    hidden: Float[Array, "batch length hidden"],
+    keys_values: KeysValues,
+    context: Context,
+    tap: Tap = NO_TAP,
+) -> Float[Array, "batch length hidden"]:
+    """Computes tanh(W [a; h] + b), where a is the result of attention by h to the source."""
+    hidden = tap("cross_attention.input", hidden)
     query = tap("cross_attention.query", hidden[:, None])
-    context = source(query, *keys_values, lambda name, value: tap(f"cross_{name}", value))
-    context = tap("cross_attention.heads", context)[:, 0]
-    both = jnp.concatenate([context, hidden], axis=-1)
+    attended = tap("cross_attention.heads", attend(query, *keys_values, context, tap))[:, 0]
+    both = jnp.concatenate([attended, hidden], axis=-1)
     return tap("cross_attention.output", jnp.tanh(linear(weights["output"], both)))
 
 
 def forward(
-    weights,
-    tokens,
-    config,
-    execution,
-    *,
-    cache: SourceCache | None = None,
-    segments=None,
-    source: Source | None = None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
+    weights: Weights, inputs: Inputs, config: Any, run: Run, cache: SourceCache | None = None
 ) -> Forward:
-    """Tokens [batch, length] to the last hidden states [batch, length, hidden], as whole rows of
-    which each has its source, or on from a cache that has read them. Each document of a row begins
-    from the source's last states."""
-    form = attention_form(execution, hooks, "cross_attention.weights")
-    keys, keys_values, captured = split_key(dropout_key, 2), None, {}
+    """Computes the last hidden states [batch, length, hidden] of tokens [batch, length].
+
+    Each document of a row starts with the last states of the source.
+
+    Args:
+        weights: those of `initializers`.
+        inputs: the tokens and, without a cache, their sources.
+        config: a RecurrentEncoderDecoderConfig, or a value with its fields.
+        run: how the pass runs.
+        cache: a cache that has read the sources; None: the tokens are whole rows.
+    """
+    encoder_key, decoder_key = split_key(run.dropout_key, 2)
+    own_run, keys_values, captured = replace(run, dropout_key=decoder_key), None, {}
     if cache is None:
-        inputs = {"dropout_key": keys[0], "hooks": hooks}
-        encoded, initial, captured = encode(weights, source, config, execution, **inputs)
-        attention, own = SourceAttention(encoded, source.segments, _SCORES, form), None
+        source = inputs.of_source()
+        encoded = encode(weights, source, config, run.of_encoder(PREFIX, encoder_key))
+        own, initial, captured = None, encoded.cache.states, encoded.captured
+        info = TokenInfo(source.tokens.shape[1], None, source.segments)
         if config.attends:
-            keys_values = cross_keys_values(weights["attention"], encoded)
+            keys_values = cross_keys_values(weights["attention"], encoded.hidden)
     else:
-        few = form in ("auto", "explicit")
-        attention = SourceAttention(None, cache.source_segments, _SCORES, form, few)
-        own, initial, keys_values = cache.self_cache, cache.initial, cache.cross_keys_values
-    inputs = {"cache": own, "initial": initial, "segments": segments, "dropout_key": keys[1]}
-    passed = recurrent.forward(weights, tokens, config, execution, hooks=hooks, **inputs)
+        own, initial, info = cache.self_cache, cache.initial, cache.source
+        keys_values = cache.cross_keys_values
+    passed = recurrent.read(weights, inputs, config, own_run, own, initial)
     hidden, captured = passed.hidden, {**captured, **passed.captured}
-    if config.attends:
-        tap = Tap(hooks, *_positions(tokens, segments, own))
-        hidden = cross_attend(weights["attention"], hidden, attention, keys_values, tap)
+    if keys_values is not None:
+        length, is_cached = hidden.shape[1], cache is not None
+        context = of_source(info, length, _SCORES, run, is_cached=is_cached)
+        tap = Tap(run.hooks, *_positions(inputs, own), run.placement)
+        hidden = cross_attend(weights["attention"], hidden, keys_values, context, tap)
         captured |= tap.captured
     if cache is not None:
         cache = replace(cache, self_cache=passed.cache)
     return Forward(hidden, captured, cache)
 
 
-def _positions(tokens, segments, cache):
-    """(positions, documents or None) of the tokens."""
+def _positions(
+    inputs: Inputs, cache: RecurrentCache | None
+) -> tuple[Int[Array, "*batch length"], Int[Array, "batch length"] | None]:
+    """Returns (positions, documents or None) of the tokens."""
+    tokens, segments = inputs.tokens, inputs.segments
     if segments is None and cache is None:
         return jnp.arange(tokens.shape[1]), None
     cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
@@ -176,31 +173,37 @@ def _positions(tokens, segments, cache):
 
 
 def start(
-    weights,
-    source: Source,
-    config,
-    execution,
-    batch_size: int,
-    capacity: int,
-    hooks: Hooks = NO_HOOKS,
-):
-    """Read the sources: (the cache of batch_size rows that have read nothing else yet, what was
-    captured of the encoder)."""
-    encoded, states, captured = encode(weights, source, config, execution, hooks=hooks)
-    keys_values = None
-    if config.attends:
-        is_real = None if source.segments is None else (source.segments != 0)[:, None, :, None]
-        keys_values = cross_keys_values(weights["attention"], encoded)
-        if is_real is not None:  # 0 × NaN is NaN
-            keys_values = tuple(jnp.where(is_real, x, 0) for x in keys_values)
-    initial = jax.tree.map(lambda x: jnp.repeat(x, batch_size // len(x), axis=0), states)
-    own = recurrent.start(config, batch_size, capacity)
-    return SourceCache(own, keys_values, source.segments, initial), captured
+    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
+) -> tuple[SourceCache, dict[str, Array]]:
+    """Reads the sources.
+
+    Returns:
+        (cache, captured): the cache of rows that have read only their source, and the captured
+        values of the encoder.
+    """
+    if source is None:
+        raise ValueError("source is None; this model reads one")
+    encoded = encode(weights, source, config, run.of_encoder(PREFIX, None))
+    cross = cross_keys_values(weights["attention"], encoded.hidden) if config.attends else None
+    # With fewer sources than devices the partitioner would shard the states by their features, and
+    # replicate them at every step to divide the rows among the sources.
+    place, rows = run.placement.place, size.batch_size
+    initial = jax.tree.map(
+        lambda x: place("recurrent.initial", jnp.repeat(x, rows // len(x), axis=0)),
+        encoded.cache.states,
+    )
+    own, _ = recurrent.start(weights, None, config, run, size)
+    return SourceCache.of(own, cross, source, initial), encoded.captured
 
 
-def prepare(weights, config, parts: int = 1):
-    """The same weights as many small steps want them; the encoder takes few, large ones."""
+def prepare(weights: Weights, config: Any, parts: int = 1) -> Weights:
+    """Repacks the decoder's weights for decoding; the encoder's are unchanged, as it runs once."""
     weights = recurrent.prepare(weights, config, parts)
     if config.attends:
         weights["attention"] = pack_all(weights["attention"], config, parts)
     return weights
+
+
+RECURRENT_ENCODER_DECODER = Family(
+    initializers, forward, points=points, layer_points=layer_points, start=start, prepare=prepare
+)

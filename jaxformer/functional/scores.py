@@ -1,9 +1,9 @@
-"""By how much a query attends to a key, beside the mask's who sees whom.
+"""Attention scores: scale, cap and bias of the products q·k.
 
     s_ij = cap · tanh(scale · q_i·k_j / cap) + b_ij
 
-The bias b is a rule about positions, as a mask is: it is asked for a row, a tile of it, or the
-slots of a cache.
+The bias b is a rule about positions, as a mask is. It is evaluated for a whole row, for a tile of
+it, or for the slots of a cache.
 """
 
 import math
@@ -14,39 +14,50 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jaxformer.functional.linear import capped
 from jaxformer.functional.masks import Part, TokenInfo, cut
 
 
 class Bias:
-    """A rule: bias(query, key) gives [*batch, heads, queries, keys] in float32."""
+    """Base class of biases: `bias(query, key)` returns float32 [*batch, heads, queries, keys]."""
 
-    def __call__(self, query: TokenInfo, key: TokenInfo):
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """Returns the bias for each head, query and key."""
         raise TypeError(f"{type(self).__name__} has no rule")
 
-    def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
-        """The rule asked about some queries and some keys of a row only."""
+    def tile(
+        self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """Returns the bias for some of the queries and some of the keys of a row."""
         return self(query.part(rows), key.part(columns))
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Alibi(Bias):
-    """b_ij = −slope_h · |i − j|, a slope a head: 2^(−8h/H) for h = 1 … H (Press et al. 2022).
+    """b_ij = −slope_h · |i − j| with slope_h = 2^(−8h/H) for h = 1 … H (Press et al. 2022).
 
-    Where H is no power of two: the slopes of the next lower one P, then every second slope of 2P.
+    If H is not a power of two, the slopes are those of the next lower power P, followed by every
+    second slope of 2P.
     """
 
     num_heads: int
 
-    def __call__(self, query, key):
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
         distance = abs(query.position_ids()[..., :, None] - key.position_ids()[..., None, :])
-        slopes = np.float32(alibi_slopes(self.num_heads))[:, None, None]
-        return -slopes * jnp.asarray(distance, jnp.float32)[..., None, :, :]
+        slopes = np.array(alibi_slopes(self.num_heads), np.float32)[:, None, None]
+        return jnp.asarray(distance, jnp.float32)[..., None, :, :] * -slopes
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
+    """Returns the slope of each head; see `Alibi`."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     between = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
@@ -60,18 +71,26 @@ def alibi_slopes(num_heads: int) -> list[float]:
 )
 @dataclass(frozen=True)
 class RelativeBias(Bias):
-    """b_ij = table[bucket(j − i)], learnt (T5, Raffel et al. 2020, §2.1).
+    """b_ij = table[bucket(j − i)] with a learned table (T5, Raffel et al. 2020, §2.1).
 
-    table: [buckets, heads]. Half of the buckets (of each direction, where there are two) are for
-    one distance each, the other half grow by a factor up to max_distance, and the last holds all
-    beyond it.
+    Each direction has its own buckets if the bias is bidirectional. The first half of a direction's
+    buckets hold one distance each. The second half grow by a constant factor up to max_distance,
+    and the last one also holds all larger distances.
+
+    Attributes:
+        table: [buckets, heads].
+        max_distance: the distance from which on all offsets share a bucket.
+        bidirectional: whether later keys have buckets; otherwise they share that of distance 0.
     """
 
     table: Any
     max_distance: int = 128
     bidirectional: bool = True
 
-    def __call__(self, query, key):
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
         offset = key.position_ids()[..., None, :] - query.position_ids()[..., :, None]
         far = self.max_distance
         buckets = relative_buckets(len(self.table), far, self.bidirectional)
@@ -81,7 +100,7 @@ class RelativeBias(Bias):
 
 @cache
 def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
-    """The bucket of each offset key − query in −max_distance … max_distance."""
+    """Returns the bucket of each offset key − query in −max_distance … max_distance."""
     offset = np.arange(-max_distance, max_distance + 1)
     later = np.zeros_like(offset)
     if bidirectional:
@@ -89,7 +108,8 @@ def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -
         later = (offset > 0) * num_buckets
     distance = abs(offset) if bidirectional else np.maximum(-offset, 0)
     exact = num_buckets // 2
-    # In float32 and in this order, as checkpoints were trained: a bound may fall on an integer.
+    # In float32 and in this order, as in training of published checkpoints: a bucket's bound may be
+    # an integer, and another rounding would move it.
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     grown = exact + (ratio / math.log(max_distance / exact) * (num_buckets - exact)).astype(int)
     return later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
@@ -98,43 +118,65 @@ def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenseBias(Bias):
-    """No rule but the numbers themselves, [*batch, heads, queries, keys]."""
+    """A bias stored as an array, [*batch, heads, queries, keys], instead of a rule."""
 
     array: Any
 
-    def __call__(self, query, key):
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
         return self.array
 
-    def tile(self, query, key, rows, columns):
+    def tile(
+        self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
         return cut(cut(self.array, rows, -2), columns)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["bias"], meta_fields=["scale", "cap"])
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the products q·k. scale: None is 1/√head_dim; cap: None is no cap; bias: a
-    rule, or None."""
+    """Scale, cap and bias that turn products q·k into scores.
+
+    Attributes:
+        scale: factor of the products; None: 1/√head_dim.
+        cap: bound of the scaled products; None: no cap.
+        bias: a rule, or None.
+    """
 
     scale: float | None = None
     cap: float | None = None
     bias: Bias | None = None
 
     def for_heads(self, head_dim: int) -> "Scores":
-        """The same with its scale worked out."""
+        """Returns these scores with the scale set: 1/√head_dim if it is None."""
         return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
 
-    def asked(self, query: TokenInfo, key: TokenInfo) -> "Scores":
-        """The same with the answers in the place of its rule, which then is asked once for many
-        layers."""
+    def evaluated(self, query: TokenInfo, key: TokenInfo) -> "Scores":
+        """Returns these scores with the bias evaluated, so that many layers can share it."""
         return self if self.bias is None else replace(self, bias=DenseBias(self.bias(query, key)))
 
-    def __call__(self, products, query: TokenInfo, key: TokenInfo):
-        """products: float32 [*batch, kv_heads, group, queries, keys]."""
+    def __call__(
+        self,
+        products: Float[Array, "*batch kv_heads group queries keys"],
+        query: TokenInfo,
+        key: TokenInfo,
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Computes the scores of products float32 [*batch, kv_heads, group, queries, keys]."""
         everything = slice(0, query.length), slice(0, key.length)
         return self.tile(products, query, key, *everything)
 
-    def tile(self, products, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part):
-        """The products of some queries and some keys of a row only."""
+    def tile(
+        self,
+        products: Float[Array, "*batch kv_heads group queries keys"],
+        query: TokenInfo,
+        key: TokenInfo,
+        rows: Part,
+        columns: Part,
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Computes the scores of products of some of the queries and some of the keys of a row."""
         scores = self.scaled(products)
         if self.bias is None:
             return scores
@@ -142,6 +184,10 @@ class Scores:
         heads = products.shape[-4:-2]
         return scores + bias.reshape(*bias.shape[:-3], *heads, *bias.shape[-2:])
 
-    def scaled(self, products):
-        """What they become but for the bias."""
+    def scaled(
+        self, products: Float[Array, "*batch kv_heads group queries keys"]
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Scales and caps the products; `tile` adds the bias."""
+        if self.scale is None:
+            raise ValueError("scale is None; `for_heads` sets it")
         return capped(self.scale * products, self.cap)

@@ -1,38 +1,41 @@
-"""Hooks as data: named points at which a value can be read out or replaced.
+"""Hooks as data: named points at which a value can be captured or replaced.
 
-The functions of this package call `tap(name, value)` and go on with what it returns. Most of the
-time that is `value` itself; a `Tap` made for a pass remembers the values that were asked for and
-replaces those that a patch names. Nothing is mutable outside one trace, so a captured, patched
-model is still one compiled function.
+The functions of this package call `tap(name, value)` and continue with the returned value. Usually
+that is `value` itself. The `Tap` of a pass replaces the values that a patch names, constrains each
+value to its devices, and stores those to capture. No state outlives a trace, so a model with
+captures and patches is still one compiled function.
 
-Every value tapped has its tokens on the last axis but one.
+Every tapped value has its tokens on the last axis but one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, Shaped
 
+from jaxformer.functional.places import OneDevice, Placement
 
-def no_tap(name: str, value):
-    """Read nothing, replace nothing."""
-    return value
+TapFunction = Callable[[str, Array], Array]
 
 
 class Patch(NamedTuple):
-    """Put `value` where `where` is true; both broadcast against the value tapped.
+    """Replacement by `value` where `where` is true; both broadcast against the tapped value.
 
-    At points inside the layers both carry the layer as their first axis (size num_layers or 1).
+    At points inside the layers both have the layer as their first axis (size num_layers or 1).
 
-    positions: int [p], the positions in their document of the tokens that are changed; `where` and
-    `value` then have a token axis (the last but one) of size p or 1, entry k for positions[k]. So
-    one patch means the same in a pass over whole rows and in cached steps. None: every token of the
-    pass. Padding has no position and is never changed.
-    steps: int [s], in `generate`: which of the generated tokens are predicted by a changed pass; 0
-    is the first one, predicted by the pass over the prompt. None: all.
+    Attributes:
+        where: bool, the entries to replace.
+        value: the new values.
+        positions: int [p], positions of tokens in their document. Only these tokens change, and the
+            token axis (the last but one) of `where` and `value` has size p, with entry k for
+            positions[k], or size 1. The patch then means the same in a pass over whole rows and in
+            cached steps. Padding has no position and never changes. None: every token of the pass.
+        steps: int [s], for `generate`: the generated tokens whose predicting pass changes. 0 is the
+            first one, which the pass over the prompt predicts. None: all.
     """
 
     where: Any
@@ -41,7 +44,11 @@ class Patch(NamedTuple):
     steps: Any = None
 
     def of_layers(self, name: str, num_layers: int) -> list["Patch"]:
-        """The patch of each layer. ValueError if the first axes are not of layers."""
+        """Returns the patch of each layer.
+
+        Raises:
+            ValueError: the first axis of `where` or `value` is not that of the layers.
+        """
         for part, x in (("where", self.where), ("value", self.value)):
             if jnp.shape(x)[:1] not in ((1,), (num_layers,)):
                 raise ValueError(
@@ -49,7 +56,7 @@ class Patch(NamedTuple):
                     f"is the layer, of size 1 or {num_layers}"
                 )
 
-        def at(x, layer):
+        def at(x: Any, layer: int) -> Array:
             return jnp.asarray(x)[min(layer, len(x) - 1)]
 
         return [
@@ -57,10 +64,10 @@ class Patch(NamedTuple):
             for layer in range(num_layers)
         ]
 
-    def of_token(self, index, length: int) -> "Patch":
-        """The patch of one token of a pass over `length` tokens: what a step through time needs."""
+    def of_token(self, index: Int[Array, ""], length: int) -> "Patch":
+        """Returns the patch of token number `index` in a pass over `length` tokens."""
 
-        def at(x):
+        def at(x: Array) -> Array:
             has_tokens = self.positions is None and np.ndim(x) > 1 and jnp.shape(x)[-2] == length
             return jax.lax.dynamic_slice_in_dim(x, index, 1, axis=-2) if has_tokens else x
 
@@ -69,17 +76,20 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a pass is asked for: names to capture, values to put in place.
+    """Points of a pass to capture and to patch.
 
-    step: the number of the generated token that the pass predicts, inside `generate`.
+    Attributes:
+        capture: names of points to capture.
+        patch: {name: Patch}.
+        step: in `generate`, the index of the generated token that the pass predicts.
     """
 
     capture: tuple[str, ...] = ()
     patch: Mapping[str, Patch] = field(default_factory=dict)
     step: Any = None
 
-    def of(self, names) -> "Hooks":
-        """The hooks at these points alone."""
+    def of(self, names: Collection[str]) -> "Hooks":
+        """Returns the hooks at the points in `names`."""
         return replace(
             self,
             capture=tuple(name for name in self.capture if name in names),
@@ -87,7 +97,7 @@ class Hooks:
         )
 
     def within(self, prefix: str) -> "Hooks":
-        """The hooks whose names begin with `prefix`, without it."""
+        """Returns the hooks whose names start with `prefix`, with the prefix removed."""
         return replace(
             self,
             capture=tuple(x.removeprefix(prefix) for x in self.capture if x.startswith(prefix)),
@@ -98,19 +108,20 @@ class Hooks:
             },
         )
 
-    def at_step(self, step) -> "Hooks":
-        """The hooks of the pass that predicts the generated token of this number."""
+    def at_step(self, step: Int[Array, ""] | int) -> "Hooks":
+        """Returns the hooks for the pass that predicts generated token number `step`."""
         return replace(self, step=step) if self.patch else self
 
     def of_layers(self, num_layers: int) -> list["Hooks"]:
-        """The hooks of each layer."""
+        """Returns the hooks of each layer."""
         patches = {name: entry.of_layers(name, num_layers) for name, entry in self.patch.items()}
         return [
             replace(self, patch={name: entries[layer] for name, entries in patches.items()})
             for layer in range(num_layers)
         ]
 
-    def of_token(self, index, length: int) -> "Hooks":
+    def of_token(self, index: Int[Array, ""], length: int) -> "Hooks":
+        """Returns the hooks of one token; see `Patch.of_token`."""
         patch = {name: entry.of_token(index, length) for name, entry in self.patch.items()}
         return replace(self, patch=patch)
 
@@ -120,24 +131,42 @@ jax.tree_util.register_dataclass(Hooks, data_fields=["patch", "step"], meta_fiel
 
 
 class Tap:
-    """One pass's hooks; `captured` holds what was asked for.
+    """The points of one pass, with the captured values in `captured`."""
 
-    positions: int [*batch, length], the position of each token in its document; documents: int
-    [*batch, length], 0 for padding (None: there is none).
-    """
+    def __init__(
+        self,
+        hooks: Hooks = NO_HOOKS,
+        positions: Int[Array, "*batch length"] | None = None,
+        documents: Shaped[Array, "*batch length"] | None = None,
+        placement: Placement = OneDevice(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Creates the tap of a pass.
 
-    def __init__(self, hooks: Hooks, positions, documents=None):
+        Args:
+            hooks: points to capture and patch.
+            positions: the position of each token in its document; None: no patch has positions.
+            documents: the document of each token, 0 or False for padding; None: no padding.
+            placement: where the values lie on devices.
+        """
         self.hooks, self.positions, self.documents = hooks, positions, documents
-        self.captured = {}
+        self.placement, self.captured = placement, {}
 
-    def __call__(self, name, value):
+    def __call__(self, name: str, value: Array) -> Array:
+        """Captures `value` at the point `name`; returns it, patched if a patch names the point."""
         if name in self.hooks.patch:
             value = self._patched(name, self.hooks.patch[name], value)
+        value = self.placement.place(name, value)
         if name in self.hooks.capture:
             self.captured[name] = value
         return value
 
-    def _patched(self, name, patch: Patch, value):
+    def has(self, name: str) -> bool:
+        """Returns whether the value at a point is captured or patched."""
+        return name in self.hooks.capture or name in self.hooks.patch
+
+    def _patched(
+        self, name: str, patch: Patch, value: Shaped[Array, "*shape"]
+    ) -> Shaped[Array, "*shape"]:
         where, new = patch.where, jnp.asarray(patch.value, value.dtype)
         if patch.positions is not None:
             matches = self._matches(patch.positions)
@@ -153,19 +182,25 @@ class Tap:
                 )
         return jnp.where(where, new, value)
 
-    def _matches(self, positions):
-        """bool [*batch, length, p]: which token stands at which of the positions."""
+    def _matches(self, positions: Any) -> Bool[Array, "*batch length p"]:
+        """Returns bool [*batch, length, p]: whether a token has one of the positions."""
         matches = jnp.asarray(self.positions)[..., None] == jnp.asarray(positions)
         return matches if self.documents is None else matches & (self.documents != 0)[..., None]
 
 
-def _per_token(x, value):
-    """[*batch, length] with axes for what lies between batch and tokens in `value`."""
+def _per_token(x: Shaped[Array, "*batch length"], value: Array) -> Shaped[Array, "..."]:
+    """Inserts axes into x [*batch, length] for those between batch and tokens in `value`."""
     return x if x.ndim == 1 else x.reshape(len(x), *[1] * (value.ndim - 3), -1)
 
 
-def _aligned(name, x, index, matches, value):
-    """The entries of x along its token axis, of size p, moved to the tokens where they belong."""
+def _aligned(
+    name: str,
+    x: Any,
+    index: Int[Array, "*batch length"],
+    matches: Bool[Array, "*batch length p"],
+    value: Array,
+) -> Any:
+    """Moves the entries of x along its token axis, of size p, to the tokens at these positions."""
     size = matches.shape[-1]
     if np.ndim(x) < 2 or jnp.shape(x)[-2] == 1:
         return x
@@ -182,8 +217,11 @@ def _aligned(name, x, index, matches, value):
     return jnp.take_along_axis(x, _per_token(index, value)[..., None], axis=-2)
 
 
-def _fits(shape, whole) -> bool:
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     try:
         return np.broadcast_shapes(shape, whole) == whole
     except ValueError:
         return False
+
+
+NO_TAP = Tap()  # captures and replaces no value

@@ -2,23 +2,30 @@
 
     tokens → embedding + position → blocks → norm
 
-One pass, `forward`, over whole rows or, with a cache, over the next tokens: what differs is the
-value that the blocks attend by (`contexts`).
+`forward` computes whole rows or, with a cache, the next tokens. The two cases differ only in the
+contexts that the blocks attend to (`contexts`).
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from jaxformer.functional.attention import Context, KeysValues
 from jaxformer.functional.blocks import (
     BLOCK_POINTS,
     CROSS_BLOCK_POINTS,
+    Contexts,
+    LayerState,
     block,
+    cross_keys_values,
     fuse_query_key_value,
-    init_block,
-    init_blocks,
 )
 from jaxformer.functional.cache import Cache, init_cache
-from jaxformer.functional.contexts import CacheAttention, RowAttention, SourceAttention
+from jaxformer.functional.contexts import Row, is_few, of_cache, of_rows
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     add_positions,
@@ -29,38 +36,39 @@ from jaxformer.functional.embedding import (
     pack_all,
     without_padding,
 )
-from jaxformer.functional.layers import Forward, over_layers, split_key, stack, unstack
-from jaxformer.functional.masks import Mask, TokenInfo
-from jaxformer.functional.norms import init_norm, normalizer
-from jaxformer.functional.positions import (
-    DocumentCursor,
-    continued_segments,
-    document_positions,
-)
+from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.initial import embedding_stddev, init_block, init_blocks
+from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.layers import REMAT, repeated, split_key, stack, unstack
+from jaxformer.functional.masks import Causal, Mask, Near, Packed, Prefix, Window
+from jaxformer.functional.norms import init_norm, normalize
 from jaxformer.functional.scores import Alibi, RelativeBias, Scores
-from jaxformer.functional.spread import is_cut
-from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
+from jaxformer.functional.taps import Tap
 
-FEW_TOKENS = 64  # new tokens up to which a step over the cache takes all of their scores at once
 POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 CROSS_POINTS = ("embedding", *CROSS_BLOCK_POINTS, "final_norm")
 
 
-def stack_initializers(config, init_block=init_block) -> dict:
-    """The stack's weights by name, each as a pure initialiser of one key."""
+def stack_initializers(
+    config: Any, init_block: Callable[[PRNGKeyArray, Any], dict[str, Any]] = init_block
+) -> dict:
+    """Returns {name: initializer of the stack's weights}, each a pure function of a key."""
     dim, vocab_size = config.embed_dim, config.vocab_size
     length = config.max_length + config.position_offset
-    tables = {
-        "learned_positions": length if config.positions == "learned" else 0,
-        "token_types": getattr(config, "num_token_types", 0),
-        "stddev": dim**-0.5 if config.scale_embeddings else 0.02,
-    }
+    tables = partial(
+        init_embedding,
+        vocab_size=vocab_size,
+        dim=dim,
+        stddev=embedding_stddev(config),
+        learned_positions=length if config.positions == "learned" else 0,
+        token_types=config.num_token_types,
+    )
 
-    def norm(key):
+    def norm(key: PRNGKeyArray) -> Weights:
         return init_norm(config.norm, dim, use_bias=config.norm_bias)
 
     parts = {
-        "embedding": lambda key: init_embedding(key, vocab_size, dim, **tables),
+        "embedding": tables,
         "blocks": lambda key: init_blocks(key, config, init_block),
     }
     if config.embedding_norm:
@@ -73,89 +81,204 @@ def stack_initializers(config, init_block=init_block) -> dict:
     return parts
 
 
-def forward(
-    weights,
-    tokens,
-    config,
-    execution,
-    masks: tuple[Mask, ...],
-    *,
-    cache: Cache | None = None,
-    segments=None,
-    token_types=None,
-    source: SourceAttention | None = None,
-    cross_keys_values=None,
-    dropout_key=None,
-    hooks: Hooks = NO_HOOKS,
-) -> Forward:
-    """Tokens [batch, length] to their last hidden states [batch, length, dim].
+class ReadSource(NamedTuple):
+    """A source that the blocks read by cross-attention.
 
-    cache: what was read before, on which the tokens go on; None: they are whole rows. masks: who
-    sees whom, layer by layer. segments: int [batch, length], 1, 1, 2, 2, … for documents packed
-    into a row, 0 for padding; None: one document, or each row's document goes on. token_types: int
-    [batch, length]; None: all 0. source, cross_keys_values: what
-    cross-attention looks at, and its keys and values layer by layer if they are made already.
-
-    Past the capacity, and where a part of a prefix is missing, the result is NaN: a write is never
-    clamped into the last slots unnoticed.
+    Attributes:
+        context: its padding, and how scores are computed.
+        encoded: the encoder's output, from which each layer computes keys and values; None if
+            `keys_values` has them.
+        keys_values: the keys and values for each layer, or None.
     """
-    before, settings = cache, config.layers
-    # A mask for each kind of layer there is.
-    how = (dict(zip(settings, masks, strict=True)), scores_of(weights, config))
-    form = attention_form(execution, hooks)
+
+    context: Context
+    encoded: Float[Array, "sources source dim"] | None = None
+    keys_values: list[KeysValues] | None = None
+
+
+def forward(
+    weights: Weights,
+    inputs: Inputs,
+    config: Any,
+    run: Run,
+    cache: Cache | None = None,
+    source: ReadSource | None = None,
+) -> Forward:
+    """Computes the last hidden states [batch, length, dim] of tokens.
+
+    Invalid batch elements become NaN (see `mask_invalid_rows`), because a write beyond the capacity
+    would otherwise overwrite the last slots.
+
+    Args:
+        weights: those of `stack_initializers`.
+        inputs: the tokens.
+        config: the `resolved` config of a Transformer, or a value with its fields.
+        run: how the pass runs.
+        cache: the cache of earlier tokens; None: the tokens are whole rows.
+        source: the source to read, if the blocks have cross-attention.
+    """
+    masks, scores = self_attention_masks(config, run.mask), scores_of(weights, config)
     if cache is None:
-        positions, documents, attentions = whole_rows(tokens, segments, *how, form)
+        row = of_rows(inputs, masks, scores, run)
     else:
-        segments = continued_segments(segments, cache.cursor, tokens.shape[:2])
-        cache, positions, documents, attentions = next_tokens(cache, segments, *how, form)
-    embed_key, *block_keys = split_key(dropout_key, 1 + config.num_layers)
-    tap = Tap(hooks, positions, documents)
-    x = embed(weights, tokens, positions, config, segments, token_types)
+        row = of_cache(inputs, cache, masks, scores, run)
+    embed_key, *layer_keys = split_key(run.dropout_key, 1 + config.num_layers)
+    tap = Tap(run.hooks, row.positions, row.documents, run.placement.of_stack(config))
+    x = embed(weights, inputs, row.positions, config, tap)
     x = tap("embedding", dropout(embed_key, x, config.dropout))
-
-    def step(config, x, layer):
-        weights, key, kept, cross, hooks = layer
-        weights = weights if is_cut() else fuse_query_key_value(weights)
-        tap = Tap(hooks, positions, documents)
-        x, kept = block(
-            weights,
-            x,
-            config,
-            attentions[config],
-            positions=positions,
-            kept=kept,
-            source=source,
-            cross_keys_values=cross,
-            dropout_key=key,
-            tap=tap,
-        )
-        return x, (kept, tap.captured)
-
-    kept = None if cache is None else cache.layers
-    layer_hooks = hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers)
-    layers = (weights["blocks"], block_keys, kept, cross_keys_values, layer_hooks)
-    decodes = cache is not None
-    kind = {"decodes": decodes, "few_tokens": decodes and tokens.shape[1] <= FEW_TOKENS}
-    x, outputs = over_layers(step, x, layers, settings, execution, **kind)
-    kept, captured = map(list, zip(*outputs, strict=True))
-    x = norm_if_there(weights, "final_norm", x, config)
+    layers = (
+        weights["blocks"],
+        layer_keys,
+        None if cache is None else cache.layers,
+        None if source is None else source.keys_values,
+        run.hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers),
+    )
+    x, states, captured = run_layers(x, layers, config, run, row, source)
+    if "final_norm" in weights:
+        x = normalize(weights["final_norm"], x, config)
     if config.output_scale is not None:
         x = x * jnp.asarray(config.output_scale, x.dtype)
     x = tap("final_norm", x)
     captured = {**tap.captured, **stack(captured)}
-    if cache is None:
+    if cache is None or row.cache is None:
         return Forward(x, captured)
-    cache = cache.with_layers(kept)
-    return Forward(unless_torn(x, before, cache, masks), captured, cache)
+    after = row.cache.with_layers([state for state in states if state is not None])
+    return Forward(mask_invalid_rows(x, cache, after, masks), captured, after)
 
 
-def attention_form(execution, hooks: Hooks, point: str = "attention.weights") -> str:
-    """How attention runs: as told, but explicitly where its weights are to be seen or changed."""
-    return "explicit" if point in {*hooks.capture, *hooks.patch} else execution.attention
+def run_layers(
+    x: Float[Array, "batch length dim"],
+    layers: tuple,
+    config: Any,
+    run: Run,
+    row: Row,
+    source: ReadSource | None,
+) -> tuple[Float[Array, "batch length dim"], list[KeysValues | None], list[dict[str, Array]]]:
+    """Runs all layers, by a scan or unrolled.
+
+    Args:
+        x: the input of the first layer.
+        layers: for each layer its weights, dropout key, keys and values of earlier tokens, keys and
+            values of the source, and hooks: trees of stacked arrays, or lists of a tree per layer.
+        config: as in `forward`.
+        run: as in `forward`.
+        row: what the layers attend to.
+        source: as in `forward`.
+
+    Returns:
+        (output of the last layer, keys and values of each layer, captured values of each layer).
+    """
+    settings, num_layers = config.layers, config.num_layers
+    decodes = row.cache is not None
+    scanned = run.execution.scans(num_layers, decodes and is_few(x.shape[1]))
+    placement = run.placement.of_stack(config)
+    contexts = dict(zip(settings, row.contexts, strict=True))
+
+    def layer(
+        config: Any, x: Float[Array, "batch length dim"], own: tuple[Any, ...]
+    ) -> tuple[Float[Array, "batch length dim"], tuple[KeysValues | None, dict[str, Array]]]:
+        weights, key, cached, source_keys_values, hooks = own
+        weights = fuse_query_key_value(weights) if placement.fuses_projections else weights
+        if source is not None and source.encoded is not None:
+            cross = weights["cross_attention"]
+            source_keys_values = cross_keys_values(cross, source.encoded, config)
+        layer_contexts = Contexts(contexts[config], None if source is None else source.context)
+        state = LayerState(cached, source_keys_values)
+        tap = Tap(hooks, row.positions, row.documents, placement)
+        x, cached = block(weights, x, config, layer_contexts, state, key, tap)
+        return x, (cached, tap.captured)
+
+    # A pass over a cache is always inside a compiled program: there a layer is traced once for each
+    # setting. Outside of a compiled program this would compile it at every call. In a scan the
+    # forward and the backward pass are separate loops, so no barrier is needed to prevent common
+    # subexpression elimination between them.
+    compiled = jax.jit if decodes else lambda step: step
+    remat = partial(REMAT[run.execution.remat], prevent_cse=not scanned)
+    steps = {x: compiled(remat(partial(layer, x))) for x in dict.fromkeys(settings)}
+    if scanned:
+        x, outputs = scan_layers(steps, x, [stack(part) for part in layers], settings)
+    else:
+        outputs = []
+        trees = [unstack(part, num_layers) for part in layers]
+        for setting, *own in zip(settings, *trees, strict=True):
+            x, output = steps[setting](x, tuple(own))
+            outputs.append(output)
+    states, captured = map(list, zip(*outputs, strict=True))
+    return x, states, captured
 
 
-def scores_of(weights, config) -> Scores:
-    """What becomes of the products of queries and keys, in every layer."""
+def scan_layers(
+    steps: dict, x: Float[Array, "batch length dim"], layers: list, settings: tuple
+) -> tuple:
+    """Runs the layers by a scan; each iteration runs one period of the settings.
+
+    Args:
+        steps: {setting: (x, tree of the layer) → (x, output)}.
+        x: the input of the first layer.
+        layers: trees of stacked arrays.
+        settings: the setting of each layer.
+
+    Returns:
+        (output of the last layer, outputs of each layer).
+    """
+    num_layers = len(settings)
+    first, period = repeated(settings)
+    last = num_layers - (num_layers - first) % period
+
+    def some(
+        x: Float[Array, "batch length dim"], layers: list, start: int, stop: int
+    ) -> tuple[Float[Array, "batch length dim"], list]:
+        outputs = []
+        parts = [unstack(tree, stop - start) for tree in layers]
+        for setting, *own in zip(settings[start:stop], *parts, strict=True):
+            x, output = steps[setting](x, tuple(own))
+            outputs.append(output)
+        return x, outputs
+
+    def one_period(
+        x: Float[Array, "batch length dim"], layers: list
+    ) -> tuple[Float[Array, "batch length dim"], Any]:
+        x, outputs = some(x, layers, first, first + period)
+        return x, stack(outputs)
+
+    def part(start: int, stop: int) -> list:
+        return jax.tree.map(lambda leaf: leaf[start:stop], layers)
+
+    def by_period(leaf: Shaped[Array, "layers *rest"]) -> Shaped[Array, "periods period *rest"]:
+        return leaf.reshape(-1, period, *leaf.shape[1:])
+
+    x, before = some(x, part(0, first), 0, first) if first else (x, [])
+    x, outputs = jax.lax.scan(one_period, x, jax.tree.map(by_period, part(first, last)))
+    outputs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    rest = part(last, num_layers)
+    x, after = some(x, rest, last, num_layers) if last < num_layers else (x, [])
+    return x, [*before, *unstack(outputs, last - first), *after]
+
+
+def self_attention_mask(config: Any, mask: Mask | None = None) -> Mask:
+    """Returns the mask of self-attention, which holds within each document.
+
+    It is `mask` if that is not None. Otherwise an encoder has the config's window or no
+    restriction, and a decoder is causal, or has a prefix, with the config's window.
+    """
+    if mask is not None:
+        return mask & Packed()
+    if config.bidirectional:
+        return Packed() if config.window is None else Near(config.window) & Packed()
+    mask = Prefix(config.prefix) if config.prefix else Causal()
+    if config.window is not None:
+        mask = mask & Window(config.window)
+    return mask & Packed()
+
+
+def self_attention_masks(config: Any, mask: Mask | None = None) -> tuple[Mask, ...]:
+    """Returns the mask of each layer."""
+    masks = {layer: self_attention_mask(layer, mask) for layer in dict.fromkeys(config.layers)}
+    return tuple(masks[layer] for layer in config.layers)
+
+
+def scores_of(weights: Weights, config: Any) -> Scores:
+    """Returns the scale, cap and bias of attention scores, which all layers share."""
     bias = None
     if config.positions == "alibi":
         bias = Alibi(config.num_heads)
@@ -165,44 +288,14 @@ def scores_of(weights, config) -> Scores:
     return Scores(config.attention_scale, config.attention_cap, bias)
 
 
-def whole_rows(tokens, segments, masks: dict, scores: Scores, form: str):
-    """(positions, documents or None, the attention by the setting of a layer) of tokens that are
-    whole rows. masks: who sees whom, by the setting of a layer."""
-    length = tokens.shape[1]
-    positions, documents = jnp.arange(length), None
-    if segments is not None:
-        start = DocumentCursor.begin(len(segments))
-        documents, positions, _ = document_positions(segments, start)
+def mask_invalid_rows(
+    x: Float[Array, "batch length dim"], before: Cache, after: Cache, masks: tuple[Mask, ...]
+) -> Float[Array, "batch length dim"]:
+    """Replaces invalid rows by NaN.
 
-    def attention(mask):
-        # Order within a document is order along the row: only a rule that counts (a window, a
-        # prefix) needs the counted positions, which are not known while tracing.
-        counts = segments is not None and (mask.needs_positions or scores.bias is not None)
-        info = TokenInfo(length, positions if counts else None, documents)
-        return RowAttention(mask, info, scores, form)
-
-    return positions, documents, {setting: attention(mask) for setting, mask in masks.items()}
-
-
-def next_tokens(cache: Cache, segments, masks: dict, scores: Scores, form: str):
-    """(the cache with these tokens marked in it, positions, documents, the attention by the setting
-    of a layer) of tokens that go on from a cache."""
-    marked, new, slots, written = cache.append(segments)
-    few = new.length <= FEW_TOKENS and form in ("auto", "explicit")
-    if few:  # the same in every layer
-        scores = scores.asked(new, slots)
-
-    def attention(mask):
-        visible = mask(new, slots) if few else None
-        return CacheAttention(mask, new, slots, written, visible, scores, form)
-
-    attentions = {setting: attention(mask) for setting, mask in masks.items()}
-    return marked, new.positions, new.segments, attentions
-
-
-def unless_torn(x, before: Cache, after: Cache, masks):
-    """x, or NaN: past the capacity, after a rewind past a document's start, and for a row that
-    stops among the first tokens of a document, which must be read at once."""
+    A row is invalid if it exceeds the cache's capacity, was rewound by too many tokens, or starts
+    or ends inside a prefix that must be read in one call.
+    """
     old, new = before.cursor.position, after.cursor.position
     least = max(mask.minimum_prefill for mask in masks)
     is_whole = (old >= 0) & ((old == 0) | (old >= least)) & ((new == 0) | (new >= least))
@@ -211,41 +304,36 @@ def unless_torn(x, before: Cache, after: Cache, masks):
     return jnp.where(is_whole[:, None, None], x, jnp.nan)
 
 
-def embed(weights, tokens, positions, config, segments=None, token_types=None):
-    """e + p (and the vector of a token's type), and its norm if there is one; padding is zeros.
+def embed(
+    weights: Weights, inputs: Inputs, positions: Int[Array, "*batch length"], config: Any, tap: Tap
+) -> Float[Array, "batch length dim"]:
+    """Computes token vectors plus positions and types, and their norm if there is one.
 
-    tokens: int ids, or float rows of the embedding table in their place.
+    Padding is zero before the norm.
     """
-    x = embed_tokens(weights["embedding"], tokens, config.dtype)
+    tables, placement = weights["embedding"], tap.placement
+    x = embed_tokens(tables, inputs.tokens, config.dtype, placement)
     if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
         x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
-    x = add_positions(weights["embedding"], x, positions, config)
-    x = add_token_types(weights["embedding"], x, token_types)
-    return norm_if_there(weights, "embedding_norm", without_padding(x, segments), config)
+    x = add_positions(tables, x, positions, config, placement)
+    x = add_token_types(tables, x, inputs.token_types, placement)
+    x = without_padding(x, inputs.segments)
+    return normalize(weights["embedding_norm"], x, config) if config.embedding_norm else x
 
 
-def norm_if_there(weights, name, x, config):
-    if name not in weights:
-        return x
-    return normalizer(config.norm, config.norm_epsilon)(weights[name], x)
+def start(
+    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
+) -> tuple[Cache, dict]:
+    """Returns an empty cache for this stack, and the captured values of the source: none."""
+    return init_cache(config, size), {}
 
 
-def start(config, batch_size: int, capacity: int, reach: int | None = None) -> Cache:
-    """An empty cache for this stack; a ring, where a reach is given."""
-    return init_cache(
-        config.num_layers,
-        batch_size,
-        config.num_kv_heads,
-        capacity,
-        config.head_dim,
-        jnp.dtype(config.dtype),
-        reach,
-    )
+def prepare(weights: Weights, config: Any, parts: int = 1) -> dict:
+    """Repacks the weights for decoding.
 
-
-def prepare(weights, config, parts: int = 1):
-    """The weights as many small steps want them: block by block, query, key and value in one map,
-    and the head: see `pack_all`. What an encoder has stays as it is: it takes few, large steps.
+    It casts the tables of vectors to the compute dtype, unstacks the blocks, fuses the projections
+    to query, key and value, and packs the kernels and the head (see `pack_all`). An encoder's
+    weights are unchanged, because it takes few, large steps.
     """
     blocks = unstack(weights["blocks"], config.num_layers)
     return {

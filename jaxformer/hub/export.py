@@ -1,83 +1,164 @@
-"""From a model to a folder that transformers opens as the matching class."""
+"""Export of a model to a folder that transformers opens as the matching class."""
 
-from dataclasses import replace
-from itertools import combinations
+from collections import ChainMap
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
+from itertools import combinations, product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.saved import checked_params, flat, flat_shapes
-from jaxformer.artifacts.table import Entry, entries
-from jaxformer.artifacts.tensors import new_folder, write_json, write_tensors
-from jaxformer.artifacts.tokenizer_files import write_tokenizer
+from jaxformer.artifacts.files import new_folder, write_json
+from jaxformer.artifacts.saved import checked_params
+from jaxformer.artifacts.tensors import write_tensors
+from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
-from jaxformer.models.build import build, shape_tree
+from jaxformer.hub.generation import written_generation
+from jaxformer.hub.table import Entry, entries
+from jaxformer.hub.tokenizers.files import write_tokenizer
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
 
-# Parts that a class of theirs may ask for, and that change nothing while they are zeros.
-_ZEROS = (("head_bias", True), ("num_token_types", 1), ("num_labels", 2))
+# Parameters that a class of transformers may need and our model may lack, as changes to our config.
+# They are exported as zeros, which change no result.
+_BIASES = ("use_bias", "query_key_value_bias", "attention_output_bias", "feedforward_bias")
+_ZEROS = (
+    {"head_bias": True},
+    {"num_token_types": 1},
+    {"num_labels": 2},
+    dict.fromkeys((*_BIASES, "norm_bias"), True),
+)
 
 
 def export(folder, model, variables, tokenizer=None, *, family: str | None = None) -> str:
-    """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into a
-    new folder. Returns the name of the class of theirs. family: a model_type of theirs; None: the
-    first one in which such a model can be.
+    """Writes a folder that transformers opens as the matching class.
 
-    ValueError if they have no such model, with what differs from the nearest one, if the folder
-    holds something, or if the variables are not this model's.
+    The folder holds config.json, generation_config.json, model.safetensors and the tokenizer's
+    files.
+
+    Args:
+        folder: The folder to create.
+        model: The model.
+        variables: Its variables.
+        tokenizer: Its tokenizer, if it has one.
+        family: A model_type of transformers. None: the family that the model came from
+            (`model.family`) or, if that family has no such model, the first family that has one.
+
+    Returns:
+        The name of the class in transformers.
+
+    Raises:
+        ValueError: If no family has such a model, the folder exists, or the variables do not fit
+            the model.
     """
     params = checked_params(model, variables)
     if family is not None and family not in FAMILIES:
         raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
-    families = FAMILIES.values() if family is None else [FAMILIES[family]]
-    family, config, options = counterpart(model.config, families)
+    families = preferred(model.family, FAMILIES) if family is None else [FAMILIES[family]]
+    found, config, options = counterpart(model.config, families)
     leaves = with_zeros(params, config)
-    wanted = entries(family.rows(config), config, {name: x.shape for name, x in leaves.items()})
+    wanted = entries(found.rows(config), config, {name: x.shape for name, x in leaves.items()})
     with new_folder(folder) as unfinished:
-        settings = write_tokenizer(unfinished, tokenizer, config)
+        ids = write_tokenizer(unfinished, tokenizer, config)
+        generation = written_generation(model.generation)
+        if tokenizer is None:
+            ids |= {name: generation[name] for name in ids.keys() & generation.keys()}
         dtype = str(jax.tree.leaves(params)[0].dtype)
-        content = {**settings, **options, "dtype": dtype}
+        content = {**ids, **options, "dtype": dtype}
         write_json(unfinished / "config.json", content)
-        write_json(unfinished / "generation_config.json", settings)
+        write_json(unfinished / "generation_config.json", generation | ids)
         tensors = {entry.theirs: lambda entry=entry: of_entry(entry, leaves) for entry in wanted}
         itemsize = jnp.dtype(dtype).itemsize
         sizes = {x.theirs: itemsize * int(np.prod(x.their_shape)) for x in wanted}
+        constants = found.constants(config)
+        tensors |= {name: lambda array=array: array for name, array in constants.items()}
+        sizes |= {name: array.nbytes for name, array in constants.items()}
         write_tensors(unfinished, tensors, sizes)
     return options["architectures"][0]
 
 
 def of_entry(entry: Entry, leaves: dict):
-    """A tensor of theirs from ours."""
+    """Returns one of their tensors from our leaves."""
     arrays = [np.asarray(leaves[name]) for name in entry.ours]
     if entry.layer is not None:
         arrays = [array[entry.layer] for array in arrays]
     return entry.to_theirs(arrays)
 
 
-def counterpart(config, families) -> tuple[Family, object, dict]:
-    """(their family, our config with parts of zeros if it asks for those, their options)."""
-    families = [family for family in families if family.config is type(config)]
-    if not families:
-        raise ValueError(f"transformers has no counterpart of a {type(config).__name__} here")
-    missing = [(name, x) for name, x in _ZEROS if not getattr(config, name, True)]
-    reasons = {}
-    for number in range(len(missing) + 1):
-        for added in combinations(missing, number):
-            candidate = replace(config, **dict(added)) if added else config
-            for family in families:
-                try:
-                    return family, candidate, family.to_options(candidate)
-                except ValueError as error:
-                    reasons.setdefault(family.model_type, str(error))
+def preferred(family: str | None, names: Iterable[str]) -> list[Family]:
+    """Returns the families of these names. The one that the model came from is first."""
+    ordered = sorted(names, key=lambda name: name != family)
+    return [FAMILIES[name] for name in ordered]
+
+
+def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
+    """Finds the first family that has this model.
+
+    A class that computes logits (the first class of its family) is preferred to a bare class, even
+    if only the former needs parameters of zeros.
+
+    Args:
+        config: Our config.
+        families: The families to try, in this order.
+
+    Returns:
+        The family, our config (possibly with added parameters of zeros), and the options of their
+        config.json.
+
+    Raises:
+        ValueError: If none of the families has such a model.
+    """
+    families = list(families)
+    suitable = [family for family in families if family.config is type(config)]
+    if not suitable:
+        raise ValueError(_no_class(config, families))
+    bare, reasons = None, {}
+    for candidate, family in product(_with_zeros(config), suitable):
+        try:
+            found = family, candidate, family.to_options(candidate)
+        except ValueError as error:
+            reasons.setdefault(family.model_type, str(error))
+            continue
+        if found[2]["architectures"] == [next(iter(family.architectures))]:
+            return found
+        bare = bare or found
+    if bare:
+        return bare
     nearest = min(reasons, key=lambda name: (reasons[name].count(";"), len(reasons[name])))
+    if len(suitable) == 1:
+        raise ValueError(f"{nearest} has no such model: {reasons[nearest]}")
     raise ValueError(
         f"transformers has no such model; the nearest is {nearest}: {reasons[nearest]}"
     )
 
 
+def _no_class(config, families: list[Family]) -> str:
+    """Returns the message that none of the families has models of this kind."""
+    name = type(config).__name__
+    if any(family.config is type(config) for family in FAMILIES.values()):
+        return f"family is {families[0].model_type!r}, which has no model with {name}"
+    return f"transformers has no counterpart of a {name}, so this model cannot be exported"
+
+
+def _with_zeros(config) -> Iterator:
+    """Yields the config, then variants with added parameters of zeros, those with few first."""
+    has = {field.name for field in fields(config)}
+    missing = [
+        part for part in _ZEROS if has >= set(part) and not all(getattr(config, x) for x in part)
+    ]
+    for number in range(len(missing) + 1):
+        for added in combinations(missing, number):
+            try:
+                yield replace(config, **ChainMap(*added)) if added else config
+            except ValueError:
+                continue  # these parts exclude one another
+
+
 def with_zeros(params: dict, config) -> dict:
-    """The parameters by their path, with zeros for those that the config has besides."""
+    """Returns the parameters by path, with zeros for those that only `config` has."""
     leaves = flat(params)
     shapes = flat_shapes(shape_tree(build(config))).items()
     return {name: leaves.get(name, np.zeros(shape, np.float32)) for name, shape in shapes}

@@ -1,27 +1,46 @@
-"""What a family is: which options are which fields, and which tensors are which parameters."""
+"""Description of a family: how options map to config fields, and tensors to parameters."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
-from jaxformer.artifacts.options import HARMLESS, Options
-from jaxformer.artifacts.table import Row
+from jaxformer.hub.options import HARMLESS, Options, pattern, spread
+from jaxformer.hub.table import Row
+from jaxformer.models.config import RotaryScaling
 
 _REQUIRED = object()
+_OF_RUNNING = ("dtype", "dropout")
+# Fields that have no effect unless `positions` has this value.
+_OF_POSITIONS = {
+    "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
+    "relative": ("relative_buckets", "relative_distance"),
+    "learned": ("position_offset",),
+}
+_OF_SCALING = {
+    "llama3": ("original_length", "low_frequency_factor", "high_frequency_factor"),
+    "yarn": ("original_length", "beta_fast", "beta_slow", "whole_pairs", "attention_factor"),
+}
 _READERS = {int: Options.whole, float: Options.number, bool: Options.flag}
 
 
 class Field(NamedTuple):
-    """A field of our config, or several of one value with + between them, and how an option of
-    theirs says it. default: of their classes; without one the option must be there. choices: what
-    their values stand for, if not for themselves; on export the last of several is written."""
+    """A field of our config and how one of their options sets it.
+
+    Attributes:
+        ours: The field, or several fields of the same value joined by +.
+        default: Their class's value if the option is missing. Without it the option is required.
+        choices: Our values by theirs; None: the values are the same. If several of their values
+            map to one of ours, the export writes the last of them.
+    """
 
     ours: str
     default: Any = _REQUIRED
     choices: dict | None = None
 
     def read(self, options: Options, theirs: str, config: type):
+        """Returns our value for their option."""
         default = () if self.default is _REQUIRED else (self.default,)
         if self.choices is not None:
             return options.choice(theirs, self.choices, *default)
@@ -30,6 +49,7 @@ class Field(NamedTuple):
         return _READERS[kind](options, theirs, *default)
 
     def write(self, config):
+        """Returns their value for our field; None if they have none."""
         value = getattr(config, self.ours.split("+")[0])
         if self.choices is None:
             return value
@@ -37,7 +57,7 @@ class Field(NamedTuple):
 
 
 def required(**renamed: str) -> dict[str, Field]:
-    """Options that must be there, and our fields."""
+    """Returns fields for required options. `renamed` maps each option to our field."""
     return {theirs: Field(ours) for theirs, ours in renamed.items()}
 
 
@@ -51,7 +71,12 @@ USUAL = required(
 
 
 class Part(NamedTuple):
-    """What no `Field` says: read(options) gives fields of ours, write(config) options of theirs."""
+    """Options that no `Field` can express.
+
+    Attributes:
+        read: Returns fields of our config from their options.
+        write: Returns their options from our config.
+    """
 
     read: Callable[[Options], dict]
     write: Callable[[Any], dict]
@@ -59,16 +84,25 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A table and two functions, read in both directions.
+    """A family of checkpoints: a description that works in both directions.
 
-    model_type: its name in config.json. config: the class of our config. architectures: {a class of
-    theirs: the fields of our config that it decides}. renamed: {their option: our `Field`}. rows:
-    the table of tensors of a config. fixed: our fields that are the same in all of the family.
-    demanded: their options, with the only value that is implemented. parts: what is not as simple.
-    ignored: patterns of other tensors, that hold nothing learnt, or what others hold too. base:
-    what the names of tensors begin with that a file of their bare model leaves out; older: parts of
-    those names, as older files have them, → as the table has them. repeated: {an option: the one
-    that it repeats, where a file has both}.
+    "Ours" means jaxformer, "theirs" transformers.
+
+    Attributes:
+        model_type: Its name in config.json.
+        config: The class of our config.
+        architectures: Their classes, each with the fields of our config that the class decides.
+        renamed: Their options, each with our `Field`.
+        rows: Returns the table of tensors for a config.
+        fixed: Our fields that have the same value in the whole family.
+        demanded: Their options, each with the only implemented value.
+        parts: Options that `renamed` cannot express.
+        ignored: Patterns of names of tensors that hold nothing learned, or copies of others.
+        base: The prefix of tensor names that a file of their bare model leaves out.
+        older: Parts of tensor names in older files, each with its replacement.
+        repeated: Options that repeat another one if a file has both.
+        constants: Returns the tensors that their class stores but does not train. An import ignores
+            them.
     """
 
     model_type: str
@@ -83,9 +117,14 @@ class Family:
     base: str = ""
     older: dict = field(default_factory=dict)
     repeated: dict = field(default_factory=dict)
+    constants: Callable[[Any], dict] = lambda config: {}
 
     def to_config(self, options: Options):
-        """Our config; ValueError names the option that it cannot be made of."""
+        """Returns our config.
+
+        Raises:
+            ValueError: If an option cannot be read. The message names it.
+        """
         own = dict(self.fixed)
         for theirs, how in self.renamed.items():
             own |= dict.fromkeys(how.ours.split("+"), how.read(options, theirs, self.config))
@@ -104,11 +143,11 @@ class Family:
             raise ValueError(f"{options.file}: {error}") from None
 
     def architecture(self, options: Options) -> dict:
-        """What the class that the file names decides; without a name, the first of ours."""
+        """Returns our fields that the class named by the file decides."""
         return self.architectures[self.class_name(options)]
 
     def class_name(self, options: Options) -> str:
-        """The name of that class."""
+        """Returns the name of that class; without one in the file, the family's first class."""
         named = options.take("architectures", None) or [next(iter(self.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in self.architectures:
@@ -117,9 +156,12 @@ class Family:
         return name
 
     def to_options(self, config) -> dict:
-        """Their options. ValueError names the fields in which no model of this family can be as
-        this config says."""
-        differing = []
+        """Returns the options of config.json for a model of this family.
+
+        Raises:
+            ValueError: If the family has no such model. The message names the fields that differ.
+        """
+        config, differing = canonical(config), []
         for name, decided in self.architectures.items():
             changed = [x for x, value in decided.items() if getattr(config, x) != value]
             written = {theirs: how.write(config) for theirs, how in self.renamed.items()}
@@ -133,7 +175,8 @@ class Family:
             except ValueError as error:
                 differing.append(str(error))
                 continue
-            changed += [x.name for x in fields(config) if _differs(config, again, x.name)]
+            again = canonical(again)
+            changed += differences(config, again)
             if not changed:
                 return written
             both = ((x, getattr(config, x), getattr(again, x)) for x in dict.fromkeys(changed))
@@ -142,15 +185,55 @@ class Family:
         raise ValueError(min(differing, key=len))
 
     def newer(self, name: str) -> str:
-        """The name of a tensor as the table has it."""
+        """Returns the table's name of a tensor with an older name."""
         for older, newer in self.older.items():
             name = name.replace(older, newer)
         return name
 
     def is_ignored(self, name: str) -> bool:
+        """Returns whether a tensor may be left unread."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
-def _differs(config, other, name: str) -> bool:
-    of_running = ("dtype", "dropout")
-    return name not in of_running and getattr(config, name) != getattr(other, name)
+def canonical(config):
+    """Returns the config with default values in the fields that have no effect.
+
+    Two configs that differ only in such fields, or in how they write a per-layer pattern, describe
+    the same function.
+    """
+    defaults = {x.name: x.default for x in fields(config)}
+    unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
+    config = replace(config, **{name: defaults[name] for name in unused})
+    layers = {name: spread(getattr(config, name), config.num_layers) for name in config.patterns}
+    without_positions = [base is None for base in layers["rotary_base"]]
+    layers["rotary_scaling"] = [
+        None if none or x is None else _canonical_scaling(x)
+        for x, none in zip(layers["rotary_scaling"], without_positions, strict=True)
+    ]
+    changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
+    scale = config.attention_scale
+    if scale is not None and math.isclose(scale, config.head_dim**-0.5, rel_tol=1e-9):
+        changed["attention_scale"] = None
+    return replace(config, **changed)
+
+
+def _canonical_scaling(scaling: RotaryScaling) -> RotaryScaling:
+    """Returns the scaling with default values in the fields that its kind does not use."""
+    used = ("kind", "factor", *_OF_SCALING.get(scaling.kind, ()))
+    return RotaryScaling(**{name: getattr(scaling, name) for name in used})
+
+
+def differences(config, other) -> list[str]:
+    """Returns the fields that make two canonical configs of one type compute different results."""
+    return [
+        x.name
+        for x in fields(config)
+        if x.name not in _OF_RUNNING and not _same(getattr(config, x.name), getattr(other, x.name))
+    ]
+
+
+def _same(ours, theirs) -> bool:
+    """Returns whether two values are equal; floats may differ by a root's rounding."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-9)
+    return ours == theirs

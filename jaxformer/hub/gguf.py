@@ -1,17 +1,23 @@
-"""From a model to a GGUF file, which llama.cpp opens: GPT-2, Llama, Mistral, Qwen 2 and 3.
+"""Export of a model to a GGUF file for llama.cpp: GPT-2, Llama, Mistral, Qwen 2 and 3.
 
-The names of the tensors are those of transformers, mapped by the format's own package.
+The `gguf` package writes the file. It maps the tensor names of transformers to those of the format.
 """
+
+import json
+import os
+from pathlib import Path
 
 import numpy as np
 
-from jaxformer.artifacts.gguf import package, write_gguf
-from jaxformer.artifacts.saved import checked_params, flat
-from jaxformer.artifacts.table import Entry, entries
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.files import require_new
+from jaxformer.artifacts.saved import checked_params
+from jaxformer.artifacts.trees import flat
 from jaxformer.functional.positions import rotary_frequencies
-from jaxformer.hub.export import counterpart, of_entry
+from jaxformer.hub.export import counterpart, of_entry, preferred
 from jaxformer.hub.families import FAMILIES
+from jaxformer.hub.family import canonical
+from jaxformer.hub.table import Entry, entries
 
 ARCHITECTURES = {
     "gpt2": "GPT2",
@@ -22,30 +28,56 @@ ARCHITECTURES = {
 }
 
 
-def export_gguf(path, model, variables, tokenizer, *, dtype: str = "f32", family=None) -> None:
-    """Write the file: see `write_gguf`. ValueError if llama.cpp has no such model or tokenizer."""
+# The kinds of rotary scaling that llama.cpp implements for each architecture. "llama3" scaling has
+# a factor per frequency, stored as a tensor that only the architecture LLAMA reads.
+SCALINGS = {"LLAMA": ("linear", "llama3"), "QWEN2": ("linear",), "QWEN3": ("linear",), "GPT2": ()}
+
+
+def export_gguf(
+    path, model, variables, tokenizer, *, dtype: str = "f32", family: str | None = None
+) -> None:
+    """Writes a GGUF file (see `write_gguf`).
+
+    Args:
+        path: The file to create.
+        model: The model.
+        variables: Its variables.
+        tokenizer: Its tokenizer.
+        dtype: Type of the matrices in the file, "f32" or "q8_0".
+        family: A key of `ARCHITECTURES`. None: the family that the model came from or, if that is
+            not a key or has no such model, the first key whose family has.
+
+    Raises:
+        ValueError: If llama.cpp has no such model or tokenizer.
+    """
     gguf, params = package(), checked_params(model, variables)
-    families = [FAMILIES[x] for x in ([family] if family in ARCHITECTURES else ARCHITECTURES)]
-    family, config, _ = counterpart(model.config, families)
-    refuse(config, tokenizer)
-    architecture = getattr(gguf.MODEL_ARCH, ARCHITECTURES[family.model_type])
-    names = gguf.get_tensor_name_map(architecture, config.num_layers)
+    if family not in (None, *ARCHITECTURES):
+        raise ValueError(f"family is {family!r}; in GGUF it must be {', '.join(ARCHITECTURES)}")
+    families = preferred(model.family, ARCHITECTURES) if family is None else [FAMILIES[family]]
+    found, config, _ = counterpart(model.config, families)
+    config, architecture = canonical(config), ARCHITECTURES[found.model_type]
+    refuse(config, tokenizer, architecture)
+    number = getattr(gguf.MODEL_ARCH, architecture)
+    names = gguf.get_tensor_name_map(number, config.num_layers)
     leaves, tensors = flat(params), {}
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    for entry in entries(family.rows(config), config, shapes):
+    for entry in entries(found.rows(config), config, shapes):
         stem, leaf = entry.theirs.rsplit(".", 1)
-        turns = architecture == gguf.MODEL_ARCH.LLAMA
-        tensors[f"{names.get_name(stem)}.{leaf}"] = of_file(entry, leaves, config, turns)
-    if config.rotary_scaling is not None:
-        how = (config.head_dim, config.rotary_base)
-        plain, scaled = (rotary_frequencies(*how, x)[0] for x in (None, config.rotary_scaling))
+        tensor = of_file(entry, leaves, config, architecture == "LLAMA")
+        tensors[f"{names.get_name(stem)}.{leaf}"] = tensor
+    if config.rotary_scaling is not None and config.rotary_scaling.kind == "llama3":
+        sizes = (config.head_dim, config.rotary_base)
+        plain, scaled = (rotary_frequencies(*sizes, x)[0] for x in (None, config.rotary_scaling))
         tensors["rope_freqs.weight"] = np.float32(plain / scaled)
-    write_gguf(path, gguf.MODEL_ARCH_NAMES[architecture], config, tokenizer, tensors, dtype)
+    write_gguf(path, gguf.MODEL_ARCH_NAMES[number], config, tokenizer, tensors, dtype)
 
 
 def of_file(entry: Entry, leaves: dict, config, turns: bool):
-    """The tensor as the file has it: matrices are [outputs, inputs], and of a Llama (`turns`) the
-    features that turn together are neighbours."""
+    """Returns a tensor in the file's layout.
+
+    Matrices are [outputs, inputs]. With `turns`, for Llama, the two features of a rotary pair are
+    neighbours.
+    """
     tensor = np.float32(of_entry(entry, leaves))
     part = entry.ours[0].split("/")
     if part[-1] == "kernel" and not entry.is_transposed:
@@ -55,28 +87,142 @@ def of_file(entry: Entry, leaves: dict, config, turns: bool):
     return tensor
 
 
-def refuse(config, tokenizer):
-    """ValueError for what llama.cpp's architectures of these names have not."""
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+def refuse(config, tokenizer, architecture: str) -> None:
+    """Raises ValueError if an architecture of llama.cpp cannot run the model."""
+    if tokenizer is not None and not isinstance(tokenizer, ByteTokenizer):
         raise ValueError(f"tokenizer is {type(tokenizer).__name__}; GGUF takes byte-level BPE")
     if tokenizer is None:
-        raise ValueError("tokenizer is None; a GGUF file holds one")
-    if config.window is not None:
-        raise ValueError(f"window is {config.window}; in GGUF it must be None")
-    plain = {"rotary_fraction": 1.0, "attention_scale": None}
-    plain |= {"activation": "gelu_tanh"} if config.norm == "layer" else {}
-    for name, only in plain.items():
-        if getattr(config, name) != only:
-            raise ValueError(f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r}")
+        raise ValueError("tokenizer is None; a GGUF file needs one")
     if "Digits" in tokenizer.to_json():
         raise ValueError("tokenizer splits digits; in GGUF it must divide text as GPT-2's does")
-    scaling = config.rotary_scaling
-    if isinstance(scaling, tuple) or (scaling is not None and scaling.kind == "yarn"):
-        raise ValueError(f"rotary_scaling is {scaling}; in GGUF it must be linear or llama3")
+    required = {"window": None, "rotary_fraction": 1.0, "attention_scale": None}
+    if architecture == "GPT2":
+        required |= {"activation": "gelu_tanh"}
+    if architecture == "QWEN3":
+        required |= {"query_key_value_bias": False, "attention_output_bias": False}
+    if architecture == "QWEN2" and config.head_dim * config.num_heads != config.embed_dim:
+        raise ValueError(
+            f"head_dim is {config.head_dim}; in GGUF head_dim times num_heads must be embed_dim "
+            "for a model of llama.cpp's architecture QWEN2"
+        )
+    for name, only in required.items():
+        if getattr(config, name) != only:
+            raise ValueError(
+                f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r} for a model of "
+                f"llama.cpp's architecture {architecture}"
+            )
+    scaling, kinds = config.rotary_scaling, SCALINGS[architecture]
+    if scaling is not None and (isinstance(scaling, tuple) or scaling.kind not in kinds):
+        raise ValueError(
+            f"rotary_scaling is {scaling}; in GGUF its kind must be {' or '.join(kinds)} for a "
+            f"model of llama.cpp's architecture {architecture}"
+        )
 
 
 def neighbours(tensor, head_dim: int):
-    """Rows of a head reordered, from the halves layout to pairs of neighbours, as llama.cpp turns
-    queries and keys of a Llama."""
+    """Reorders the rows of each head from the halves layout to neighbouring pairs.
+
+    llama.cpp rotates the queries and keys of a Llama in neighbouring pairs.
+    """
     heads = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
     return heads.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def package():
+    """Returns the module `gguf`.
+
+    Raises:
+        ValueError: If it is not installed. The message says how to install it.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise ValueError("GGUF files need the package gguf; install jaxformer[gguf]") from None
+    return gguf
+
+
+def write_gguf(
+    path, name: str, config, tokenizer: ByteTokenizer, tensors: dict, dtype: str
+) -> None:
+    """Writes a GGUF file, atomically.
+
+    Args:
+        path: The file to create.
+        name: llama.cpp's name of the architecture.
+        config: The model's config, for the sizes.
+        tokenizer: The tokenizer, for the vocabulary.
+        tensors: Arrays by their GGUF names.
+        dtype: "f32", or "q8_0" for matrices (blocks of 32 integers with one scale).
+
+    Raises:
+        ValueError: If `path` exists, or the package `gguf` is not installed.
+    """
+    gguf, path = package(), require_new(Path(path))
+    if path.exists():
+        raise ValueError(f"{path} is a folder; name a file")
+    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
+    writer = gguf.GGUFWriter(unfinished, name)
+    try:
+        write_sizes(writer, gguf, config)
+        write_vocabulary(writer, gguf, tokenizer, config.vocab_size)
+        for name, tensor in tensors.items():
+            add(writer, gguf, name, tensor, dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_sizes(writer, gguf, config):
+    """Writes the sizes and constants of the architecture into the header."""
+    writer.add_context_length(config.max_length)
+    writer.add_embedding_length(config.embed_dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    if config.norm == "layer":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+        return
+    writer.add_layer_norm_rms_eps(config.norm_epsilon)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rotary_base)
+    if config.rotary_scaling is not None and config.rotary_scaling.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rotary_scaling.factor)
+
+
+def write_vocabulary(writer, gguf, tokenizer: ByteTokenizer, vocab_size: int):
+    """Writes the tokens, in the byte alphabet, and the merges into the header."""
+    parts = json.loads(tokenizer.to_json())
+    vocabulary = {token: word for word, token in parts["model"]["vocab"].items()}
+    special = {entry["id"]: entry["content"] for entry in parts["added_tokens"]}
+    words = [special.get(n, vocabulary.get(n, f"<unused{n}>")) for n in range(vocab_size)]
+    kinds = gguf.TokenType
+    types = [
+        kinds.CONTROL if n in special else kinds.NORMAL if n in vocabulary else kinds.UNUSED
+        for n in range(vocab_size)
+    ]
+    merges = [x if isinstance(x, str) else " ".join(x) for x in parts["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokenizer.end_of_text)
+    writer.add_eos_token_id(tokenizer.end_of_text)
+    writer.add_add_bos_token(True)
+
+
+def add(writer, gguf, name: str, tensor, dtype: str):
+    """Adds a tensor. "q8_0" quantizes a matrix if 32 divides the length of its rows."""
+    if dtype == "q8_0" and tensor.ndim == 2 and tensor.shape[-1] % 32 == 0 and "_pos" not in name:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, np.ascontiguousarray(tensor))

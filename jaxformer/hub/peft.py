@@ -1,61 +1,75 @@
-"""An adapter in the layout of Hugging Face's PEFT library: adapter_config.json and
-adapter_model.safetensors.
+"""Writer for a LoRA adapter in the layout of Hugging Face's PEFT library.
 
-Theirs is the same update of the same product, y = x W + (alpha / r) x A B, with A as lora_A.weight
-[r, inputs] and B as lora_B.weight [outputs, r]. Where one map of theirs is several of ours, side by
-side, the updates of those make one of as many times the rank: A side by side, B block by block.
+The files are adapter_config.json and adapter_model.safetensors. Both libraries add the same update:
+y = x W + (alpha / r) x A B. PEFT stores A as lora_A.weight [r, inputs] and B as lora_B.weight
+[outputs, r].
+
+One linear map of transformers may be several of ours, fused. Their n updates then become one update
+of rank n r: the A are concatenated, and the B form a block matrix.
 """
 
 from pathlib import Path
 
 import numpy as np
 
+from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.load import lora_of
 from jaxformer.artifacts.origin import read_origin
-from jaxformer.artifacts.run import RunFolder, parse_kind
-from jaxformer.artifacts.saved import flat, flat_shapes, read_sections
-from jaxformer.artifacts.table import Entry, entries
-from jaxformer.artifacts.tensors import new_folder, write_json
-from jaxformer.hub.export import counterpart
+from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
+from jaxformer.artifacts.saved import family_in
+from jaxformer.artifacts.trees import flat, flat_shapes
+from jaxformer.functional.kernels import is_low_rank
+from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS
+from jaxformer.hub.export import counterpart, preferred
 from jaxformer.hub.families import FAMILIES
-from jaxformer.hub.load import family_name, read_adapter
-from jaxformer.models.build import build, shape_tree
-from jaxformer.models.config.encoder_decoder import ReadsSource
-
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+from jaxformer.hub.load import read_adapter
+from jaxformer.hub.table import Entry, entries
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
 
 
 def export_adapter(out, folder, *, family: str | None = None) -> str:
-    """Write the adapter of a run into a new folder, which PEFT puts on the model that the run began
-    from. Returns the name of the class of theirs that it is for.
+    """Writes the adapter of a run into a new folder, for PEFT to add to the run's base model.
 
-    family: as of `export`. ValueError if the run has no adapter, or its model no class of theirs.
+    Args:
+        out: The folder to create.
+        folder: The run.
+        family: As in `export`.
+
+    Returns:
+        The name of the class in transformers that the adapter is for.
+
+    Raises:
+        ValueError: If the run has no adapter, or transformers has no class for its model.
     """
     run, sections = RunFolder(folder), read_sections(Path(folder))
     lora = lora_of(sections or {}, run.config)
     if lora.lora_rank is None:
-        raise ValueError(f"{folder} has no adapter: it is no run with a --lora-rank")
+        raise ValueError(f"{folder} has no adapter: it is not a run that trained with --lora-rank")
     model = build(parse_kind(sections, run.config))
     adapter = flat(read_adapter(run, lora, shape_tree(model)))
-    name = family or family_name(folder)
-    families = FAMILIES.values() if name is None else [FAMILIES[name]]
-    family, config, options = counterpart(model.config, families)
+    if family is None:
+        families = preferred(family_in(sections, run.config), FAMILIES)
+    elif family in FAMILIES:
+        families = [FAMILIES[family]]
+    else:
+        raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
+    found, config, options = counterpart(model.config, families)
     architecture = options["architectures"][0]
-    wanted = entries(family.rows(config), config, flat_shapes(shape_tree(build(config))))
-    prefix = _bare_prefix(family, architecture)
+    wanted = entries(found.rows(config), config, flat_shapes(shape_tree(build(config))))
+    prefix = _bare_prefix(found, architecture)
     tensors, maps = {}, {}
     for entry in wanted:
         if updates := _updates(entry, adapter):
             module = entry.theirs.removesuffix(".weight").removeprefix(prefix)
             maps[module] = len(updates)
             a, b = _joined(entry, updates)
-            tensors[f"{_PREFIX}{module}.lora_A.weight"] = a
-            tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
+            tensors[f"{PREFIX}{module}.lora_A.weight"] = a
+            tensors[f"{PREFIX}{module}.lora_B.weight"] = b
     if "embed_out" in maps:
         raise ValueError(
             "the head has an update, but transformers calls a gpt_neox's head by another name in "
-            "each of its versions; export the whole model, or learn no update of the head"
+            "each of its versions; export the whole model, or train no update of the head"
         )
     several = {module: number for module, number in maps.items() if number > 1}
     content = {
@@ -85,18 +99,17 @@ def _write(out, content: dict, tensors: dict) -> None:
 
 
 def _updates(entry: Entry, adapter: dict) -> dict[int, tuple]:
-    """(A, B) of this layer for each map of ours that has an update, by its place in the entry."""
+    """Returns (A, B) of this layer for each of the entry's leaves that has an update."""
     found = {}
     for place, name in enumerate(entry.ours):
-        path = name.removesuffix("/kernel")
-        if name.endswith("/kernel") and f"{path}/lora_a" in adapter:
-            both = (np.asarray(adapter[f"{path}/{x}"]) for x in ("lora_a", "lora_b"))
+        if is_low_rank(kernel := adapter.get(name)):
+            both = (np.asarray(x) for x in (kernel.down, kernel.up))
             found[place] = tuple(x if entry.layer is None else x[entry.layer] for x in both)
     return found
 
 
 def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.ndarray]:
-    """Their (lora_A, lora_B), of our updates of the maps that they have as one."""
+    """Returns PEFT's (lora_A, lora_B) from our updates of the leaves of one entry."""
     downs, ups = [], []
     for place, (down, up) in updates.items():
         parts = [np.zeros((len(up), shape[-1]), up.dtype) for shape in entry.shapes]
@@ -108,24 +121,24 @@ def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.nda
 
 
 def _is_as_ours(entry: Entry) -> bool:
-    """Whether theirs is GPT-2's Conv1D, with weights [inputs, outputs]."""
+    """Returns whether their layer is GPT-2's Conv1D, with weights [inputs, outputs]."""
     return entry.ours[0].endswith("/kernel") and not entry.layout.is_transposed
 
 
 def _bare_prefix(family, architecture: str) -> str:
-    """What the names of a bare model, without a head, leave out of the table's."""
+    """Returns the prefix that the tensor names of a bare model leave out."""
     bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "MTModel"))
     return family.base if bare else ""
 
 
 def _task(config, architecture: str) -> str | None:
-    if isinstance(config, ReadsSource):
+    if config.reads_source:
         return "SEQ_2_SEQ_LM"
     return "CAUSAL_LM" if architecture.endswith(("CausalLM", "LMHeadModel")) else None
 
 
 def _their_base(sections: dict, run: RunFolder) -> str | None:
-    """The folder that the run began from, if it is in their format."""
+    """Returns the folder that the run started from, if it has Hugging Face's format."""
     path = read_origin(sections, run.config).path
     is_theirs = (path / "config.json").is_file() and read_sections(path) is None
     return str(path) if is_theirs else None

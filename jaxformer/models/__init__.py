@@ -1,1 +1,1 @@
-"""Flax modules: they own parameters and hold no mathematics."""
+"""Flax modules: they declare the parameters and call pure functions."""

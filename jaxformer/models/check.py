@@ -1,20 +1,32 @@
-"""What is refused before a model computes anything."""
+"""Checks of variables and inputs, before a model computes anything."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int, Shaped
 
+from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import Int8Table, Kernel
-from jaxformer.functional.spread import refuse_explicit
+from jaxformer.functional.masks import Mask
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.models.config.check import shown
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.rows import bucket, padded, row_of_ids
+from jaxformer.models.sharding import refuse_explicit
+
+AnyArray = Shaped[Array | np.ndarray, "..."]
 
 
-def as_array(name: str, x):
-    """Lists as NumPy arrays (inside a jit, jnp would trace even what is known); None stays."""
+def as_array(name: str, x: Any) -> Any:
+    """Converts lists to NumPy arrays; returns arrays and None unchanged.
+
+    They are NumPy arrays because inside a jit `jnp.asarray` would trace even known values.
+    """
     if x is None or hasattr(x, "dtype"):
         return x
     try:
@@ -25,8 +37,8 @@ def as_array(name: str, x):
         ) from None
 
 
-def check_variables(variables):
-    """Refuse what is not {"params": …} with parameters that are floats."""
+def check_variables(variables: object) -> None:
+    """Raises ValueError unless the variables are {"params": …} with parameters that are floats."""
     if not isinstance(variables, Mapping) or "params" not in variables:
         held = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
         raise ValueError(f"variables hold {held}; they must hold 'params' (model.init gives them)")
@@ -37,8 +49,8 @@ def check_variables(variables):
             raise ValueError(f"parameter {name} is {jnp.result_type(leaf)}; parameters are floats")
 
 
-def check_parameters(part: str, given, shapes):
-    """Refuse parameters that are not, by name and shape, those that the model makes."""
+def check_parameters(part: str, given: Any, shapes: Any) -> None:
+    """Raises ValueError unless parameters have the names and shapes that the model creates."""
     given, wanted = _leaves(given), _leaves(shapes)
     for name in wanted.keys() | given.keys():
         found, right = (side[name].shape if name in side else None for side in (given, wanted))
@@ -47,19 +59,19 @@ def check_parameters(part: str, given, shapes):
             raise ValueError(f"parameter {part}/{name} is {is_}; for this config it must be {must}")
 
 
-_VALUES = (Kernel, Int8Table)  # what may stand where a matrix or a table does
+_VALUES = (Kernel, Int8Table)  # accepted in place of a matrix or a table
 
 
-def _leaves(tree) -> dict:
-    def is_value(x):
+def _leaves(tree: Any) -> dict:
+    def is_value(x: object) -> bool:
         return isinstance(x, _VALUES)
 
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_value)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
-def check_tokens(tokens, config, segments=None):
-    """Refuse what can be seen to be wrong; ids are looked at where they are known (not in jit)."""
+def check_tokens(tokens: AnyArray, config: ModelConfig, segments: AnyArray | None = None) -> None:
+    """Raises ValueError for tokens that do not fit; ids inside jit are unknown and not checked."""
     _check_ids("tokens", tokens, config.vocab_size, config.embed_dim)
     if tokens.shape[1] > config.max_length and segments is None:
         raise ValueError(
@@ -68,8 +80,10 @@ def check_tokens(tokens, config, segments=None):
     _check_segments("segments", segments, "tokens", tokens)
 
 
-def check_source(source, config, segments, batch_size: int):
-    """The same of a source: one for each of batch_size rows, none of them empty."""
+def check_source(
+    source: AnyArray | None, config: Any, segments: AnyArray | None, batch_size: int
+) -> None:
+    """Raises ValueError unless there is one non-empty source for each of `batch_size` rows."""
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
     _check_ids("source", source, config.source_vocab_size, config.embed_dim)
@@ -90,29 +104,84 @@ def check_source(source, config, segments, batch_size: int):
         raise ValueError("source has no tokens")
 
 
-def checked_tokens(tokens, config, segments):
-    """(tokens, segments) for JAX, lists too, once `check_tokens` has accepted them."""
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
+def checked_inputs(inputs: Inputs, config: Any) -> Inputs:
+    """Returns the inputs as JAX arrays after all checks; they may be lists.
+
+    A source is one text: its segment ids become 1, except for 0, which is padding.
+    """
+    given = {x.name: as_array(x.name, getattr(inputs, x.name)) for x in fields(inputs)}
+    tokens, segments, types, source, source_segments = given.values()
     refuse_explicit("tokens", (tokens, segments))
     check_tokens(tokens, config, segments)
-    return jnp.asarray(tokens), None if segments is None else jnp.asarray(segments)
+    if types is not None:
+        check_token_types(types, tokens, config.num_token_types)
+    if config.reads_source:
+        check_source(source, config, source_segments, len(tokens))
+        if source_segments is not None:
+            source_segments = jnp.asarray(source_segments != 0, int)
+    elif source is not None or source_segments is not None:
+        raise ValueError(f"source was given; a model of {type(config).__name__} reads none")
+    arrays = (tokens, segments, types, source, source_segments)
+    return Inputs(*(None if x is None else jnp.asarray(x) for x in arrays))
 
 
-def checked_source(source, config, segments, batch_size: int):
-    """The same of a source; it is one text, whatever its segments are called: 1, 0 for padding."""
-    source, segments = as_array("source", source), as_array("source_segments", segments)
-    check_source(source, config, segments, batch_size)
-    return jnp.asarray(source), None if segments is None else jnp.asarray(segments != 0, int)
+def check_own_mask(mask: Any, config: Any, attends: bool) -> None:
+    """Raises ValueError unless the mask is None or a `Mask` that a model of this config can use.
+
+    Args:
+        mask: the mask of the module.
+        config: its config.
+        attends: whether the model has self-attention.
+    """
+    if mask is None:
+        return
+    if not attends:
+        raise ValueError(f"mask was given; a model of {type(config).__name__} has no attention")
+    if not isinstance(mask, Mask):
+        raise ValueError(
+            f"mask is a {type(mask).__name__}; it must be a Mask, a rule about positions"
+        )
+    try:
+        hash(mask)
+    except TypeError as error:
+        raise ValueError(
+            f"mask is {shown(mask)}, which is not hashable ({error}): use hashable "
+            "fields, such as a tuple in place of a list or an array"
+        ) from None
+    for name in ("window", "prefix"):
+        if getattr(config, name):
+            raise ValueError(
+                f"{name} is {getattr(config, name)}; with a mask it must not be set: the "
+                "mask alone determines which tokens see which"
+            )
 
 
-def padded_source(source, config, name: str):
-    """(ids, segments) int [batch, length] of rows of ids, padded on the right to a bucket of
-    lengths; an array stays as it is, segments None. ValueError says what is wrong with them."""
+def padded_source(source: Any, config: Any, name: str) -> Inputs | None:
+    """Returns rows of ids, padded on the right to a bucket of lengths, as an encoder's inputs.
+
+    An array is not padded.
+
+    Args:
+        source: rows of ids of any lengths, or an array [batch, length].
+        config: the model's config.
+        name: the name of the model's class.
+
+    Returns:
+        The source; None if the model reads none.
+
+    Raises:
+        ValueError: there is no source, or one is empty, too long or has an unknown id; or the model
+            reads none and there is one.
+    """
+    if not config.reads_source:
+        if source is not None:
+            raise ValueError(f"source was given, but a {name} reads none")
+        return None
     if source is None:
         raise ValueError(f"source is None; a {name} reads one: a row of ids for each prompt")
     if getattr(source, "ndim", None) == 2:
         check_source(source, config, None, len(source))
-        return source, None
+        return Inputs(jnp.asarray(source))
     vocab_size = config.source_vocab_size
     rows = [
         row_of_ids(f"source {i}", row, vocab_size, "source_vocab_size")
@@ -127,12 +196,28 @@ def padded_source(source, config, name: str):
             )
     if not rows:
         raise ValueError("source is empty; it must hold a row of ids for each prompt")
-    return padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
+    ids, segments = padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
+    return Inputs(jnp.asarray(ids), jnp.asarray(segments))
 
 
-def checked_hooks(capture, patch, points, *, in_steps: bool = False) -> Hooks:
-    """Hooks at a model's points; ValueError for names that are none of them, and for patches that
-    are none. in_steps: tokens are generated, so that patches may name steps."""
+def checked_hooks(
+    capture: Iterable[str],
+    patch: Mapping[str, Patch] | None,
+    points: Collection[str],
+    *,
+    in_steps: bool = False,
+) -> Hooks:
+    """Returns the hooks for these captures and patches.
+
+    Args:
+        capture: names of points to capture.
+        patch: {name: Patch}, or None.
+        points: the names of the model's points.
+        in_steps: whether the pass generates tokens, so that patches may have steps.
+
+    Raises:
+        ValueError: a name is not in `points`, or a patch is invalid.
+    """
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
     if not isinstance(patch, Mapping | None):
@@ -158,8 +243,8 @@ def checked_hooks(capture, patch, points, *, in_steps: bool = False) -> Hooks:
     return Hooks(tuple(capture), patch)
 
 
-def _row(name: str, values):
-    """Whole numbers in a row, as an array; None stays."""
+def _row(name: str, values: Any) -> Int[Array, " values"] | None:
+    """Returns whole numbers as an array of one axis; None remains None."""
     if values is None:
         return None
     row = jnp.asarray(values)
@@ -168,7 +253,7 @@ def _row(name: str, values):
     return row
 
 
-def _check_ids(name, tokens, vocab_size, embed_dim):
+def _check_ids(name: str, tokens: AnyArray, vocab_size: int, embed_dim: int) -> None:
     is_id = jnp.issubdtype(tokens.dtype, jnp.integer)
     if tokens.ndim != (2 if is_id else 3) or (not is_id and tokens.shape[2] != embed_dim):
         raise ValueError(
@@ -184,9 +269,8 @@ def _check_ids(name, tokens, vocab_size, embed_dim):
             raise ValueError(f"{name} hold id {bad}; {limit} is {vocab_size}")
 
 
-def checked_token_types(token_types, tokens, num_token_types: int):
-    """The types of the tokens as an array; ValueError unless there is one for each, in range."""
-    types = as_array("token_types", token_types)
+def check_token_types(types: AnyArray, tokens: AnyArray, num_token_types: int) -> None:
+    """Raises ValueError if the model has no types, a token has none, or one is out of range."""
     _check_segments("token_types", types, "tokens", tokens)
     if not num_token_types:
         raise ValueError("token_types were given; num_token_types is 0: this model has none")
@@ -195,9 +279,8 @@ def checked_token_types(token_types, tokens, num_token_types: int):
         if low < 0 or high >= num_token_types:
             bad = low if low < 0 else high
             raise ValueError(f"token_types hold {bad}; num_token_types is {num_token_types}")
-    return types
 
 
-def _check_segments(name, segments, of, tokens):
+def _check_segments(name: str, segments: AnyArray | None, of: str, tokens: AnyArray) -> None:
     if segments is not None and segments.shape != tokens.shape[:2]:
         raise ValueError(f"{name} are {segments.shape}; {of} are {tokens.shape[:2]}")

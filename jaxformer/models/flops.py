@@ -1,25 +1,33 @@
-"""Operations of a model, by formula: a multiplication and an addition are two.
+"""Number of operations of a model by formula; a multiplication and an addition count as two.
 
     forward:  2 · Σ (elements of a matrix) · (tokens that it is applied to)
-            + 4 · heads · head_dim · (queries) · (keys that each is compared with)
-    training: three times that, since the gradient is two products for each one
+            + 4 · heads · head_dim · (queries) · (keys that each query is compared with)
+    training: three times that, since the gradient needs two products for each product
 
-(Kaplan et al. 2020, §2.1; Chowdhery et al. 2022, appendix B, which counts attention whole, causal
-or not: "model FLOPs utilization" is what a step needs by this formula, by what the devices could
-have done. What is computed a second time to save memory is not counted.) Norms, activations,
-softmax and lookups are left out; they are no matrix products.
+The formula is that of Kaplan et al. 2020, §2.1, and Chowdhery et al. 2022, appendix B, which counts
+attention in full, causal or not. "Model FLOPs utilization" is the number of operations of a step by
+this formula, divided by the number that the devices could have done in its time. Operations that
+are repeated to save memory do not count. Norms, activations, softmax and lookups are not counted
+either, because they are no matrix products.
 """
+
+from typing import Any
 
 import jax
 
-from jaxformer.models.build import build, shape_tree
-from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
 
 
-def forward_flops(config, length: int, source_length: int | None = None) -> int:
-    """Of one row of so many tokens, logits of all of them included. source_length: tokens of what a
-    row's model reads first; None: as many."""
+def forward_flops(config: ModelConfig, length: int, source_length: int | None = None) -> int:
+    """Returns the operations of a forward pass over one row, including the logits of all tokens.
+
+    Args:
+        config: a config of any kind.
+        length: number of tokens of the row.
+        source_length: number of tokens of the row's source; None: `length`.
+    """
     config = config.resolved
     source_length = length if source_length is None else source_length
     total = 0
@@ -31,19 +39,22 @@ def forward_flops(config, length: int, source_length: int | None = None) -> int:
     return total + _attention(config, length, source_length)
 
 
-def training_flops(config, length: int, source_length: int | None = None) -> int:
-    """Of one row of so many tokens, with its gradient."""
+def training_flops(config: ModelConfig, length: int, source_length: int | None = None) -> int:
+    """Returns the operations of a forward and backward pass over one row; see `forward_flops`."""
     return 3 * forward_flops(config, length, source_length)
 
 
-def flops_per_token(config, length: int, source_length: int | None = None) -> float:
-    """What training needs for each token of rows of that length: times tokens per second, by what
-    the devices could do in a second, it is the utilisation of these."""
+def flops_per_token(config: ModelConfig, length: int, source_length: int | None = None) -> float:
+    """Returns the operations of training per token, in rows of `length` tokens.
+
+    Times tokens per second, divided by the operations per second that the devices can do, it is the
+    model FLOPs utilization.
+    """
     return training_flops(config, length, source_length) / length
 
 
 def _tokens(names: list[str], length: int, source_length: int) -> int:
-    """Tokens of a row to which a matrix is applied."""
+    """Returns the number of tokens of a row to which a matrix is applied."""
     if "pooler" in names:
         return 1
     of_source = "encoder" in names or (
@@ -52,22 +63,21 @@ def _tokens(names: list[str], length: int, source_length: int) -> int:
     return source_length if of_source else length
 
 
-def _attention(config, length: int, source_length: int) -> int:
-    """Scores and weighted sums, a window of keys at most where there is one."""
-    if isinstance(config, TransformerConfig):
+def _attention(config: Any, length: int, source_length: int) -> int:
+    """Returns the operations of scores and weighted sums; a window limits the number of keys."""
+    if config.heads:
         own = sum(
             4 * layer.num_heads * layer.head_dim * length * _keys(layer, length)
             for layer in config.layers
         )
-        if not isinstance(config, ReadsSource):
+        if not config.reads_source:
             return own
         cross = 4 * config.num_heads * config.head_dim * length * source_length * config.num_layers
         return own + cross + _attention(config.encoder, source_length, 0)
-    if isinstance(config, ReadsSource) and config.attends:
+    if config.reads_source and config.attends:
         return 4 * config.hidden_dim * length * source_length
     return 0
 
 
-def _keys(layer, length: int) -> int:
-    window = getattr(layer, "window", None)
-    return length if window is None else min(window, length)
+def _keys(layer: Any, length: int) -> int:
+    return length if layer.window is None else min(layer.window, length)

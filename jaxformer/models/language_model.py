@@ -1,224 +1,272 @@
-"""What every model here is as a Flax module."""
+"""The abstract module of all models: declares the parameters and calls pure functions with them."""
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from jaxformer.functional.contexts import Source
-from jaxformer.functional.layers import Forward
+from jaxformer.functional import embedding
+from jaxformer.functional.family import CacheSize, Family, Weights
+from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.masks import Mask, first_forward_edge
-from jaxformer.functional.taps import Hooks
-from jaxformer.models.check import check_parameters, check_variables, checked_hooks, checked_tokens
+from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.models.check import (
+    check_own_mask,
+    check_parameters,
+    check_variables,
+    checked_hooks,
+    checked_inputs,
+    padded_source,
+)
 from jaxformer.models.config import Execution
+from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.sharding import placement_here
+
+Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 
 
 class LanguageModel(nn.Module):
-    """Owns the parameters and hands them to `functional`, a module of pure functions of that name:
-    initializers, points, forward, head, logits.
+    """Abstract class of all models; a final class names its `functions`.
 
-    Tokens are int [batch, length], or float [batch, length, embed_dim], embeddings in their place.
-    A dropout key in `rngs` means training; without one a pass has no randomness. The sizes that
-    `config` leaves open are worked out here, once.
+    Tokens are int [batch, length], or embeddings, float [batch, length, embed_dim]. A pass has
+    dropout, its only randomness, only if `rngs` has a dropout key. An autoregressive model's output
+    i predicts token i + 1 and depends on tokens ≤ i; with a prefix, outputs also depend on the
+    whole prefix, which the model does not predict.
+
+    Attributes:
+        config: a config; its open sizes are resolved once, at construction.
+        execution: how the model runs.
+        mask: the mask of self-attention (of the decoder, if the model also has an encoder), any
+            rule of `functional.masks` or your own. It holds within each document. None: the
+            config's mask.
+        family: the model_type of transformers that the weights came from, or None. `jf.load` sets
+            it, `jf.save` stores it, and `jf.export` prefers it if several families have such a
+            model.
+        generation: the checkpoint's defaults for generating; calls can override them.
     """
+
+    functions: ClassVar[Family]
 
     config: Any
     execution: Execution = Execution()
+    mask: Mask | None = None
+    # Models that differ only in their family are equal, since they compute the same.
+    family: str | None = field(default=None, compare=False, kw_only=True)
+    generation: GenerationDefaults = field(default=GenerationDefaults(), kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Resolves the open sizes of the config."""
         object.__setattr__(self, "config", self.config.resolved)
         super().__post_init__()
 
-    def setup(self):
-        parts = self.functional.initializers(self.config)
+    def setup(self) -> None:
+        """Creates the parameters, or takes them from the variables."""
+        parts = self.functions.initializers(self.config)
         self.weights = {name: self._part(name, init) for name, init in parts.items()}
 
-    def _part(self, name, init):
-        """Some of the parameters, made or as they are given.
+    def _part(self, name: str, init: Callable[[PRNGKeyArray], Any]) -> Any:
+        """Returns some of the parameters: new ones, or the caller's after a check.
 
-        Flax would compare what is given leaf by leaf, and a kernel may be of several leaves.
+        Flax would check the caller's leaf by leaf, but a kernel may have several leaves.
         """
         if not self.has_variable("params", name):
             return self.param(name, init)
         given = self.get_variable("params", name)
-        check_parameters(name, given, parameter_shapes(self.functional, self.config)[name])
+        check_parameters(name, given, parameter_shapes(self.functions, self.config)[name])
         return given
 
     @nn.nowrap
-    def apply(self, variables, *args, **kwargs):
-        """Flax's `apply`, the variables checked first."""
+    def apply(self, variables: Variables, *args: Any, **kwargs: Any) -> Any:
+        """Checks the variables and calls Flax's `apply`."""
         check_variables(variables)
         return super().apply(variables, *args, **kwargs)
 
     def __call__(
-        self, tokens, segments: Int[Array, "batch length"] | None = None
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+        source: Shaped[Array, "batch source *dim"] | None = None,
+        source_segments: Int[Array, "batch source"] | None = None,
     ) -> Float[Array, "batch length vocab"]:
-        """Logits in float32."""
-        inputs = self.inputs(tokens, segments)
-        return self.logits(self.weights, self.forward(self.weights, **inputs).hidden)
+        """Computes float32 logits.
+
+        Args:
+            tokens: int [batch, length], or embeddings.
+            segments: 1, 1, 2, 2, … for packed documents, 0 for padding; None: one document.
+            token_types: for a model that has types; None: all types are 0.
+            source: for a model that reads one, int [batch, source], or embeddings.
+            source_segments: 0 for padding of the source; None: no padding.
+        """
+        inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
+        passed = self.forward(self.weights, inputs, dropout_key=self.dropout_key())
+        return self.logits(self.weights, passed.hidden)
 
     def hidden_states(
-        self, tokens, segments: Int[Array, "batch length"] | None = None
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+        source: Shaped[Array, "batch source *dim"] | None = None,
+        source_segments: Int[Array, "batch source"] | None = None,
     ) -> Float[Array, "batch length dim"]:
-        """What the head is applied to, for losses that work through it in chunks."""
-        inputs = self.inputs(tokens, segments)
-        return self.forward(self.weights, **inputs).hidden
+        """Computes the input of the head, for losses that apply the head in chunks."""
+        inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
+        return self.forward(self.weights, inputs, dropout_key=self.dropout_key()).hidden
 
-    def inspect(self, tokens, segments=None, *, capture=(), patch=None):
-        """Logits and what passed through the points named in `capture`, with `patch` put in place.
+    def inspect(
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+        source: Shaped[Array, "batch source *dim"] | None = None,
+        source_segments: Int[Array, "batch source"] | None = None,
+        *,
+        capture: Iterable[str] = (),
+        patch: Mapping[str, Patch] | None = None,
+    ) -> tuple[Float[Array, "batch length vocab"], dict[str, Array]]:
+        """Computes logits and the values at points of the pass.
 
-        captured[name] has the layer as its first axis for points inside the layers; patch maps
-        names to functional.taps.Patch(where, value). The names are `model.points`.
+        Args:
+            tokens: as in a call.
+            segments: as in a call.
+            token_types: as in a call.
+            source: as in a call.
+            source_segments: as in a call.
+            capture: names of points to capture, from `model.points`.
+            patch: {name of a point: functional.taps.Patch}, values to replace.
+
+        Returns:
+            (logits, captured). captured[name] has the layer as its first axis for points inside the
+            layers.
         """
         hooks = checked_hooks(capture, patch, self.points)
-        inputs = self.inputs(tokens, segments)
-        passed = self.forward(self.weights, **inputs, hooks=hooks)
+        inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
+        key = self.dropout_key()
+        passed = self.forward(self.weights, inputs, dropout_key=key, hooks=hooks)
         return self.logits(self.weights, passed.hidden), passed.captured
 
-    def head(self):
-        """The output map: kernel [dim, vocab_size] and, if it has them, bias and cap."""
+    def head(self) -> Weights:
+        """Returns the output map: kernel [dim, vocab_size] and, if it has them, bias and cap."""
         self.require_bound()
         return self.output_map(self.weights)
 
-    def inputs(self, tokens, segments, **source) -> dict:
-        """What `forward` takes, checked."""
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """Returns the inputs as arrays, after all checks."""
         self.require_bound()
-        tokens, segments = checked_tokens(tokens, self.config, segments)
-        key = self.make_rng("dropout") if self.has_rng("dropout") else None
-        return {"tokens": tokens, "segments": segments, "dropout_key": key, **source}
+        return checked_inputs(inputs, self.config)
+
+    def dropout_key(self) -> PRNGKeyArray | None:
+        """Returns the dropout key of this call of `apply`; None if `rngs` has none."""
+        return self.make_rng("dropout") if self.has_rng("dropout") else None
 
     @nn.nowrap
-    def require_bound(self):
-        """Raise ValueError unless this is called through `apply` or `init`."""
+    def require_bound(self) -> None:
+        """Raises ValueError unless the call is inside `apply` or `init`."""
         if self.scope is None:
             raise ValueError(
                 f"this {type(self).__name__} has no parameters of its own; call "
                 'model.apply(variables, …), for other methods with method="…"'
             )
 
-    # Plain functions of weights: what decoding, training and certificates call.
+    # Plain functions of weights, for decoding, training and certificates. `weights` are the params
+    # or, with a cache, the result of `prepare`.
 
-    @property
-    def points(self) -> tuple[str, ...]:
-        """The names at which a pass can be looked into, in the order of computation."""
-        return self.functional.points(self.config)
-
-    @property
-    def layer_points(self) -> tuple[str, ...]:
-        """Those of them that every layer has: what is captured there has the layer first."""
-        return self.functional.layer_points(self.config)
+    @nn.nowrap
+    def run(self, dropout_key: PRNGKeyArray | None = None, hooks: Hooks = NO_HOOKS) -> Run:
+        """Returns how a pass of this model runs on the devices in context."""
+        check_own_mask(self.mask, self.config, self.functions.masks is not None)
+        placement = placement_here(self.execution.attention)
+        return Run(self.execution, dropout_key, hooks, self.mask, placement)
 
     @nn.nowrap
     def forward(
         self,
-        weights,
-        tokens,
+        weights: Weights,
+        inputs: Inputs,
+        cache: Any = None,
         *,
-        cache=None,
-        segments=None,
-        source: Source | None = None,
-        token_types=None,
-        dropout_key=None,
-        hooks: Hooks = Hooks(),  # noqa: B008 (frozen)
+        dropout_key: PRNGKeyArray | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> Forward:
-        """One pass over whole rows or, with a cache, over the next tokens.
-
-        weights: the params as they are or, with a cache, prepared.
-        """
-        inputs = {"segments": segments, "dropout_key": dropout_key, "hooks": hooks}
-        if source is not None:
-            inputs["source"] = source
-        if token_types is not None:
-            inputs["token_types"] = token_types
-        if cache is not None:
-            inputs["cache"] = cache
-        model = (self.config, self.execution, *self.rules)
-        return self.functional.forward(weights, tokens, *model, **inputs)
+        """Runs one pass over whole rows or, with a cache, over the next tokens."""
+        return self.functions.forward(
+            weights, inputs, self.config, self.run(dropout_key, hooks), cache
+        )
 
     @nn.nowrap
-    def check(self, variables):
-        """Raise ValueError unless these are variables of this very model."""
+    def start(
+        self, weights: Weights, source: Inputs | None, size: CacheSize, hooks: Hooks = NO_HOOKS
+    ) -> tuple[Any, dict[str, Array]]:
+        """Returns (a cache that has read only the source, the values captured meanwhile).
+
+        Source i serves batch elements i * n to (i + 1) * n - 1, where n = batch_size / sources.
+        """
+        if self.functions.start is None:
+            raise ValueError(f"a {type(self).__name__} has no cache to start")
+        return self.functions.start(weights, source, self.config, self.run(None, hooks), size)
+
+    @nn.nowrap
+    def prepare(self, params: Weights, parts: int = 1) -> Weights:
+        """Repacks the weights for decoding, with each packed kernel split into `parts` parts."""
+        if self.functions.prepare is None:
+            raise ValueError(f"a {type(self).__name__} has no weights for decoding")
+        return self.functions.prepare(params, self.config, parts)
+
+    @nn.nowrap
+    def logits(
+        self, weights: Weights, hidden: Float[Array, "batch length dim"]
+    ) -> Float[Array, "batch length vocab"]:
+        """Computes float32 logits of hidden states."""
+        return embedding.logits(weights, hidden, self.config.logits_cap)
+
+    @nn.nowrap
+    def output_map(self, weights: Weights) -> Weights:
+        """Returns the head: kernel [dim, vocab_size] and, if it has them, bias and cap."""
+        cap = self.config.logits_cap
+        return {**embedding.head(weights), **({} if cap is None else {"cap": cap})}
+
+    @nn.nowrap
+    def check(self, variables: Variables) -> None:
+        """Raises ValueError unless these are variables of this model."""
         check_variables(variables)
-        for name, shapes in parameter_shapes(self.functional, self.config).items():
+        for name, shapes in parameter_shapes(self.functions, self.config).items():
             check_parameters(name, variables["params"].get(name, {}), shapes)
 
     @nn.nowrap
-    def output_map(self, weights) -> dict:
-        """The head: kernel [dim, vocab_size] and, if it has them, bias and cap."""
-        cap = {} if self.logits_cap is None else {"cap": self.logits_cap}
-        return {**self.functional.head(weights), **cap}
-
-    @nn.nowrap
-    def read_source(self, source) -> Source | None:
-        """What `start` and `forward` take for it, checked; None: the model reads none."""
-        if source is not None:
-            raise ValueError(f"source was given, but a {type(self).__name__} reads none")
-
-    @nn.nowrap
-    def logits(self, weights, hidden) -> Float[Array, "batch length vocab"]:
-        """What the head makes of hidden states, in float32."""
-        return self.functional.logits(weights, hidden, self.logits_cap)
+    def read_source(self, source: Any) -> Inputs | None:
+        """Returns the checked source, padded; None if the model reads none."""
+        return padded_source(source, self.config, type(self).__name__)
 
     @property
-    def logits_cap(self) -> float | None:
-        """Logits y become cap · tanh(y / cap); None: they stay as they are."""
-        return None
+    def points(self) -> tuple[str, ...]:
+        """The names of the points to capture or patch, in the order of computation."""
+        return self.functions.points(self.config)
 
     @property
-    def rules(self) -> tuple:
-        """What its `forward` takes besides config and execution: masks, if it has attention."""
-        return ()
-
-
-@cache
-def parameter_shapes(functional, config) -> dict:
-    """The parameters that a model makes, by the name of their part, as shapes."""
-    key = jax.random.key(0)
-    return {name: jax.eval_shape(x, key) for name, x in functional.initializers(config).items()}
-
-
-class Transformer(LanguageModel):
-    """A model whose tokens attend to one another.
-
-    mask: who sees whom in self-attention (of the decoder, where there are two), any rule of
-    `functional.masks` or your own; it holds within each document. None: what the config says.
-    """
-
-    mask: Mask | None = None
-
-    @property
-    def rules(self) -> tuple:
-        return (self.self_attention_masks,)
-
-    @property
-    def logits_cap(self) -> float | None:
-        return self.config.logits_cap
+    def layer_points(self) -> tuple[str, ...]:
+        """The points that every layer has; captured values have the layer as their first axis."""
+        return self.functions.layer_points(self.config)
 
     @property
     def self_attention_masks(self) -> tuple[Mask, ...]:
-        """Who sees whom, layer by layer."""
-        if self.mask is not None and not isinstance(self.mask, Mask):
-            raise ValueError(
-                f"mask is a {type(self.mask).__name__}; it must be a Mask, a rule about positions"
-            )
-        for name in ("window", "prefix"):
-            if self.mask is not None and getattr(self.config, name, None):
-                raise ValueError(
-                    f"{name} is {getattr(self.config, name)}; with a mask it must not be set: the "
-                    "mask says who sees whom"
-                )
-        layers = self.config.layers
-        rules = {
-            layer: self.functional.self_attention_mask(layer, self.mask)
-            for layer in dict.fromkeys(layers)
-        }
-        return tuple(rules[layer] for layer in layers)
+        """The mask of each layer; none if the model has no self-attention."""
+        check_own_mask(self.mask, self.config, self.functions.masks is not None)
+        if self.functions.masks is None:
+            return ()
+        return self.functions.masks(self.config, self.mask)
 
     @property
     def unsupported_reason(self) -> str | None:
-        """Why nothing can be generated: the caller's mask lets a token see a later one."""
+        """Why the model cannot generate; None if it is autoregressive."""
+        if self.functions.start is None:
+            return "it has no cache"
+        if not self.config.causal:
+            return "its kernels are centred: they see later tokens"
         if self.mask is None:
             return None
         rule = self.self_attention_masks[0]
@@ -227,9 +275,32 @@ class Transformer(LanguageModel):
 
     @property
     def minimum_prefill(self) -> int:
-        return max(mask.minimum_prefill for mask in self.self_attention_masks)
+        """How many tokens at the start of a document must be read in one call.
+
+        The model predicts only tokens after these.
+        """
+        return max((mask.minimum_prefill for mask in self.self_attention_masks), default=1)
 
     @property
     def reach(self) -> int | None:
-        reaches = [mask.reach for mask in self.self_attention_masks]
-        return None if None in reaches else max(reaches)
+        """The largest window of any layer, in tokens; None if a layer has no window."""
+        masks = self.self_attention_masks
+        reaches = [mask.reach for mask in masks if mask.reach is not None]
+        return max(reaches) if masks and len(reaches) == len(masks) else None
+
+
+def require_autoregressive(model: Any) -> None:
+    """Raises ValueError, with the reason, unless the model is autoregressive."""
+    is_model = isinstance(model, LanguageModel)
+    if reason := model.unsupported_reason if is_model else "it has no cache":
+        raise ValueError(
+            f"{type(model).__name__} is not autoregressive ({reason}), so it can neither generate "
+            "nor score token by token"
+        )
+
+
+@cache
+def parameter_shapes(functions: Family, config: Any) -> dict:
+    """Returns the shapes of a model's parameters, {name of a part: shapes}."""
+    key = jax.random.key(0)
+    return {name: jax.eval_shape(x, key) for name, x in functions.initializers(config).items()}

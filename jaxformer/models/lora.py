@@ -1,27 +1,32 @@
-"""An adapter: the low-rank updates of a model's maps as a tree of their own, beside frozen weights.
+"""LoRA: low-rank updates of a model's kernels (Hu et al. 2021).
 
-For every map that has one, {"lora_a": A [*layers, in_dim, rank], "lora_b": B [*layers, rank,
-out_dim]} stands where the map's weights stand in the parameters. W and its update make
-y = x W + scale · x A B (LoRA, Hu et al. 2021).
+An adapted kernel is a `LowRankKernel`, which computes y = x W + scale · x A B. An adapter is the
+trainable part of such parameters (`models.trainable`): all A and B.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray
 
-from jaxformer.functional.kernels import LowRankKernel, dense, init_low_rank
+from jaxformer.functional.kernels import LowRankKernel, dense, init_low_rank, is_kernel, is_low_rank
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.trainable import partition
 
 _USUAL = ("query", "value")
 
 
-def adapted_maps(shapes, config: LoraConfig) -> list[str]:
-    """The paths of the maps that have an update, "blocks/attention/query".
+def adapted_maps(shapes: Any, config: LoraConfig) -> list[str]:
+    """Returns the paths of the adapted maps, such as "blocks/attention/query".
 
-    ValueError for a name that no map has, or a rank that is more than a map's.
+    Raises:
+        ValueError: no map has one of the configured names, or the rank is too large for a map.
     """
-    kernels = dict(_kernels(shapes))
+    leaves = jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_kernel)
+    names = {_name(path): x for path, x in leaves}
+    kernels = {x.removesuffix("/kernel"): names[x] for x in names if x.endswith("/kernel")}
     last = {path: path.rpartition("/")[2] for path in kernels}
     if config.lora_maps is not None:
         words = config.lora_maps.split(",")
@@ -38,87 +43,84 @@ def adapted_maps(shapes, config: LoraConfig) -> list[str]:
     found = [path for path in kernels if any(_ends(path, word) for word in words)]
     for path in found:
         most = min(kernels[path].shape[-2:])
-        if config.lora_rank > most:
+        if config.lora_rank is not None and config.lora_rank > most:
             raise ValueError(f"lora_rank is {config.lora_rank}; of {path} it is at most {most}")
     return found
 
 
-def init_adapter(key, params, config: LoraConfig) -> dict:
-    """Updates that are 0 at first: A ~ N(0, 1/in_dim), B = 0. params: arrays or shapes."""
-    kernels, adapter = dict(_kernels(params)), {}
-    paths = adapted_maps(params, config)
-    for own, path in zip(jax.random.split(key, len(paths)), paths, strict=True):
-        made = init_low_rank(own, kernels[path], config.lora_rank)
-        branch = adapter
-        for name in path.split("/"):
-            branch = branch.setdefault(name, {})
-        branch |= {"lora_a": made.down, "lora_b": made.up}
-    return adapter
+def adapt(key: PRNGKeyArray, params: Any, config: LoraConfig) -> Any:
+    """Returns the parameters with a `LowRankKernel` for each adapted kernel.
+
+    The updates are initially 0: A ~ N(0, 1/in_dim), B = 0.
+
+    Args:
+        key: a random key.
+        params: the parameters.
+        config: selects the maps and the rank.
+    """
+    rank = config.lora_rank
+    if rank is None:
+        raise ValueError("lora_rank is None; an adapter needs a rank")
+    names = [f"{path}/kernel" for path in adapted_maps(params, config)]
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+
+    def adapted(path: tuple[Any, ...], x: Any) -> Any:
+        name = _name(path)
+        if name not in keys:
+            return x
+        return init_low_rank(keys[name], x, rank, config.scale)
+
+    return jax.tree_util.tree_map_with_path(adapted, params, is_leaf=is_kernel)
 
 
-def adapter_shapes(params, config: LoraConfig) -> dict:
-    """Of the updates of parameters given as shapes; where they live, if those say where they do."""
-    made = jax.eval_shape(lambda key: init_adapter(key, params, config), jax.random.key(0))
-    where = jax.tree.map(lambda x: x.sharding, params)
-    if None in jax.tree.leaves(where, is_leaf=lambda x: x is None):
-        return made
+def adapter_shapes(params: Any, config: LoraConfig) -> Any:
+    """Returns the shapes of the adapter, with shardings if the parameters' shapes have them."""
+    adapter, _ = partition(jax.eval_shape(lambda x: adapt(jax.random.key(0), x, config), params))
+
+    def placed(update: LowRankKernel | None, kernel: Any) -> LowRankKernel | None:
+        if update is None or kernel.sharding is None:
+            return update
+        down, up = (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+            for x, where in zip(
+                (update.down, update.up), low_rank_shardings(kernel.sharding), strict=True
+            )
+        )
+        return replace(update, down=down, up=up)
+
+    return jax.tree.map(placed, adapter, params, is_leaf=_is_none_or_low_rank)
+
+
+def low_rank_shardings(kernel: NamedSharding) -> tuple[NamedSharding, NamedSharding]:
+    """Returns the shardings of A and B: A is sharded as W's inputs are, B as its outputs.
+
+    Args:
+        kernel: the sharding of W.
+    """
+    *layers, inputs, outputs = kernel.spec
+    down, up = (*layers, inputs, None), (*layers, None, outputs)
+    mesh = kernel.mesh
+    return NamedSharding(mesh, PartitionSpec(*down)), NamedSharding(mesh, PartitionSpec(*up))
+
+
+def merged(params: Any, adapter: Any) -> Any:
+    """Returns the parameters with the updates of an adapter added to their kernels."""
     return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        made,
-        adapter_shardings(made, where),
-    )
-
-
-def adapted(params, adapter, scale: float):
-    """The parameters with a `LowRankKernel` for each map that has an update."""
-    return _at_updates(
-        lambda kernel, update: LowRankKernel(kernel, update["lora_a"], update["lora_b"], scale),
-        params,
+        lambda update, x: x if update is None else dense(replace(update, frozen=x)),
         adapter,
+        params,
+        is_leaf=_is_none_or_low_rank,
     )
 
 
-def merged(params, adapter, scale: float):
-    """The parameters with the updates added: those of a model like any other."""
-    return jax.tree.map(
-        dense, adapted(params, adapter, scale), is_leaf=lambda x: isinstance(x, LowRankKernel)
-    )
-
-
-def adapter_shardings(adapter, params) -> dict:
-    """Where the updates live: A is cut as W's inputs are, B as its outputs. params: where those
-    live, a tree of `NamedSharding`."""
-    where = {}
-    for name, branch in adapter.items():
-        if "lora_a" not in branch:
-            where[name] = adapter_shardings(branch, params[name])
-            continue
-        kernel = params[name]["kernel"]
-        *layers, inputs, outputs = kernel.spec
-        specs = {"lora_a": (*layers, inputs, None), "lora_b": (*layers, None, outputs)}
-        where[name] = {
-            x: NamedSharding(kernel.mesh, PartitionSpec(*spec)) for x, spec in specs.items()
-        }
-    return where
-
-
-def _at_updates(function: Callable, params, adapter):
-    """The parameters with function(kernel, update) for the kernel of every map that has one."""
-    if "lora_a" in adapter:
-        return {**params, "kernel": function(params["kernel"], adapter)}
-    changed = {x: _at_updates(function, params[x], branch) for x, branch in adapter.items()}
-    return {**params, **changed}
+def _is_none_or_low_rank(x: Any) -> bool:
+    return x is None or is_low_rank(x)
 
 
 def _ends(path: str, word: str) -> bool:
-    """Whether a path is that word, or ends in it."""
+    """Returns whether a path is `word` or ends with /`word`."""
     return f"/{path}".endswith(f"/{word}")
 
 
-def _kernels(params, prefix: str = ""):
-    """(path of its map, kernel) for each kernel."""
-    for name, branch in params.items():
-        if name == "kernel":
-            yield prefix, branch
-        elif isinstance(branch, dict):
-            yield from _kernels(branch, f"{prefix}/{name}" if prefix else name)
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

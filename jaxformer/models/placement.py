@@ -1,131 +1,94 @@
-"""Where arrays live: a mesh of devices, and an ordered table, path pattern → partition.
+"""Placement of arrays: a mesh of devices, and an ordered table from path patterns to partitions.
 
-    data     the batch is spread; parameters are whole on every device
-    fsdp     the batch is spread, and so are parameters; a layer's are gathered when it is run
-    tensor   a layer's own work is spread: heads, features of the feed-forward layer, vocabulary
+    data     shards the batch; parameters are replicated
+    fsdp     shards the batch and the parameters; a layer's parameters are gathered when it runs
+    tensor   shards the computation of a layer: heads, hidden features, vocabulary
 
-JAX's partitioner does the rest. Sources: Zhao et al. 2023 (fully sharded data parallelism),
-Shoeybi et al. 2019 (tensor parallelism).
+JAX's partitioner inserts the communication. References: Zhao et al. 2023 (fully sharded data
+parallelism), Shoeybi et al. 2019 (tensor parallelism).
 """
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from math import prod
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxformer.functional.spread import BATCH_AXES, TENSOR_AXIS
-from jaxformer.models.build import shape_tree
-from jaxformer.models.config import (
-    ConvolutionalConfig,
-    DecoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    RecurrentConfig,
-    RecurrentEncoderDecoderConfig,
-)
+from jaxformer.functional.kernels import LowRankKernel, is_low_rank
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.kinds import kind_of
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.lora import low_rank_shardings
+from jaxformer.models.parameters import shape_tree
+from jaxformer.models.partitions import Rule, whole_heads, whole_words
+from jaxformer.models.sharding import BATCH_AXES, TENSOR_AXIS
 
+AnyMesh = Mesh | AbstractMesh
 AXES = (*BATCH_AXES, TENSOR_AXIS)
-
-
-class Rule(NamedTuple):
-    """pattern: of paths, "*" for anything; partition: the mesh axis, or axes, that cut each of an
-    array's last axes, None: it is whole. Those before them, layers, are never cut."""
-
-    pattern: str
-    partition: tuple[str | tuple[str, ...] | None, ...]
-
-
-# Maps into heads and hidden features are cut by their outputs, those out of them by their inputs:
-# between the two nothing is exchanged over `tensor`.
-_ENDS = (
-    Rule("*embedding/tokens", ("tensor", "fsdp")),
-    Rule("*embedding/*", (None, "fsdp")),
-    Rule("head/kernel", ("fsdp", "tensor")),
-    Rule("head/bias", ("tensor",)),
-)
-_VECTORS = (Rule("*/scale", (None,)), Rule("*/bias", (None,)))
-_TRANSFORMER = (
-    *_ENDS,
-    *(
-        Rule(f"*blocks/*/{name}/{part}", partition)
-        for name in ("query", "key", "value", "up", "gate")
-        for part, partition in (("kernel", ("fsdp", "tensor")), ("bias", ("tensor",)))
-    ),
-    Rule("*blocks/*/output/kernel", ("tensor", "fsdp")),
-    Rule("*blocks/*/down/kernel", ("tensor", "fsdp")),
-    Rule("*relative_bias/table", (None, "tensor")),
-    Rule("*/kernel", ("fsdp", None)),
-    *_VECTORS,
-)
-# A recurrent state or a convolution's features would be exchanged at every step or layer.
-_OTHERS = (*_ENDS, Rule("*/kernel", ("fsdp", None)), *_VECTORS)
-# What `tensor` does not divide is computed row by row (`functional.spread.row_axes`): there it is
-# to parameters as another fsdp.
-_BOTH = ("fsdp", "tensor")
-_WHOLE_WORDS = (
-    Rule("*embedding/tokens", (None, _BOTH)),
-    Rule("head/kernel", (_BOTH, None)),
-    Rule("head/bias", (None,)),
-)
-_WHOLE_HEADS = (
-    *(
-        Rule(f"*blocks/*attention/{name}/kernel", (_BOTH, None))
-        for name in ("query", "key", "value")
-    ),
-    Rule("*blocks/*attention/output/kernel", (None, _BOTH)),
-    Rule("*blocks/*attention/*/bias", (None,)),
-    Rule("*relative_bias/table", (None, None)),
-)
-TABLES: dict[type, tuple[Rule, ...]] = {
-    DecoderConfig: _TRANSFORMER,
-    EncoderConfig: _TRANSFORMER,
-    EncoderDecoderConfig: _TRANSFORMER,
-    RecurrentConfig: _OTHERS,
-    ConvolutionalConfig: _OTHERS,
-    RecurrentEncoderDecoderConfig: _OTHERS,
-}
+# Stated because `jax.make_mesh` defaults to Explicit.
+_AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
 
 def make_mesh(sizes: dict[str, int], devices: Sequence | None = None) -> Mesh:
-    """A mesh of these axes, those that are not named being 1; devices: None for all there are.
+    """Returns a mesh whose axes the partitioner handles.
 
-    ValueError for an axis that is none of `AXES`, or sizes whose product is not that of devices.
+    Args:
+        sizes: the size of each axis of `AXES`; an axis that is absent has size 1.
+        devices: the devices of the mesh; None: all of this process's backend.
+
+    Raises:
+        ValueError: an axis is unknown, a size is below 1, or the product of the sizes is not the
+            number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    for name, size in sizes.items():
-        if name not in AXES:
-            raise ValueError(f"mesh has an axis {name!r}; there are {', '.join(AXES)}")
-        if size < 1:
-            raise ValueError(f"mesh has {name}={size}; it must be at least 1")
-    shape = tuple(sizes.get(name, 1) for name in AXES)
+    shape = _mesh_shape(sizes)
     if prod(shape) != len(devices):
         said = ",".join(f"{name}={size}" for name, size in zip(AXES, shape, strict=True))
         raise ValueError(
             f"mesh is {said}, {prod(shape)} devices; there are {len(devices)} "
             f"({devices[0].platform})"
         )
-    return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=_AXIS_TYPES)
 
 
-def check_mesh(mesh: Mesh) -> None:
-    """ValueError unless it is one as `make_mesh` gives."""
+def make_abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
+    """Returns a mesh like that of `make_mesh` without devices.
+
+    It places parameters for a machine that is absent.
+    """
+    return AbstractMesh(_mesh_shape(sizes), AXES, axis_types=_AXIS_TYPES)
+
+
+def _mesh_shape(sizes: dict[str, int]) -> tuple[int, ...]:
+    for name, size in sizes.items():
+        if name not in AXES:
+            raise ValueError(f"mesh has an axis {name!r}; there are {', '.join(AXES)}")
+        if size < 1:
+            raise ValueError(f"mesh has {name}={size}; it must be at least 1")
+    return tuple(sizes.get(name, 1) for name in AXES)
+
+
+def check_mesh(mesh: AnyMesh) -> None:
+    """Raises ValueError unless the mesh has the axes of `make_mesh`."""
     if mesh.axis_names != AXES or any(x != AxisType.Auto for x in mesh.axis_types):
         raise ValueError(
             f"mesh has the axes {mesh.axis_names} ({', '.join(map(str, mesh.axis_types))}); models "
-            f"here are spread over {AXES}, left to the partitioner: jaxformer.models.placement."
-            "make_mesh gives such a mesh"
+            f"need the axes {AXES}, which the partitioner handles: make the mesh by "
+            "jaxformer.models.placement.make_mesh"
         )
 
 
-def partition_of(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh) -> PartitionSpec:
-    """Of the first rule whose pattern is that path's.
+def partition_of(
+    path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: AnyMesh
+) -> PartitionSpec:
+    """Returns the partition of the first rule whose pattern matches the path.
 
-    ValueError if there is none, if it uses an axis twice or has more axes than the array, or if a
-    size does not divide.
+    Raises:
+        ValueError: no pattern matches, the rule uses an axis twice or has more axes than the array,
+            or the mesh axes do not divide a size.
     """
     rule = next((rule for rule in rules if fnmatchcase(path, rule.pattern)), None)
     if rule is None:
@@ -149,63 +112,70 @@ def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
-def shardings(tree, config, mesh) -> dict:
-    """Where each parameter of a model of this config lives, a tree of `NamedSharding`."""
+def shardings(tree: Any, config: ModelConfig, mesh: AnyMesh) -> dict:
+    """Returns the `NamedSharding` of each parameter of a model with this config, as a tree."""
     check_mesh(mesh)
     rules = rules_of(config, mesh.shape["tensor"])
 
-    def place(path, leaf):
+    def place(path: tuple[Any, ...], leaf: Any) -> Any:
         name = "/".join(key.key for key in path)
-        return NamedSharding(mesh, partition_of(name, leaf.shape, rules, mesh))
+        where = NamedSharding(mesh, partition_of(name, leaf.shape, rules, mesh))
+        if not is_low_rank(leaf):
+            return where
+        return LowRankKernel(where, *low_rank_shardings(where), leaf.scale)
 
-    return jax.tree_util.tree_map_with_path(place, tree)
+    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_low_rank)
 
 
-def parameter_shapes(model, mesh) -> dict:
-    """The model's parameters, as shapes with where each lives; mesh None: they do not say where."""
+def parameter_shapes(model: LanguageModel, mesh: AnyMesh | None) -> dict:
+    """Returns the shapes of the model's parameters, with shardings unless the mesh is None."""
     shapes = shape_tree(model)
     if mesh is None:
         return shapes
     return shapes_at(shapes, shardings(shapes, model.config, mesh))
 
 
-def shapes_at(shapes, where):
-    """The shapes of a tree, with where each leaf lives."""
+def shapes_at(shapes: Any, where: Any) -> Any:
+    """Returns the shapes of a tree with the sharding of each leaf."""
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
     )
 
 
-def rules_of(config, tensor: int) -> tuple[Rule, ...]:
-    """The table of a config on a mesh of so many devices along `tensor`. Heads, or words, that
-    these do not divide are no error."""
-    rules = TABLES[type(config)]
-    heads = [getattr(config, name, None) for name in _HEADS]
-    if any(n % tensor for n in heads if n is not None):
-        rules = (*_WHOLE_HEADS, *rules)
-    return (*_WHOLE_WORDS, *rules) if config.vocab_size % tensor else rules
+def rules_of(config: ModelConfig, tensor: int) -> tuple[Rule, ...]:
+    """Returns the placement table of a config.
+
+    Args:
+        config: a config of any kind.
+        tensor: the size of the mesh axis of that name. It need not divide the heads or the
+            vocabulary of a stack, decoder or encoder: each stack has its own rules.
+    """
+    rules, config = kind_of(config).partitions, config.resolved
+    for prefix, stack in config.stacks.items():
+        if any(num % tensor for num in stack.heads):
+            rules = (*whole_heads(prefix), *rules)
+        if stack.vocab_size % tensor:
+            rules = (*whole_words(prefix), *rules)
+    return rules
 
 
-_HEADS = ("num_heads", "num_kv_heads", "num_encoder_heads")
-
-
-def batch_sharding(mesh, before: int = 0) -> NamedSharding:
-    """Of arrays whose rows, after so many other axes, are spread over devices."""
+def batch_sharding(mesh: AnyMesh, before: int = 0) -> NamedSharding:
+    """Returns the sharding of arrays whose rows, after `before` other axes, are sharded."""
     return NamedSharding(mesh, PartitionSpec(*[None] * before, BATCH_AXES))
 
 
-def num_row_parts(mesh) -> int:
-    """Into how many parts the rows of a batch are spread."""
+def num_row_parts(mesh: AnyMesh) -> int:
+    """Returns the number of parts into which the mesh shards the rows of a batch."""
     return prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def replicated(mesh) -> NamedSharding:
-    """Whole on every device."""
+def replicated(mesh: AnyMesh) -> NamedSharding:
+    """Returns the sharding of arrays that are replicated on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def to_host(x) -> np.ndarray:
-    """The values of an array, whole on this process, though its parts be on devices of others."""
+def to_host(x: Any) -> np.ndarray:
+    """Returns all values of an array as a NumPy array, even if other processes hold parts of it."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         from jax.experimental import multihost_utils
 

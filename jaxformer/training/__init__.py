@@ -1,0 +1,1 @@
+"""Training: data, tasks, the training loop and its reports."""

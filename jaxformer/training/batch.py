@@ -1,4 +1,4 @@
-"""What a model is trained on and scored by, whatever its kind."""
+"""Batches of tokens, for training and scoring every kind of model."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,19 @@ from jaxtyping import Array
 
 
 class Batch(NamedTuple):
-    """int [batch, length] inputs and targets: output i is to predict target i.
+    """Inputs and targets of a model.
 
-    weights: float, 1 for a target that counts, 0 for padding and for what is context alone (None:
-    all count); segments: the document of each token within its row, 0 for padding (None: one);
-    source and source_segments, [batch, source length]: for a model that reads one. An update takes
-    several such batches at once, micro-batches along a first axis.
+    An update takes several batches at once: micro-batches, stacked along a new first axis.
+
+    Attributes:
+        inputs: int [batch, length].
+        targets: int [batch, length]. Output i predicts target i.
+        weights: float [batch, length]: 1 for a target that counts, 0 for padding and for tokens
+            that are only context. None: all targets count.
+        segments: int [batch, length]: the number of each token's document within its row, 0 for
+            padding. None: a row is one document.
+        source: int [batch, source length], for a model that reads a source.
+        source_segments: int [batch, source length]: like `segments`, for the source.
     """
 
     inputs: Array
@@ -24,27 +31,45 @@ class Batch(NamedTuple):
 
 
 def num_tokens(batch: Batch) -> int:
-    """Tokens that are learnt from, padding not counted."""
+    """Returns the number of tokens in a batch, excluding padding."""
     return batch.targets.size if batch.segments is None else int((batch.segments != 0).sum())
 
 
 class Share(NamedTuple):
-    """What one of ``count`` processes reads: of each micro-batch the ``index``-th of as many equal
-    parts. All of them together read what one process would, in the same order."""
+    """Part of each micro-batch that one of several processes reads.
+
+    Each micro-batch is divided into `count` equal parts, and this process reads part `index`. All
+    processes together read the rows that a single process would, in the same order.
+
+    Attributes:
+        index: The number of the part, from 0.
+        count: The number of processes.
+    """
 
     index: int = 0
     count: int = 1
 
     def rows(self, batch_size: int, accumulate: int = 1) -> np.ndarray:
-        """Its rows of so many micro-batches one after another, int [accumulate · batch / count].
+        """Returns the row numbers of this share in concatenated micro-batches.
 
-        Errors: ``ValueError`` if a micro-batch cannot be divided so, or there is no such part.
+        Args:
+            batch_size: Rows of a micro-batch.
+            accumulate: The number of micro-batches.
+
+        Returns:
+            int [accumulate * batch_size / count].
+
+        Raises:
+            ValueError: `count` does not divide `batch_size`, or `index` is out of range.
         """
         if not 0 <= self.index < self.count:
-            raise ValueError(f"share: {self.index} of {self.count} is not accepted; 0 to count - 1")
+            raise ValueError(
+                f"share: index is {self.index}; it must be at least 0 and below {self.count}"
+            )
         if batch_size % self.count:
             raise ValueError(
-                f"share: {batch_size} rows of a micro-batch do not divide by {self.count} processes"
+                f"share: the batch size is {batch_size}; it must be a multiple of the number of "
+                f"processes ({self.count})"
             )
         rows = np.arange(accumulate * batch_size).reshape(accumulate, self.count, -1)
         return rows[:, self.index].ravel()

@@ -1,4 +1,4 @@
-"""Runs beside one another: what differs in their configs, and how each learnt."""
+"""Comparison of runs: their configs, results and learning curves."""
 
 from pathlib import Path
 from statistics import median
@@ -7,20 +7,27 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxformer.artifacts.picture import write_figure
+from jaxformer.artifacts.files import write_figure
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.build import parameter_count
 from jaxformer.models.config import kind_of
+from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import Inputs, TrainingConfig
-from jaxformer.training.picture import finish, held_out_scores, smoothed
-from jaxformer.training.run_config import read_run
+from jaxformer.training.log import finish, held_out_scores, smoothed
+from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
 from jaxformer.training.tasks.task import Measure
 
 
 class Compared(NamedTuple):
-    """A run, as it is drawn and told. name: of its folder, or its path where two folders share
-    one."""
+    """A run to compare.
+
+    Attributes:
+        name: The name of its folder, or its path if two folders have the same name.
+        inputs: The files that it reads.
+        config: Its settings.
+        measure: The figure of its task besides the loss.
+        metrics: The lines of metrics.jsonl.
+    """
 
     name: str
     inputs: Inputs
@@ -30,7 +37,11 @@ class Compared(NamedTuple):
 
 
 def read_runs(paths: list[Path]) -> list[Compared]:
-    """ValueError for a folder without a run, or a run that has not trained yet."""
+    """Reads runs from their folders.
+
+    Raises:
+        ValueError: A folder holds no run, or a run has no training loss yet.
+    """
     names = [path.resolve().name for path in paths]
     runs = []
     for path, name in zip(paths, names, strict=True):
@@ -38,14 +49,17 @@ def read_runs(paths: list[Path]) -> list[Compared]:
         inputs, config = read_run(folder)
         metrics = folder.read_metrics()
         if not any("loss" in line for line in metrics):
-            raise ValueError(f"{path} has no figures yet ({folder.metrics.name} has no loss)")
+            raise ValueError(
+                f"{path} has no figures yet: {folder.metrics.name} has no line with a loss; "
+                "compare the run after its first updates"
+            )
         name = name if names.count(name) == 1 else str(path)
         runs.append(Compared(name, inputs, config, task_of(config).measure, metrics))
     return runs
 
 
 def summary(run: Compared) -> dict:
-    """What became of a run."""
+    """Returns the size, the last losses and the speed of a run."""
     trained = [line for line in run.metrics if "loss" in line]
     speeds = [line["tokens_per_second"] for line in trained if "tokens_per_second" in line]
     seconds = [line["seconds"] for line in trained if "seconds" in line]
@@ -60,8 +74,10 @@ def summary(run: Compared) -> dict:
 
 
 def changed(runs: list[Compared]) -> dict[str, list]:
-    """What they read, and fields of their settings, in which not all runs agree: the value of each.
-    Fields that not all of their kinds have are left out."""
+    """Returns the inputs and settings that differ between the runs, with the value of each run.
+
+    A field that the config of some run lacks is omitted.
+    """
     first, *others = settings = [_settings(run) for run in runs]
     names = [name for name in first if all(name in other for other in others)]
     found = {name: [some[name] for some in settings] for name in names}
@@ -69,7 +85,7 @@ def changed(runs: list[Compared]) -> dict[str, list]:
 
 
 def _settings(run: Compared) -> dict:
-    """Every field of a run's config by its flag's name, and what it reads and began from."""
+    """Returns the fields of a run's config by flag name, its inputs and its base checkpoint."""
     config, (text, source, target, origin) = run.config, run.inputs
     paths = {"text": " ".join(map(str, text)) or None, "source": source, "target": target}
     paths["from"] = None if origin is None else origin.path
@@ -80,7 +96,7 @@ def _settings(run: Compared) -> dict:
 
 
 def draw(runs: list[Compared], path: Path) -> None:
-    """The losses by step and by time, and what each task measures beside."""
+    """Draws the training losses by step and by time, and the held-out losses by step."""
     figure = Figure(figsize=(14, 4), layout="constrained")
     by_step, by_time, held_out = figure.subplots(1, 3)
     for number, run in enumerate(runs):
@@ -91,12 +107,12 @@ def draw(runs: list[Compared], path: Path) -> None:
         by_step.plot([line["step"] for line in trained], curve, **style)
         both = zip(trained, curve, strict=True)
         timed = [(line["seconds"] / 60, loss) for line, loss in both if "seconds" in line]
-        marker = "." if len(timed) < 10 else None  # a line through one point is not seen
+        marker = "." if len(timed) < 10 else None  # a line through one point is invisible
         by_time.plot(*np.transpose(timed or np.empty((0, 2))), marker=marker, **style)
         for points in held_out_scores(run.metrics, run.measure.name).values():
             steps, losses, _ = zip(*points, strict=True)
             held_out.plot(steps, losses, marker="o", **style)
-            style.pop("label", None)  # one entry for a run, of which two parts may be scored
+            style.pop("label", None)  # a run may have two curves, but has one legend entry
     by_step.set(xlabel="step", ylabel="loss (nats per token)", title="training loss by step")
     by_time.set(xlabel="minutes of training", title="training loss by time")
     held_out.set(xlabel="step", title="held-out loss")

@@ -1,7 +1,7 @@
-"""A training step, compiled before anything is trained."""
+"""A training step that is compiled for each batch shape on first use."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -10,31 +10,43 @@ from jaxformer.training.batch import Batch
 from jaxformer.training.step import Measured, TrainState
 
 
-class CompiledStep(NamedTuple):
-    """One program for each shape of batch."""
+class CompiledStep:
+    """Training step with one compiled program per batch shape, compiled on first use.
 
-    programs: dict[tuple[int, ...], jax.stages.Compiled]
+    A translation run has six batch widths. XLA takes about six seconds on two cores for each, so
+    training starts after compiling one of them, not all.
+    """
 
-    @classmethod
-    def of(cls, step, state: TrainState, batches: Iterable[Batch]) -> "CompiledStep":
-        """step: as of `make_step`; batches: shapes."""
-        rate = jax.ShapeDtypeStruct((), np.float32)
-        return cls({x.inputs.shape: step.lower(state, x, rate).compile() for x in batches})
+    def __init__(self, step, compiling: Callable[[int], AbstractContextManager]):
+        """Wraps a step without compiling it.
+
+        Args:
+            step: The function that `make_step` returns.
+            compiling: Returns a context for the width of a batch. The context is open while the
+                program of that width is compiled.
+        """
+        self._step, self._compiling = step, compiling
+        self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
+
+    def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+        """Returns the program for batches of this shape; compiles it if necessary."""
+        shape = batch.inputs.shape
+        if shape not in self._programs:
+            rate = jax.ShapeDtypeStruct((), np.float32)
+            with self._compiling(shape[-1]):
+                self._programs[shape] = self._step.lower(state, batch, rate).compile()
+        return self._programs[shape]
 
     def __call__(self, state: TrainState, batch: Batch, rate) -> tuple[TrainState, Measured]:
-        return self.programs[batch.inputs.shape](state, batch, rate)
-
-    @property
-    def num_bytes(self) -> int | None:
-        """What it needs on a device, state, activations and gradients; None: the device does not
-        say."""
-        found = [num_bytes(program) for program in self.programs.values()]
-        return None if None in found else max(found)
+        """Makes one update."""
+        return self.compile(state, batch)(state, batch, rate)
 
 
 def num_bytes(program: jax.stages.Compiled) -> int | None:
-    """What a program needs on a device; outputs that take the place of inputs do not count again.
-    None: the device does not say."""
+    """Returns the bytes that a program needs on each device, or None if that is not known.
+
+    Outputs that reuse the buffers of inputs are not counted twice.
+    """
     used = program.memory_analysis()
     if used is None:
         return None

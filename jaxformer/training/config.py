@@ -1,6 +1,7 @@
-"""What a training run is: frozen dataclasses without JAX, so that the command line is quick.
+"""Configs of training runs: frozen dataclasses.
 
-Every field here and in the model's config is a flag of `jaxformer train`.
+Every field here and in the model's config is a flag of `jaxformer train`. This module does not
+import JAX, so that the command line starts quickly.
 """
 
 import math
@@ -9,38 +10,41 @@ from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
-from jaxformer.models.config import ConvolutionalConfig, DecoderConfig, Execution
+from jaxformer.models.config import KINDS, Execution
+from jaxformer.models.config.check import check_fields, shown
 from jaxformer.models.config.lora import LoraConfig
 
 Model = TypeVar("Model")
+LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
 
 
 def check_seed(seed: int) -> None:
-    """ValueError unless a seed has a random key of its own: JAX makes one of 32 bits."""
+    """Checks that a seed fits into 32 bits, so that every seed gives a different random key.
+
+    Raises:
+        ValueError: `seed` is not in 0 … 2^32 - 1.
+    """
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}; it must be in 0 … {2**32 - 1}")
+        raise ValueError(f"seed is {shown(seed)}; it must be in 0 … {2**32 - 1}")
 
 
 def _refuse_small(config, least, *names: str) -> None:
-    """ValueError for a field below `least`; None passes."""
+    """Raises ValueError if a named field is below `least`; None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
-def _refuse_huge(config) -> None:
-    """Counts and sizes are 32 bits wide on the device, and more would end in an overflow there."""
-    for name in config.__dataclass_fields__.keys() - {"seed"}:
-        value = getattr(config, name)
-        if isinstance(value, int) and value >= 2**31:
-            raise ValueError(f"{name} is {value}; it must be at most {2**31 - 1}")
-
-
 class Inputs(NamedTuple):
-    """What a run reads, as config.json has it: text (files and folders; none: the standard
-    library), or a source and, unless that holds both sides, a target; and the `Origin` of its
-    weights and tokenizer, None: both are new."""
+    """Inputs of a run, as in config.json: either `text`, or `source` with or without `target`.
+
+    Attributes:
+        text: Files and folders. Empty: Python's standard library, unless there is a source.
+        source: The file of sources, or of both sides.
+        target: The file of targets; None: `source` holds both sides.
+        origin: The checkpoint from which the weights and the tokenizer come; None: both are new.
+    """
 
     text: tuple[Path, ...] = ()
     source: Path | None = None
@@ -49,62 +53,68 @@ class Inputs(NamedTuple):
 
 
 class Mesh:
-    """What annotates a field for `MeshSizes`: on the command line that is one word, and not a flag
-    for each axis."""
+    """Annotation of a field that holds `MeshSizes`.
+
+    The command line reads such a field from one word instead of one flag per axis.
+    """
 
 
 @dataclass(frozen=True)
 class MeshSizes(Mesh):
-    """Devices along each axis of a mesh: see `models.placement`."""
+    """Number of devices along each axis of a mesh (see `models.placement`)."""
 
     data: int = 1
-    """the batch is spread"""
+    """devices that divide the batch"""
     fsdp: int = 1
-    """the batch is spread, and so are parameters"""
+    """devices that divide the batch and the parameters"""
     tensor: int = 1
-    """a layer's own work is spread"""
+    """devices that divide the computation of each layer"""
 
     def __post_init__(self):
+        """Checks the sizes."""
+        check_fields(self)
         _refuse_small(self, 1, "data", "fsdp", "tensor")
 
     @property
     def parts(self) -> int:
-        """Into how many parts a batch is spread."""
+        """Number of parts into which the mesh divides a batch."""
         return self.data * self.fsdp
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Which updates are made, and how large: warm-up, then a decay to a fraction of the peak."""
+    """Settings of the optimizer and of the learning rate's warm-up and decay."""
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),
-    or Muon (Jordan 2024) for kernels, but the head's, with AdamW for the rest"""
+    or Muon (Jordan 2024) for all kernels except the head's, with AdamW for the rest"""
     schedule: Literal["cosine", "linear", "warmup-stable-decay"] = "cosine"
-    """how the learning rate falls after the warm-up; the third stays at the peak at first"""
+    """how the learning rate falls after the warm-up; warmup-stable-decay first stays at the peak"""
     learning_rate: float = 6e-4
     """peak learning rate"""
     warmup_steps: int = 100
-    """steps over which the learning rate rises linearly from 0; fewer in a shorter run, and over no
-    more than a tenth of the minutes"""
+    """steps over which the learning rate rises linearly from 0; at most the steps of the run minus
+    1 and a tenth of the minutes"""
     decay_fraction: float = 0.2
-    """last part of the run over which warmup-stable-decay falls"""
+    """fraction of the run, at its end, over which warmup-stable-decay falls"""
     final_fraction: float = 0.1
     """learning rate at the end of the run as a fraction of the peak"""
     weight_decay: float = 0.1
     """weight decay, applied to matrices only, not to biases and scales"""
     beta1: float = 0.9
-    """decay rate of the gradient's moving average (not of Adafactor, nor of Muon's kernels)"""
+    """decay rate of the gradient's moving average (unused by Adafactor and by Muon's kernels)"""
     beta2: float = 0.95
-    """decay rate of the squared gradient's moving average, of Lion the gradient's own (not of
-    Adafactor, nor of Muon's kernels)"""
+    """decay rate of the squared gradient's moving average; for Lion, of the gradient's moving
+    average (unused by Adafactor and by Muon's kernels)"""
     clip_norm: float = 1.0
-    """the gradient is scaled down to this global norm if it is larger"""
+    """largest global norm of the gradient; a larger gradient is scaled down to it"""
     average_decay: float | None = None
-    """decay rate of a moving average of the weights, by which the model is scored, sampled from and
-    loaded; None: no average is kept"""
+    """decay rate of a moving average of the weights, which is used for scores, samples and loading;
+    None: no average"""
 
     def __post_init__(self):
+        """Checks the settings."""
+        check_fields(self)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate is {self.learning_rate}; it must be above 0 and finite"
@@ -125,62 +135,71 @@ class OptimizerConfig:
             raise ValueError(f"average_decay is {self.average_decay}; it must be in (0, 1)")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
+        # JSON has no infinity, and no norm exceeds the largest float32.
+        object.__setattr__(self, "clip_norm", min(self.clip_norm, LARGEST_FLOAT))
 
 
 @dataclass(frozen=True)
 class TrainingConfig(Generic[Model]):
-    """One run: the model, how it is run, and everything that its losses depend on. What is read,
-    and how much at once, is said by the kinds of run below."""
+    """Base class of training configs: the model and everything that its losses depend on.
+
+    The subclasses add the settings of the data and of its batches.
+    """
 
     model: Model
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     mesh: Mesh | None = None
-    """devices by axis: data=2,fsdp=4,tensor=1; None: data=N for all N that there are"""
+    """devices per axis: data=2,fsdp=4,tensor=1; None: data=N for all N available devices"""
     steps: int | None = 1000
-    """total number of updates; None: as many as the minutes allow"""
+    """total number of updates; None: only the minutes limit the run"""
     minutes: float | None = None
-    """training ends after so long, what is compiled before not counted; None: only by steps"""
+    """minutes of training, without compilation, evaluation and saving; None: only the steps limit
+    the run"""
     accumulate: int = 1
     """micro-batches per update"""
     held_out: float | None = None
-    """fraction that is held out; None: 0.05 or, if more, 500 kB of text (but at most 0.1), and no
-    more than 10 MB; of pairs 0.05, but at most 1,000"""
+    """fraction to hold out; None: 0.05 of the text, but at least 500 kB (or 0.1, if that is less)
+    and at most 10 MB; 0.05 of the pairs, but at most 1,000"""
     label_smoothing: float = 0.0
     """share of the target probability that is spread over all tokens"""
     seed: int = 0
     """seed for initialisation, data order, dropout and samples"""
     evaluate_every: int = 250
-    """steps between evaluations on what is held out"""
+    """steps between evaluations on the held-out data"""
     checkpoint_every: int = 250
     """steps between checkpoints"""
     keep: int = 2
-    """how many of the newest checkpoints are kept"""
+    """number of newest checkpoints to keep"""
     keep_every: int | None = None
-    """checkpoints of steps that this divides are kept too; None: none of them"""
+    """also keep the checkpoints of steps that are multiples of this; None: only the newest"""
     non_finite: Literal["stop", "skip"] = "stop"
-    """a loss or gradient that is not finite ends the run, or its update is left out"""
+    """if the loss or the gradient is not finite: stop the run, or skip the update"""
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """experiment trackers that are told what metrics.jsonl says"""
+    """experiment trackers that receive the lines of metrics.jsonl"""
     profile: bool = False
     """write a trace of a few updates, for TensorBoard or Perfetto, into the run folder"""
 
     def __post_init__(self):
+        """Checks the settings."""
+        check_fields(self)
         _refuse_small(self, 1, "steps", "accumulate", "evaluate_every", "checkpoint_every")
         _refuse_small(self, 1, "keep_every")
-        object.__setattr__(self, "trackers", tuple(self.trackers))  # JSON has lists
-        if not isinstance(self.mesh, MeshSizes | None):
-            raise ValueError(f"mesh is {self.mesh!r}; it must be MeshSizes")
+        if type(self.model) not in KINDS.values():
+            raise ValueError(
+                f"model is {shown(self.model)}; it must be the config of a model, such as "
+                "DecoderConfig"
+            )
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
         if self.steps is None and self.minutes is None:
-            raise ValueError("steps and minutes are None; one of them must end the run")
+            raise ValueError("steps and minutes are None; one of them must limit the run")
         if self.keep < 2:
-            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
+            raise ValueError(
+                f"keep is {self.keep}; it must be at least 2, since the newest may be damaged"
+            )
         check_seed(self.seed)
-        for config in (self, self.model, self.optimizer, self.lora):
-            _refuse_huge(config)
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
         if self.held_out is not None and not 0 < self.held_out <= 0.5:
@@ -189,39 +208,41 @@ class TrainingConfig(Generic[Model]):
 
 @dataclass(frozen=True)
 class TextTraining(TrainingConfig[Model]):
-    """A run that reads text in windows, and predicts each next token."""
+    """Config of a run that reads windows of text and predicts each next token."""
 
     text_field: str = "text"
-    """of records (.jsonl, .parquet, hf:), the field or column that has the text"""
+    """field or column with the text, in records (.jsonl, .parquet, hf:)"""
     batch_size: int = 16
     """windows per micro-batch"""
     window_length: int | None = None
     """tokens per window; None: max_length"""
     packing: Literal["windows", "documents"] = "windows"
-    """a window is a stretch of the text, or documents side by side that do not see one another"""
+    """windows: a window is a piece of the text; documents: in a window, no document attends to
+    another"""
     evaluation_windows: int = 128
     """held-out windows per evaluation, the same each time; the last one scores all the text too"""
     sample_tokens: int = 200
-    """tokens of the sample that each evaluation writes; 0: no sample"""
+    """tokens in the sample that each evaluation writes; 0: no sample"""
 
     def __post_init__(self):
+        """Checks the settings."""
         super().__post_init__()
         _refuse_small(self, 1, "batch_size", "evaluation_windows")
         _refuse_small(self, 0, "sample_tokens")
         if self.mesh is not None and self.batch_size % self.mesh.parts:
             raise ValueError(
-                f"batch_size is {self.batch_size}; it does not divide by data × fsdp "
+                f"batch_size is {self.batch_size}; it must be a multiple of data × fsdp "
                 f"({self.mesh.parts})"
             )
         longest = self.model.max_length
         if longest < 2:
             raise ValueError(f"max_length is {longest}; training needs at least 2")
-        if isinstance(self.model, DecoderConfig) and self.model.prefix:
+        if self.model.prefix:
             raise ValueError(
-                f"prefix is {self.model.prefix}; it must be 0, since here every token of the text "
-                "is predicted, and those of a prefix are given"
+                f"prefix is {self.model.prefix}; it must be 0, because training predicts every "
+                "token, and a model does not predict the tokens of a prefix"
             )
-        if isinstance(self.model, ConvolutionalConfig) and not self.model.causal:
+        if not self.model.causal:
             raise ValueError("causal is False; training on next tokens needs a causal model")
         if self.window_length is not None and not 1 <= self.window_length <= longest:
             raise ValueError(
@@ -230,17 +251,19 @@ class TextTraining(TrainingConfig[Model]):
 
     @property
     def window(self) -> int:
+        """Tokens per window."""
         return self.window_length or self.model.max_length
 
 
 @dataclass(frozen=True)
 class HiddenTraining(TextTraining[Model]):
-    """A run that reads text in windows, and predicts tokens that were hidden in them."""
+    """Config of a run that reads windows of text and predicts tokens that are hidden in them."""
 
     mask_rate: float = 0.15
     """share of the tokens that are hidden"""
 
     def __post_init__(self):
+        """Checks the settings."""
         super().__post_init__()
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"mask_rate is {self.mask_rate}; it must be in (0, 1)")
@@ -248,32 +271,40 @@ class HiddenTraining(TextTraining[Model]):
 
 @dataclass(frozen=True)
 class PairTraining(TrainingConfig[Model]):
-    """A run that reads sources, and predicts the target of each."""
+    """Config of a run that reads sources and predicts the target of each."""
 
     batch_tokens: int = 2048
     """tokens per micro-batch on each side, padding included"""
     lengths: int = 6
-    """different lengths of batches: more of them have less padding, and take longer to compile"""
+    """number of different batch lengths; more of them need less padding and longer compilation"""
     lowercase: bool = False
-    """all text in lower case, on both sides"""
+    """convert all text to lower case, on both sides"""
     evaluation_pairs: int = 128
-    """held-out pairs per evaluation, the same each time; the last one scores all of them too"""
+    """held-out pairs per evaluation, the same each time; the last one scores all pairs too"""
+    bleu_tokenize: str | None = None
+    """sacrebleu's tokenizer for BLEU, such as zh for Chinese; None: 13a, its default"""
 
     def __post_init__(self):
+        """Checks the settings."""
         super().__post_init__()
         _refuse_small(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
         if self.lengths > 8:
             raise ValueError(f"lengths is {self.lengths}; it must be in 1 … 8")
+        if self.bleu_tokenize is not None:
+            from jaxformer.training.bleu import bleu_metric
+
+            bleu_metric(self.bleu_tokenize)  # raises ValueError for an unknown name
 
 
-# What may differ when a run is resumed: how long and how it is watched, not what is computed.
+# Fields that may change when a run is resumed: its length and its reports, not its computation.
 RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs")
+RESUMABLE += ("bleu_tokenize",)
 RESUMABLE += ("mesh", "checkpoint_every", "keep", "keep_every", "sample_tokens", "trackers")
 RESUMABLE += ("profile", *Execution.__dataclass_fields__)
 
 
 def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
-    """Fields that differ, by their flag's name: (old, new)."""
+    """Returns the fields that differ, by the flag's name: (old, new)."""
     found = {}
     for name in old.__dataclass_fields__:
         before, after = getattr(old, name), getattr(new, name)

@@ -1,12 +1,19 @@
-"""Devices by name, with the figures that are published of them."""
+"""Table of devices with their published figures."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Device:
-    """Published figures of one device: memory in bytes, bfloat16 operations (a multiplication and
-    an addition are two) and bytes of memory and of links to other devices, each way, in a second.
+    """Published figures of one device.
+
+    Attributes:
+        name: The name of the product.
+        memory: Bytes of memory.
+        flops: bfloat16 operations per second. A multiplication and an addition count as two.
+        bandwidth: Bytes per second between the device and its memory.
+        links: Bytes per second to other devices, in one direction.
+        source: The page that publishes the figures.
     """
 
     name: str
@@ -19,7 +26,7 @@ class Device:
 
 _GOOGLE = "https://cloud.google.com/tpu/docs"
 DEVICES = {
-    # NVLink 4: 900 GB/s both ways together. Memory as the driver reports it.
+    # NVLink 4: 900 GB/s in both directions together. Memory as the driver reports it.
     "gpu:h100": Device(
         "NVIDIA H100 SXM, 80 GB",
         84_929_347_584,
@@ -28,7 +35,7 @@ DEVICES = {
         450e9,
         "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet",
     ),
-    # Links: what is published both ways together (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
+    # Published link figures are for both directions (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
     "tpu:v4": Device("TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
     "tpu:v5e": Device("TPU v5e", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"),
     "tpu:v5p": Device("TPU v5p", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
@@ -36,7 +43,7 @@ DEVICES = {
 }
 
 
-# How JAX names these devices (`device_kind`), by what it begins with.
+# JAX's names of these devices: prefixes of `device_kind`.
 _KINDS = {
     "NVIDIA H100": "gpu:h100",
     "TPU v4": "tpu:v4",
@@ -47,7 +54,7 @@ _KINDS = {
 
 
 def device_of(device_kind: str) -> Device | None:
-    """The published figures of a device that JAX calls so; None: they are not in the table."""
+    """Returns the figures of a device by JAX's name for it, or None if the table lacks it."""
     names = (kind for name, kind in _KINDS.items() if device_kind.startswith(name))
     kind = next(names, None)
     return None if kind is None else DEVICES[kind]

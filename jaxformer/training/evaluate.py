@@ -1,4 +1,4 @@
-"""How well a model predicts text: loss, perplexity, bits per byte."""
+"""Scores of a model on text: loss, perplexity, bits per byte."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +15,16 @@ from jaxformer.training.loss import summed_correct, summed_loss
 
 
 class Evaluation(NamedTuple):
-    """loss: nats per token; perplexity: e^loss; bits_per_byte: the whole loss over the bytes of the
-    text, which compares models of any tokenizer, and compressors."""
+    """Score of a model on a text.
+
+    Attributes:
+        loss: Nats per token.
+        perplexity: e^loss.
+        bits_per_byte: The total loss in bits, divided by the bytes of the text. It compares models
+            with different tokenizers, and compressors.
+        tokens: The number of scored tokens.
+        bytes: The number of bytes that they encode.
+    """
 
     loss: float
     perplexity: float
@@ -26,8 +34,13 @@ class Evaluation(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Σ loss in nats over so many targets, and of how many the most probable token was right
-    (0 unless that was asked for)."""
+    """Sums over the scored targets.
+
+    Attributes:
+        loss: Σ loss in nats.
+        targets: The number of targets.
+        correct: The number of targets that are the most probable token; 0 if not counted.
+    """
 
     loss: float
     targets: int
@@ -42,14 +55,27 @@ def evaluate(
     *,
     correct: bool = False,
 ) -> Sums:
-    """The sums over all batches; no dropout. on_scored: is told how many targets are scored so far;
-    correct: count those that are predicted right."""
+    """Scores all batches, without dropout.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        batches: The batches to score.
+        on_scored: Called with the number of targets scored so far.
+        correct: Whether to count the targets that are the most probable token.
+
+    Raises:
+        ValueError: There are no batches.
+    """
     found, count = [], 0
     for batch in batches:
         found.append(_compiled(model, correct)(variables, batch))
-        jax.block_until_ready(found[-2:-1])  # one behind: the count is true, the device is busy
+        # Wait for the batch before this one: the reported count is exact, the device stays busy.
+        jax.block_until_ready(found[-2:-1])
         on_scored(count)
         count += int(batch.weights.sum())
+    if not found:
+        raise ValueError("the text has no tokens to score")
     losses, right = np.sum(jax.device_get(found), axis=0, dtype=np.float64)
     return Sums(float(losses), count, round(right))
 
@@ -66,15 +92,22 @@ def _compiled(model, correct: bool):
 
 
 def half(window: int) -> int:
-    """From one window to the next, unless told otherwise."""
+    """Returns the default distance between the starts of two windows, half a window."""
     return max(1, window // 2)
 
 
 def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
-    """Σ loss in nats over `tokens` tokens that spell `num_bytes` bytes, as figures to compare."""
+    """Computes an `Evaluation` from sums.
+
+    Args:
+        loss: Σ loss in nats.
+        tokens: The number of scored tokens.
+        num_bytes: The number of bytes that they encode.
+    """
     mean = loss / tokens
-    perplexity = math.exp(mean) if mean < 700 else math.inf
-    return Evaluation(mean, perplexity, loss / math.log(2) / num_bytes, tokens, num_bytes)
+    return Evaluation(
+        mean, math.exp(min(mean, 700)), loss / math.log(2) / num_bytes, tokens, num_bytes
+    )
 
 
 def evaluate_documents(
@@ -87,10 +120,19 @@ def evaluate_documents(
     batch_size: int = 16,
     on_scored: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
-    """Every token of every document scored once (each document begins with the end-of-text).
+    """Scores every token of every document once.
 
-    Windows are as long as the model allows and start `stride` tokens apart (half a window unless
-    given): past a document's first window, a token is predicted from more than length − stride.
+    Windows have the model's maximum length. After the first window of a document, more than
+    length − stride tokens precede each target.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        documents: The tokens of each document. The first one is context only.
+        num_bytes: The number of bytes of the text.
+        stride: The distance between the starts of two windows; None: half a window.
+        batch_size: Windows per batch.
+        on_scored: Called with the number of targets scored so far.
     """
     length = model.config.max_length
     stride = half(length) if stride is None else stride
@@ -109,9 +151,20 @@ def evaluate_windows(
     batch_size: int = 16,
     on_scored: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
-    """So many of the windows of `evaluate_documents`, from all over the text: the same ones each
-    time, so that scores can be compared. A token is taken to spell as many bytes as the text's
-    tokens do on average."""
+    """Scores some of the windows of `evaluate_documents`, evenly spaced over the text.
+
+    The windows are the same each time, so that scores are comparable. Bits per byte assume the
+    average number of bytes per token of the text.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        documents: The tokens of each document. The first one is context only.
+        num_bytes: The number of bytes of the text.
+        windows: The number of windows.
+        batch_size: Windows per batch.
+        on_scored: Called with the number of targets scored so far.
+    """
     chosen = spread_windows(documents, model.config.max_length, windows, batch_size)
     loss, tokens, _ = evaluate(model, variables, chosen, on_scored)
     targets = sum(len(document) - 1 for document in documents)
@@ -121,13 +174,20 @@ def evaluate_windows(
 def spread_windows(
     documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
 ) -> list[Batch]:
-    """So many of the documents' evaluation windows (all, if there are fewer), evenly spread."""
+    """Returns `number` evenly spaced evaluation windows in batches; all, if there are fewer."""
     return spread(EvaluationWindows(documents, length, half(length)), number, batch_size)
 
 
 def spread(rows: Sequence[Batch], number: int, batch_size: int) -> list[Batch]:
-    """So many of these batches of one row (all, if there are fewer), evenly spread, in batches of
-    one size; the last is filled up with rows that weigh nothing."""
+    """Returns `number` evenly spaced rows in batches of `batch_size`; all, if there are fewer.
+
+    The last batch is filled up with rows of weight 0.
+
+    Args:
+        rows: Batches of one row.
+        number: The number of rows to select.
+        batch_size: Rows per batch.
+    """
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
     chosen = [rows[place] for place in places]
     chosen += [jax.tree.map(np.zeros_like, rows[0])] * (-len(chosen) % batch_size)

@@ -1,4 +1,4 @@
-"""A run that begins from a checkpoint: its settings, and what it refuses of them."""
+"""Settings of a run that begins from a checkpoint, and their checks."""
 
 from dataclasses import replace
 
@@ -11,13 +11,22 @@ from jaxformer.training.config import (
 )
 from jaxformer.training.presets import RUNS, TRAININGS
 
-# What of a model's config changes neither its parameters nor what they mean.
+# Fields of a model's config that change neither its parameters nor their meaning.
 CHANGEABLE = ("dropout", "dtype")
 
 
 def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
-    """The settings of the preset or, without one, plain ones at a learning rate of 1e-4, for a
-    model that is there already."""
+    """Returns the settings of a run that trains an existing model further.
+
+    Args:
+        kind: The kind of the model.
+        model: The config of the model.
+        preset: The preset of the training settings; None: default settings with a learning rate
+            of 1e-4.
+
+    Raises:
+        ValueError: The kind has no preset of this name.
+    """
     if preset is None:
         return TRAININGS[kind](model, optimizer=OptimizerConfig(learning_rate=1e-4))
     settings = RUNS.get(preset, {})
@@ -35,44 +44,62 @@ def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
 
 
 def refuse_another_model(path, before: TrainingConfig, after: TrainingConfig) -> None:
-    """ValueError for a flag that would make another model of the checkpoint's."""
+    """Checks that no flag changes the model of a checkpoint.
+
+    Args:
+        path: The checkpoint.
+        before: The settings with the model of the checkpoint.
+        after: The settings with the user's flags.
+
+    Raises:
+        ValueError: A field of the model differs and is not in `CHANGEABLE`.
+    """
     same = replace(after, model=before.model)
     for name, (old, new) in differences(same, after).items():
         if name not in CHANGEABLE:
             accepted = ", ".join("--" + field for field in CHANGEABLE)
             raise ValueError(
-                f"--{name.replace('_', '-')} is {new}, but the model in {path} has {old}; of a "
-                f"model that is there only {accepted} may change"
+                f"--{name.replace('_', '-')} is {new}, but the model in {path} has {old}; for an "
+                f"existing model only {accepted} may change"
             )
 
 
 def refuse_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
-    """ValueError if a checkpoint's tokenizer, which the text is to be read by, lacks what the task
-    needs, or has ids that the model does not."""
+    """Checks that the tokenizer of a checkpoint suits the task and the model.
+
+    Args:
+        path: The checkpoint.
+        tokenizer: Its tokenizer; None: it has none.
+        config: The settings of the run.
+
+    Raises:
+        ValueError: The tokenizer is missing, lacks a special token of the task, or uses ids that
+            the model does not have.
+    """
     if tokenizer is None:
         raise ValueError(
-            f"{path} has no tokenizer, by which the text is to be read; put its tokenizer.json "
+            f"{path} has no tokenizer to read the text with; put its tokenizer.json "
             "beside its weights"
         )
     if isinstance(config, PairTraining) and not tokenizer.stop_tokens:
-        raise ValueError(f"{path}: no token ends a target; name it in config.json, as eos_token_id")
+        raise ValueError(f"{path}: no token ends a target; set eos_token_id in config.json")
     if isinstance(config, HiddenTraining) and tokenizer.mask_token is None:
         raise ValueError(
-            f"{path}: its tokenizer has no mask to hide tokens by; it must have [MASK] or <mask> "
-            "among its special tokens"
+            f"{path}: its tokenizer has no mask token, which replaces hidden tokens; it must have "
+            "[MASK] or <mask> among its special tokens"
         )
     try:
         opening = tokenizer.opening
     except ValueError:
         raise ValueError(
-            f"{path}: its tokenizer has no token to begin a text with; name one in config.json, as "
-            "bos_token_id or eos_token_id"
+            f"{path}: its tokenizer has no token that begins a text; set bos_token_id or "
+            "eos_token_id in config.json"
         ) from None
     needed = {*opening, *tokenizer.stop_tokens, *tokenizer.before, *tokenizer.after}
     if isinstance(config, HiddenTraining):
         needed.add(tokenizer.mask_token)
     if max(needed) >= config.model.vocab_size:
         raise ValueError(
-            f"{path}: its tokenizer uses the id {max(needed)}; the model has a vocab_size of "
-            f"{config.model.vocab_size}"
+            f"{path}: its tokenizer uses the id {max(needed)}; it must be below the model's "
+            f"vocab_size ({config.model.vocab_size})"
         )

@@ -1,25 +1,28 @@
-"""What a run writes down: metrics.jsonl, samples, and the picture of both; of several processes
-the first does."""
+"""The log of a run: metrics.jsonl, samples and the picture; only process 0 writes them."""
 
-import json
 import warnings
 from dataclasses import asdict
+from pathlib import Path
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from jaxformer.artifacts.files import json_text, write_figure
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.build import parameter_count
+from jaxformer.models.config import kind_of
+from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import TrainingConfig
-from jaxformer.training.picture import draw_run
 from jaxformer.training.processes import is_first
+from jaxformer.training.run_folders import read_run, run_name
 from jaxformer.training.step import Measured
-from jaxformer.training.tasks.task import Score, Task
+from jaxformer.training.tasks.task import Measure, Score, Task
 from jaxformer.training.trackers import Tracker, open_trackers
 
 
 class RunLog:
-    """metrics.jsonl, a line for each update and each evaluation, and what is drawn from it."""
+    """Log of a run: metrics.jsonl with a line per update and evaluation, trackers and picture."""
 
     def __init__(
         self,
@@ -27,28 +30,40 @@ class RunLog:
         config: TrainingConfig,
         task: Task,
     ):
+        """Creates a log in a run's folder.
+
+        Args:
+            folder: The folder of the run.
+            config: The settings of the run.
+            task: Its measure and baselines.
+        """
         self._folder, self._config, self._task = folder, config, task
         self._trackers: list[Tracker] = []
         self._pending: list[tuple[int, float, Measured]] = []
 
     def __enter__(self) -> "RunLog":
+        """Opens the trackers."""
         if is_first():
             config = asdict(self._config)
             self._trackers = open_trackers(self._config.trackers, self._folder, config)
         return self
 
     def __exit__(self, *_) -> None:
+        """Closes the trackers."""
         for tracker in self._trackers:
             tracker.close()
 
     def update(self, step: int, learning_rate: float, measured: Measured) -> None:
-        """An update was begun; what is measured of it may still be computed."""
+        """Records an update. The device may still be computing its measurements."""
         self._pending.append((step, learning_rate, measured))
 
     def flush(self, pace: dict[str, float]) -> list[dict]:
-        """Write the updates since the last flush, once they are computed; returns their lines.
+        """Waits for the updates since the last flush, writes their lines and returns them.
 
-        pace: what the newest line says beside. A figure that is not finite is named, and left out.
+        A line omits figures that are not finite and lists their names.
+
+        Args:
+            pace: Further figures for the newest line.
         """
         found: list[Measured] = jax.device_get([measured for *_, measured in self._pending])
         lines = [
@@ -62,8 +77,14 @@ class RunLog:
         return lines
 
     def evaluation(self, step: int, part: Score, whole: Score | None, sample: str) -> None:
-        """Scores of the part that every evaluation scores and, at the end, of all that is held out;
-        and what the model made of its own."""
+        """Writes the scores and the sample of an evaluation, and draws the picture.
+
+        Args:
+            step: The step of the evaluation.
+            part: The score of the part that every evaluation scores.
+            whole: The score of all held-out data, at the end of a run; None: not scored.
+            sample: The text of the sample; "": no sample.
+        """
         if not is_first():
             return
         line = score_line(self._task.measure.name, whole or part, part if whole else None)
@@ -73,23 +94,25 @@ class RunLog:
         self.draw()
 
     def draw(self) -> None:
-        title = f"{self._folder.path.name}: {parameter_count(self._config.model) / 1e6:.1f} M"
+        """Draws the picture of the run from its metrics."""
+        inputs, config = read_run(self._folder)
+        name = run_name(inputs, kind_of(config.model), tuned=inputs.origin is not None)
         draw_run(
             self._folder.read_metrics(),
             self._folder.picture,
-            f"{title} parameters",
+            f"{name}: {parameter_count(config.model) / 1e6:.1f} M parameters",
             self._task.measure,
             self._task.baselines,
             self._task.num_targets,
         )
 
     def has_scored(self, step: int, least: int = 1) -> bool:
-        """Whether so many targets have been scored after this very step."""
+        """Returns whether an evaluation after this step scored at least `least` targets."""
         lines = self._folder.read_metrics()
         return any(line["step"] == step and line.get("scored", 0) >= least for line in lines)
 
     def owes(self, step: int) -> bool:
-        """Whether this step is to be evaluated, and is not yet."""
+        """Returns whether the evaluation of this step is due and missing."""
         due = step > 0 and step % self._config.evaluate_every == 0
         return due and not self.has_scored(step)
 
@@ -97,19 +120,22 @@ class RunLog:
         if not is_first():
             return
         with self._folder.metrics.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.writelines(json_text(line) + "\n" for line in lines)
         for line in lines:
             figures = {k: v for k, v in line.items() if isinstance(v, int | float)}
             self._tell(figures.pop("step"), figures)
 
     def _tell(self, step: int, figures: dict[str, float]) -> None:
-        """A tracker that fails is told nothing more; training goes on."""
+        """Sends figures to the trackers. Removes a tracker that fails, so that training goes on."""
         for tracker in tuple(self._trackers):
             try:
                 tracker.log(step, figures)
-            except Exception as error:  # of many kinds: a network that is away, a full disk
+            except Exception as error:  # of any type, such as a network or a disk error
                 self._trackers.remove(tracker)
-                warnings.warn(f"{tracker} is told nothing more: {error}", stacklevel=2)
+                warnings.warn(
+                    f"the tracker {tracker} failed and receives no more metrics: {error}",
+                    stacklevel=2,
+                )
 
 
 def _line(step: int, learning_rate: float, measured: Measured) -> dict:
@@ -118,7 +144,10 @@ def _line(step: int, learning_rate: float, measured: Measured) -> dict:
 
 
 def finite(line: dict) -> dict:
-    """The line without what is not finite, which JSON cannot say, but with its name."""
+    """Replaces the figures of a line that are not finite by a list of their names.
+
+    JSON cannot represent them. The list is the entry "not_finite".
+    """
     bad = sorted(name for name, value in line.items() if not np.isfinite(value))
     if not bad:
         return line
@@ -126,10 +155,121 @@ def finite(line: dict) -> dict:
 
 
 def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
-    """What metrics.jsonl says of a score; part: that of the part which every evaluation scores,
-    where `score` is of all."""
+    """Returns the entries of metrics.jsonl for an evaluation.
+
+    Args:
+        measure: The name of the task's measure.
+        score: The score of the evaluation.
+        part: The score of the part that every evaluation scores, if `score` is of all held-out
+            data; None: `score` is of that part.
+    """
     line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
     if part is not None:
         line |= {"part_loss": part.loss, f"part_{measure}": part.measure}
         line["part_scored"] = part.targets
     return line
+
+
+def draw_run(
+    metrics: list[dict],
+    path: Path,
+    title: str,
+    measure: Measure,
+    baselines: dict[str, float],
+    whole: int,
+) -> None:
+    """Draws the metrics of a run to a PNG file.
+
+    Args:
+        metrics: The lines of metrics.jsonl.
+        path: The PNG file.
+        title: The title of the picture.
+        measure: See `figure_of`.
+        baselines: See `figure_of`.
+        whole: See `figure_of`.
+    """
+    write_figure(figure_of(metrics, measure, baselines, whole), title, path, dpi=120)
+
+
+def figure_of(
+    metrics: list[dict], measure: Measure, baselines: dict[str, float], whole: int
+) -> Figure:
+    """Draws the losses of a run and its held-out measure by step.
+
+    Scores of different tokens are not comparable, so a curve connects only scores of the same
+    number of tokens. Scores of all held-out text, at the end of a run, have separate markers.
+
+    Args:
+        metrics: The lines of metrics.jsonl.
+        measure: The task's measure.
+        baselines: Values of the measure to compare with, by name.
+        whole: The number of targets in all held-out text.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    trained = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
+    if trained:
+        steps, losses = zip(*trained, strict=True)
+        left.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+        left.plot(steps, smoothed(losses), color="tab:blue", label="training")
+
+    scores = held_out_scores(metrics, measure.name)
+    for tokens, points in scores.items():
+        steps, losses, figures = zip(*points, strict=True)
+        if tokens == whole:
+            style = {"marker": "D", "color": "tab:red", "label": "all held-out text", "zorder": 3}
+            style["linestyle"] = "none" if len(scores) > 1 else "-"
+        else:
+            number = "" if tokens is None else f", {tokens:,} tokens"
+            style = {"marker": "o", "color": "tab:orange", "label": f"held out{number}"}
+        left.plot(steps, losses, **style)
+        right.plot(steps, figures, **style)
+    for (name, value), dashes in zip(baselines.items(), ("--", ":", "-."), strict=False):
+        right.axhline(value, color="grey", linestyle=dashes, label=f"{name} ({value:.2f})")
+
+    said = "held-out text"
+    if whole in scores:
+        step, _, value = scores[whole][-1]
+        said = f"all held-out text at step {step}: {value:.3f} {measure.label}"
+    left.set(xlabel="step", ylabel="loss (nats per token)", title="loss")
+    right.set(xlabel="step", ylabel=measure.label, title=said)
+    for axes in (left, right):
+        finish(axes)
+    return figure
+
+
+def finish(axes) -> None:
+    """Sets the x axis to whole numbers from 0, and adds a legend if there are labels."""
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(alpha=0.2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+
+
+def held_out_scores(
+    metrics: list[dict], measure: str
+) -> dict[int | None, list[tuple[int, float, float]]]:
+    """Returns (step, loss, measure) of each evaluation, by the number of scored tokens."""
+    names = (("held_out_loss", measure, "scored"),)
+    names += (("part_loss", f"part_{measure}", "part_scored"),)
+    found = {}
+    for line in metrics:
+        for loss, figure, scored in names:
+            if loss in line:
+                point = (line["step"], line[loss], line[figure])
+                found.setdefault(line.get(scored), []).append(point)
+    return found
+
+
+def smoothed(losses):
+    """Returns the bias-corrected exponential moving average of losses.
+
+    It averages over about 20 losses, or over a twentieth of them if there are fewer than 400.
+    """
+    decay = max(0.0, 1 - 20 / max(20, min(len(losses), 400)))
+    average, weight, smooth = 0.0, 0.0, []
+    for loss in losses:
+        average, weight = decay * average + (1 - decay) * loss, decay * weight + 1 - decay
+        smooth.append(average / weight)
+    return smooth

@@ -1,8 +1,8 @@
-"""The training loop: updates, and around them what a person and a later start of the run need."""
+"""The training loop: updates, evaluations, checkpoints and progress reports."""
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from signal import SIGINT, Signals
 from typing import NoReturn
@@ -14,42 +14,29 @@ from jax.sharding import Mesh
 from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.checkpoint_writer import CheckpointWriter, NotFinite
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.build import build, parameter_count
-from jaxformer.training.batch import Batch, num_tokens
-from jaxformer.training.clock import Clock
-from jaxformer.training.compiled_step import CompiledStep
+from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import parameter_count
+from jaxformer.models.trainable import partition
+from jaxformer.training.batch import num_tokens
+from jaxformer.training.compiled_step import CompiledStep, num_bytes
 from jaxformer.training.config import TrainingConfig
+from jaxformer.training.early_end import Ended, Interrupted, Stopped, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import are_several, gather, is_first, wait_for_all
-from jaxformer.training.profile import Profile
-from jaxformer.training.screen import Screen
-from jaxformer.training.signals import Ended, Interrupted, Stopped, stop_signal
-from jaxformer.training.step import Measured, TrainState, make_step
+from jaxformer.training.screen import Screen, progress, progress_line, vanishing
+from jaxformer.training.speed import Clock, Profile, update_flops, utilization
+from jaxformer.training.step import make_step
 from jaxformer.training.tasks.task import Score, Task
-from jaxformer.training.utilization import update_flops, utilization
 
-FLUSH_EVERY = 10  # steps between looks at what was measured, which wait for the device
-MOST_SKIPPED = 100  # updates in a row that are left out, and the run ends
-
-
-def updates(
-    step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
-) -> Iterator[tuple[TrainState, Measured]]:
-    """The loop of every training: (state, measured) after each update, as long as there are batches
-    and learning rates for them.
-
-    step: as of `make_step`, or vmapped. The state that is given, and each one that was yielded
-    before, is donated to the next update.
-    """
-    for rate, batch in zip(rates, batches, strict=False):
-        state, measured = step(state, batch, np.float32(rate))
-        yield state, measured
+FLUSH_EVERY = 10  # steps between reads of the measurements, which wait for the device
+MOST_SKIPPED = 100  # consecutive skipped updates that end the run
 
 
 class Training:
-    """A run in progress: its state, what it reads, and the files that it keeps up to date."""
+    """A run in progress: its state, its batches and its files."""
 
     def __init__(
         self,
@@ -59,12 +46,22 @@ class Training:
         screen: Screen,
         mesh: Mesh | None = None,
         base: dict | None = None,
+        generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
     ):
-        """mesh: of devices, which is also the one in context; None: one device. base: parameters to
-        begin with, which are given away; None: fresh ones."""
+        """Builds the model and its state.
+
+        Args:
+            config: The settings of the run.
+            folder: The folder of the run's files.
+            task: The data and its score.
+            screen: Receives the reports.
+            mesh: The devices, a mesh that is also in context; None: one device.
+            base: Initial parameters, which are donated; None: random ones.
+            generation: The settings of generation for samples and translations.
+        """
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.mesh = mesh
-        self.model = build(config.model, config.execution)
+        self.model = build(config.model, config.execution, generation=generation)
         optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
         self.share = share_of(mesh)
@@ -72,22 +69,21 @@ class Training:
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
         self.log = RunLog(folder, config, task)
-        decay, lora = config.optimizer.average_decay, config.lora
-        how = {"lora": lora, "averages": decay is not None}
+        decay = config.optimizer.average_decay
+        how = {"lora": config.lora, "averages": decay is not None}
         self.state = init_on(mesh, self.model, optimizer, config.seed, base, **how)
-        how = {"lora_scale": lora.scale, "average_decay": decay}
-        how["skip_non_finite"] = config.non_finite == "skip"
+        how = {"average_decay": decay, "skip_non_finite": config.non_finite == "skip"}
         self.update = make_step(self.model, optimizer, config.label_smoothing, **how)
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
         self._agreed = 0.0
-        self._skipped = 0  # the last so many updates
+        self._skipped = 0  # number of consecutive skipped updates, up to the last one
         self._stop: Callable[[], Signals | None] = lambda: None
 
     # ---- saving and resuming
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one; drop what was logged after it."""
+        """Restores the newest checkpoint, if there is one, and deletes later log entries."""
         if not self.checkpoints.is_empty:
             self.step, *parts, progress = self.checkpoints.restore(*self.state.parts())
             where = jax.tree.map(lambda x: x.sharding, self.state)
@@ -96,7 +92,7 @@ class Training:
             self._clock.trained = self._agreed = progress.get("seconds", 0.0)
             wait_for_all("until the checkpoint is read")
             for path in self.checkpoints.set_aside_after(self.step) if is_first() else ():
-                self.screen.say(f"a newer checkpoint cannot be read; it is now {path}")
+                self.screen.say(f"warning: a newer checkpoint is unreadable; it is moved to {path}")
             self.screen.say(f"resuming from the checkpoint of step {self.step}")
         else:
             self.screen.say("no checkpoint yet: starting from the beginning")
@@ -105,8 +101,10 @@ class Training:
         wait_for_all("until later checkpoints are put aside")
 
     def save(self) -> None:
-        """A checkpoint of this very step: parameters, optimiser, key and position in the data. It
-        is written while training goes on."""
+        """Saves a checkpoint of this step, in the background.
+
+        It holds the parameters, the optimizer state, the random key and the position in the data.
+        """
         self.flush()
         with self._clock.paused():
             progress = {"data": self.batches.state(), "seconds": self._clock.trained}
@@ -119,17 +117,20 @@ class Training:
 
     @property
     def done(self) -> float:
-        """Share of the run that is over; from 1 on its steps or its minutes are used up."""
+        """Share of the run that is over; at 1 or more, the steps or the minutes are used up."""
         return self.schedule.done(self.step, self._seconds)
 
     @property
     def _seconds(self) -> float:
-        """Of training; of several processes, what the first had when they last agreed."""
+        """Seconds of training; with several processes, those of process 0 at the last exchange."""
         return self._agreed if are_several() else self._clock.seconds
 
     def _agree(self) -> Signals | None:
-        """The signal to stop, if there was one. Several processes tell one another from time to
-        time, since all must end, and change the learning rate, at the same step."""
+        """Returns the signal to stop, if any process received one.
+
+        Several processes exchange their signals and times every few steps, because all must stop
+        and change the learning rate at the same step.
+        """
         if not are_several():
             return self._stop()
         if self.step % FLUSH_EVERY:
@@ -140,78 +141,107 @@ class Training:
         return Signals(received) if received else None
 
     def run(self) -> None:
-        """Train to the end. Raises Interrupted or Ended when it is not reached."""
+        """Trains to the end of the run.
+
+        Raises:
+            Interrupted: A signal ended the run.
+            Ended: The run diverged.
+        """
         if self.done >= 1:
             if not self.log.has_scored(self.step, self.task.num_targets):
-                self.evaluate(whole=True)  # it was to go on, and is to end here
-            self.screen.say(f"step {self.step} was the last; more --steps or --minutes go on")
+                self.evaluate(whole=True)  # a new limit makes this step the last one
+            self.screen.say(
+                f"step {self.step} was the last; to train further, set more --steps or --minutes"
+            )
             return
         with ExitStack() as opened:
             opened.enter_context(self.writer)
             opened.enter_context(self.log)
             if self._has_base and self.checkpoints.is_empty:
-                self.save()  # to go on from without the checkpoint that it began from
+                self.save()  # so that resuming does not need the base checkpoint
             steps = self._compile()
             profiled = (self.folder.profile, self.config.profile, self.screen.say)
             profile = opened.enter_context(Profile(*profiled))
             self._stop = opened.enter_context(stop_signal())
-            advance = opened.enter_context(self._progress())
-            if self.log.owes(self.step):  # ended between a checkpoint and its evaluation
+            self._show = opened.enter_context(progress(self.screen, self.config.steps))
+            self._show(self.step, self.done, "")
+            if self.log.owes(self.step):  # the run stopped between a checkpoint and its evaluation
                 self.evaluate(whole=False)
             self._clock.start(self.done)
-            for state, measured in updates(steps, self.state, self._counted(), self._rates()):
-                self.state, self.step = state, self.step + 1
-                self.log.update(self.step, self._last_rate, measured)
+            while True:
+                self._update(steps)
                 profile.updated()
                 signal = self._agree()
                 last = self.done >= 1
                 if last or self.step % FLUSH_EVERY == 0:
-                    advance(self.flush())
+                    self._advance(self.flush())
                     last = self.done >= 1
                 if last or self.step % self.config.checkpoint_every == 0:
                     self.save()
-                if signal:  # whoever sent it does not wait for an evaluation
+                if signal:  # before an evaluation, which would delay the end
                     self._end(signal)
                 if last or self.step % self.config.evaluate_every == 0:
                     self.evaluate(whole=last)
                 if last:
                     return
 
-    def _counted(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            tokens, flops = num_tokens(batch), update_flops(self.config, batch)
-            self._clock.count(tokens * self.share.count, flops * self.share.count)
-            yield batch if self.mesh is None else place_batch(batch, self.mesh, self.share)
+    def _update(self, step: CompiledStep) -> None:
+        """Makes one update with the next batch."""
+        rate, batch = self.schedule.rate(self.step, self._seconds), next(self.batches)
+        tokens, flops = num_tokens(batch), update_flops(self.config, batch)
+        self._clock.count(tokens * self.share.count, flops * self.share.count)
+        if self.mesh is not None:
+            batch = place_batch(batch, self.mesh, self.share)
+        self.state, measured = step(self.state, batch, np.float32(rate))
+        self.step += 1
+        self.log.update(self.step, rate, measured)
 
-    def _rates(self) -> Iterator[float]:
-        while True:
-            self._last_rate = self.schedule.rate(self.step, self._seconds)
-            yield self._last_rate
+    @property
+    def _num_trainable(self) -> int:
+        """The number of trainable parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(partition(self.state.params)[0]))
+
+    def _advance(self, lines: list[dict]) -> None:
+        """Shows the newest line of metrics and warns if the first gradients are too small."""
+        if self.step <= FLUSH_EVERY and (warning := vanishing(lines, self._num_trainable)):
+            self.screen.say(warning)
+        left = self._clock.remaining(self.done) / 60
+        self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 
     def _compile(self) -> CompiledStep:
-        """Says what it will need before anything is trained."""
-        learnt = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
-        part = "" if self.state.frozen is None else f" (frozen), {learnt:,} of an adapter"
+        """Compiles the step for the widest batches, and reports its memory before training."""
+        part = f" (frozen), {self._num_trainable:,} of an adapter"
+        part = "" if self.config.lora.lora_rank is None else part
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
-        self.screen.say("compiling …")
-        begin, batches = time.perf_counter(), self.batches.shapes()
+        widest = max(self.batches.shapes(), key=lambda batch: batch.inputs.shape[-1])
         if self.mesh is not None:
-            batches = [placed_shapes(batch, self.mesh, self.share) for batch in batches]
-        step = CompiledStep.of(self.update, self.state, batches)
-        seconds, size = time.perf_counter() - begin, step.num_bytes
+            widest = placed_shapes(widest, self.mesh, self.share)
+        step, begin = CompiledStep(self.update, self._compiling), time.perf_counter()
+        size = num_bytes(step.compile(self.state, widest))
         needed = "unknown on this device"
         if size is not None:
             needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
         self.screen.say(f"memory: {needed}")
-        self.screen.say(f"compiled in {seconds:.1f} s")
+        self.screen.say(f"compiled in {time.perf_counter() - begin:.1f} s")
         return step
 
-    # ---- what is written down
+    @contextmanager
+    def _compiling(self, width: int) -> Iterator[None]:
+        """Pauses the clock while the context is open, after the pending updates are finished."""
+        jax.block_until_ready(self.state.step)
+        with self._clock.paused(), self.screen.waiting(f"compiling for rows of {width} tokens"):
+            yield
 
-    def flush(self) -> dict:
-        """Write down what was measured; returns the newest line. Raises Ended if the loss or the
-        gradient is not finite, and updates are not to be left out, or too many were."""
-        jax.block_until_ready(self.state.step)  # what is timed is over
+    # ---- metrics and evaluations
+
+    def flush(self) -> list[dict]:
+        """Writes the measurements since the last call and returns their lines.
+
+        Raises:
+            Ended: A loss or gradient is not finite and the config does not skip such updates, or
+                too many consecutive updates were skipped.
+        """
+        jax.block_until_ready(self.state.step)  # the timed updates are finished
         seconds = round(self._clock.seconds, 1)
         tokens, flops = self._clock.lap()
         pace = {"tokens_per_second": round(tokens, 1), "seconds": seconds}
@@ -225,16 +255,16 @@ class Training:
                 if self.config.non_finite == "stop":
                     raise self._diverged(what)
                 if self._skipped >= MOST_SKIPPED:
-                    raise self._diverged(f"{what}, nor at the {MOST_SKIPPED - 1} steps before")
-                self.screen.say(f"{what}: that update is left out")
-        return lines[-1] if lines else {}
+                    raise self._diverged(f"{what} and at the {MOST_SKIPPED - 1} steps before")
+                self.screen.say(f"warning: {what}; this update is skipped")
+        return lines
 
     def _diverged(self, what: str) -> Ended:
         self.writer.wait()
         return Ended(f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help")
 
     def _end(self, signal: Signals) -> NoReturn:
-        """By a signal, once this very step is saved."""
+        """Saves this step and ends the run because of a signal."""
         self.save()
         self.writer.wait()
         by = "" if signal == SIGINT else f" by {signal.name}"
@@ -245,8 +275,16 @@ class Training:
         )
 
     def evaluate(self, whole: bool) -> None:
-        """Held-out score (of all that is held out too, if `whole`), a sample, and the picture. A
-        signal meanwhile ends the run: it is evaluated when it goes on."""
+        """Scores the held-out data, writes a sample and draws the picture.
+
+        A signal during scoring ends the run. The evaluation is then made when the run is resumed.
+
+        Args:
+            whole: Whether to score all held-out data besides the part of every evaluation.
+
+        Raises:
+            Interrupted: A signal arrived.
+        """
         self.flush()
         try:
             with self._clock.paused():
@@ -255,8 +293,7 @@ class Training:
             self._end(self._stop())
 
     def _evaluate(self, whole: bool) -> None:
-        measure, weights = self.task.measure, self.state.weights(self.config.lora.scale)
-        variables = {"params": weights}
+        measure, variables = self.task.measure, {"params": self.state.weights()}
         part, all_of_it = self._score(variables, whole=False), None
         if whole and part.targets < self.task.num_targets:
             all_of_it = self._score(variables, whole=True)
@@ -269,7 +306,7 @@ class Training:
         self.log.evaluation(self.step, part, all_of_it, sample)
 
     def _score(self, variables, whole: bool) -> Score:
-        """One of several processes cannot leave the others in the middle."""
+        """Scores held-out data; a signal stops it, unless other processes take part."""
         bar = self.screen.count(self.task.num_targets, "held-out text", "tokens")
         with bar if whole else nullcontext(lambda count: None) as show:
 
@@ -279,21 +316,3 @@ class Training:
                 show(count)
 
             return self.task.score(self.model, variables, whole=whole, on_scored=scored)
-
-    @contextmanager
-    def _progress(self):
-        """A progress bar; gives a function that shows the newest line of metrics."""
-        total = self.config.steps
-        name = "step {}" if total is None else f"step {{}}/{total}"
-        with self.screen.bar(1000) as show:
-
-            def advance(line: dict) -> None:
-                loss = f"loss {line['loss']:.3f} · " if "loss" in line else ""
-                said = (
-                    f"{loss}{line['tokens_per_second']:,.0f} tokens/s · "
-                    f"{self._clock.remaining(self.done) / 60:.1f} min left"
-                )
-                show(round(1000 * self.done), name.format(self.step), said)
-
-            show(round(1000 * self.done), name.format(self.step), "")
-            yield advance

@@ -1,4 +1,4 @@
-"""The optimiser, built from optax, and the learning rate of each update."""
+"""The optimizer, built from optax, and the schedule of the learning rate."""
 
 import math
 from collections.abc import Iterator
@@ -11,29 +11,47 @@ from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.training.config import OptimizerConfig
 
-WARMUP_SHARE = 0.1  # of the minutes, at most
+WARMUP_SHARE = 0.1  # largest share of the minutes
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate: linear from 0 to the peak over the warm-up, then down to a fraction of it
-    as the run goes on, by steps or, where minutes end the run, by time. Where they do, the warm-up
-    takes a tenth of them at most, however few updates that is."""
+    """Schedule of the learning rate: a linear warm-up from 0, then a decay to the final fraction.
+
+    The decay follows the steps or, if minutes limit the run, the training time. With minutes, the
+    warm-up ends after a tenth of them at the latest.
+
+    Attributes:
+        config: The settings of the optimizer.
+        steps: The number of updates of the run; None: no limit.
+        minutes: The minutes of training of the run; None: no limit.
+    """
 
     config: OptimizerConfig
     steps: int | None = None
     minutes: float | None = None
 
     def done(self, step: int, seconds: float = 0.0) -> float:
-        """How much of the run is over after so many updates and seconds of training: the greater of
-        its steps' and its minutes' share, 1 at the end."""
+        """Returns the share of the run that is over, 1 at the end.
+
+        It is the larger of the share of the steps and the share of the minutes.
+
+        Args:
+            step: The number of updates so far.
+            seconds: The seconds of training so far.
+        """
         return max(self._by_steps(step), self._by_time(seconds))
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
-        """The learning rate of the update that follows so many."""
+        """Returns the learning rate of the next update.
+
+        Args:
+            step: The number of updates so far.
+            seconds: The seconds of training so far.
+        """
         config, warmup = self.config, self._warmup
         over = self._by_time(seconds)
-        if self.steps is not None:  # the fall begins where the warm-up ends
+        if self.steps is not None:  # the decay begins after the warm-up
             over = max(over, (step - warmup) / (self.steps - warmup))
         left = 1.0 - min(1.0, max(0.0, over))
         if config.schedule == "cosine":
@@ -48,7 +66,7 @@ class Schedule:
         return config.learning_rate * warm * (fall + (1 - fall) * config.final_fraction)
 
     def rates(self) -> Iterator[float]:
-        """The learning rates of all updates, one after another, where steps end the run."""
+        """Returns the learning rates of all updates in order, for a run that steps limit."""
         return map(self.rate, range(self.steps))
 
     def _by_steps(self, step: int) -> float:
@@ -64,22 +82,27 @@ class Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clip by global norm, then the optimiser; decay on matrices only.
+    """Builds the optimizer: clipping by the global norm, then the updates.
 
-    Its updates are those of a learning rate of 1: a training step multiplies them by the learning
-    rate that it is given.
+    Weight decay applies to matrices only. The updates are those of a learning rate of 1; the
+    training step multiplies them by the scheduled learning rate.
     """
     clip = optax.clip_by_global_norm(config.clip_norm)
     return optax.chain(clip, _OPTIMIZERS[config.optimizer](config))
 
 
-# By name, not by rank: stacked over layers, a bias has two axes as well.
+# By name, not by rank: a bias that is stacked over layers also has two axes.
 _VECTORS = {"bias", "scale"}
 
 
 def is_matrix(params):
-    """True for each leaf that weight decay is for: everything but biases and scales."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in _VECTORS, params)
+    """Returns a tree with True for each leaf with weight decay: all but biases and scales."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _last(path) not in _VECTORS, params)
+
+
+def _last(path) -> str:
+    """Returns the name of a leaf."""
+    return jax.tree_util.keystr(path[-1:], simple=True)
 
 
 def _adamw(config):
@@ -99,8 +122,10 @@ def _adafactor(config):
 
 
 def _muon(config):
-    """Updates of kernels, but the head's, are made orthogonal and of the size of Adam's, so that
-    one learning rate is for both."""
+    """Builds Muon for all kernels except the head's, and AdamW for the rest.
+
+    Muon's updates are scaled to the size of Adam's, so that both use one learning rate.
+    """
     muon = optax.contrib.muon(
         1.0,
         weight_decay=config.weight_decay,
@@ -112,14 +137,14 @@ def _muon(config):
 
 def _kernel_or_other(params):
     def name(path, _):
-        is_kernel = path[-1].key == "kernel" and path[0].key != "head"
+        is_kernel = _last(path) == "kernel" and path[0].key != "head"
         return "kernel" if is_kernel else "other"
 
     return jax.tree_util.tree_map_with_path(name, params)
 
 
 def _axes_of_kernel(kernel):
-    """[in, out], or [layers, in, out]."""
+    """Returns the axes of a kernel [in, out] or [layers, in, out]."""
     return MuonDimensionNumbers(kernel.ndim - 2, kernel.ndim - 1)
 
 

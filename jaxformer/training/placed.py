@@ -1,42 +1,111 @@
-"""A training state on a mesh of devices."""
+"""The mesh of a run, and the placement of training states and batches on it."""
 
+from dataclasses import asdict
 from functools import partial
 
 import jax
 import optax
 
-from jaxformer.models.build import shape_tree
-from jaxformer.models.lora import adapter_shardings
-from jaxformer.models.placement import batch_sharding, num_row_parts, replicated, shardings
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
+from jaxformer.models.placement import (
+    batch_sharding,
+    make_mesh,
+    num_row_parts,
+    replicated,
+    shardings,
+)
+from jaxformer.models.trainable import partition
 from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.step import TrainState, init_state
 
 
+def num_devices_for(config) -> int:
+    """Returns the largest number of devices that divides a run's batch size.
+
+    With several processes, or for a config without `batch_size`, it returns the number of all
+    devices. A batch that they do not divide raises an error elsewhere.
+    """
+    rows, count = getattr(config, "batch_size", None), jax.device_count()
+    if rows is None or jax.process_count() > 1:
+        return count
+    return max(number for number in range(1, count + 1) if rows % number == 0)
+
+
+def mesh_of(config, say):
+    """Makes the mesh of a run.
+
+    Args:
+        config: The `TrainingConfig`.
+        say: Receives the lines that describe the mesh.
+
+    Returns:
+        The mesh; None if the config has no mesh and there is only one device.
+
+    Raises:
+        ValueError: The model cannot be placed on the mesh.
+    """
+    if config.mesh is None and jax.device_count() == 1:
+        return None
+    sizes = asdict(config.mesh) if config.mesh else {"data": num_devices_for(config)}
+    mesh = make_mesh(sizes, None if config.mesh else jax.devices()[: sizes["data"]])
+    if mesh.size < jax.device_count():
+        say(
+            f"using {mesh.size} of {jax.device_count()} devices: no larger number divides the batch"
+        )
+    shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
+    said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")
+    return mesh
+
+
 def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
-    """Where each array of a state of these shapes lives: what the optimiser keeps of a parameter,
-    where that does, and an adapter where what it is of does."""
-    params, whole = shardings(shape_tree(model), model.config, mesh), replicated(mesh)
-    frozen = None if shapes.frozen is None else params
-    learnt = params if frozen is None else adapter_shardings(shapes.params, params)
+    """Returns the sharding of each array of a training state.
+
+    Optimizer state of a parameter's shape has the sharding of that parameter. The remaining arrays
+    are replicated.
+
+    Args:
+        model: The model.
+        optimizer: An optax optimizer.
+        mesh: The mesh.
+        shapes: The shapes of the state.
+    """
+    params, whole = shardings(shapes.params, model.config, mesh), replicated(mesh)
+    (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
+
+    def is_masked(kept) -> bool:  # a parameter of another part of the optimizer, as in Muon
+        return isinstance(kept, optax.MaskedNode)
 
     def beside(kept, param, sharding):
+        if is_masked(kept):
+            return kept
         return sharding if kept.shape == param.shape else whole
 
     kept = optax.tree_map_params(
         optimizer,
         beside,
         shapes.optimizer,
-        shapes.params,
+        trainable,
         learnt,
         transform_non_params=lambda _: whole,
+        is_leaf=is_masked,
     )
     average = None if shapes.average is None else learnt
-    return TrainState(whole, learnt, kept, whole, average, frozen)
+    return TrainState(whole, params, kept, whole, average)
 
 
 def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) -> TrainState:
-    """The state of `init_state`, each array made where it lives; base is given away. mesh None: one
-    device."""
+    """Creates the state of `init_state` with each array on its devices.
+
+    Args:
+        mesh: The mesh; None: one device.
+        model: The model.
+        optimizer: An optax optimizer.
+        seed: The seed.
+        base: Initial parameters, which are donated; None: random ones.
+        **how: Further options of `init_state`.
+    """
     make = partial(init_state, model, optimizer, seed, **how)
     if mesh is None:
         return jax.jit(make, donate_argnums=0)(base)
@@ -47,8 +116,11 @@ def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) 
 
 
 def share_of(mesh) -> Share:
-    """What this process is to read of each micro-batch: the rows that its own devices hold, where
-    these are one of as many equal parts; else all of it."""
+    """Returns the share of each micro-batch that this process reads.
+
+    The share has the rows of this process's own devices, if these rows are one of several equal
+    parts. Otherwise the process reads all rows.
+    """
     if mesh is None or jax.process_count() == 1:
         return WHOLE
     parts = num_row_parts(mesh)
@@ -61,8 +133,13 @@ def share_of(mesh) -> Share:
 
 
 def place_batch(batch, mesh, share: Share = WHOLE):
-    """Micro-batches along the first axis, the rows of each spread over the devices. share: what of
-    them this process has."""
+    """Shards the rows of micro-batches over the devices.
+
+    Args:
+        batch: Micro-batches along the first axis.
+        mesh: The mesh.
+        share: The part of the rows that `batch` holds.
+    """
     where = batch_sharding(mesh, before=1)
     if jax.process_count() == 1:
         return jax.device_put(batch, where)
@@ -72,7 +149,7 @@ def place_batch(batch, mesh, share: Share = WHOLE):
 
 
 def placed_shapes(batch, mesh, share: Share = WHOLE):
-    """The shapes of a batch, with where it will be."""
+    """Returns the shapes of a batch with the shardings of `place_batch`."""
     where = batch_sharding(mesh, before=1)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(_whole(x.shape, share), x.dtype, sharding=where), batch
@@ -80,6 +157,6 @@ def placed_shapes(batch, mesh, share: Share = WHOLE):
 
 
 def _whole(shape: tuple[int, ...], share: Share) -> tuple[int, ...]:
-    """Of all shares together."""
+    """Returns the shape of a batch of all processes."""
     accumulate, rows, *rest = shape
     return (accumulate, rows * share.count, *rest)

@@ -1,4 +1,4 @@
-"""Whole runs by name, for each kind of model."""
+"""Presets of complete runs by name, for each kind of model."""
 
 from jaxformer.models import config as configs
 from jaxformer.models.config import KINDS, PRESETS, Execution
@@ -19,35 +19,44 @@ TRAININGS = {
     "recurrent-encoder-decoder": PairTraining,
 }
 _UNROLLED = Execution(layers="unrolled")
+_WINDOW = 128  # tokens per window in runs on the standard library
 
 
 def _stdlib(model, learning_rate: float, steps: int = 2500, batch_size: int = 8):
-    """Two cores, about five minutes, on the Python standard library."""
-    training = HiddenTraining if isinstance(model, configs.EncoderConfig) else TextTraining
+    """Returns a run of about five minutes on two cores, on the Python standard library."""
+    training = HiddenTraining if model.learns == "hidden tokens" else TextTraining
+    window = None if model.max_length == _WINDOW else _WINDOW  # None follows --max-length
     return training(
         model=model,
         execution=_UNROLLED,
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=50, final_fraction=0.0),
         steps=steps,
         batch_size=batch_size,
-        window_length=128,
+        window_length=window,
         evaluate_every=500,
         checkpoint_every=500,
     )
 
 
-_LIBRARY = {"vocab_size": 2048, "max_length": 128, "embed_dim": 128}
-_TRANSFORMER = {
+# A gated feed-forward layer of width 344 has the parameter count of a plain one of width 512.
+_LIBRARY = {
+    "vocab_size": 2048,
+    "max_length": _WINDOW,
+    "embed_dim": 128,
     "num_layers": 4,
     "num_heads": 2,
-    "norm": "rms",
+    "mlp_dim": 344,
     "positions": "rotary",
     "use_bias": False,
 }
+_LLAMA = configs.DecoderConfig(**_LIBRARY, norm="rms", activation="swiglu")
+_MODERNBERT = configs.EncoderConfig(
+    **_LIBRARY, activation="geglu", embedding_norm=True, first_attention_norm=False, pooler=False
+)
 
 
 def _tiny(training, model):
-    """Seconds: to see everything work."""
+    """Returns a run of a few seconds that uses every part of training."""
     return training(
         model=model,
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=10),
@@ -66,7 +75,7 @@ _SMALL = {"vocab_size": 512, "max_length": 64, "num_layers": 2, "embed_dim": 64}
 
 
 def _translation(model):
-    """An hour on two cores for some ten thousand pairs of sentences (Multi30k)."""
+    """Returns a run of an hour on two cores, for ten thousand or more sentence pairs (Multi30k)."""
     return PairTraining(
         model=model,
         execution=_UNROLLED,
@@ -85,16 +94,17 @@ def _translation(model):
     )
 
 
+# Where the transformers library has a class for the kind, the preset's model exports to it.
+_BERT = {"norm_position": "post", "embedding_norm": True}
+_PEGASUS = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
 _SHAKESPEARE = {"use_bias": False, "vocab_size": 257}
 
 RUNS: dict[str, dict[str, TrainingConfig]] = {
     "stdlib": {
-        "decoder": _stdlib(configs.DecoderConfig(**_LIBRARY, **_TRANSFORMER), 4e-3),
-        # Larger updates, or fewer targets in each, and it learns little but how often tokens come.
-        "encoder": _stdlib(
-            configs.EncoderConfig(**_LIBRARY, **_TRANSFORMER), 2e-3, steps=1250, batch_size=16
-        ),
+        "decoder": _stdlib(_LLAMA, 4e-3),
+        # With larger updates or fewer targets per update, it learns little but token frequencies.
+        "encoder": _stdlib(_MODERNBERT, 2e-3, steps=1250, batch_size=16),
         "recurrent": _stdlib(
             configs.RecurrentConfig(vocab_size=2048, embed_dim=224, num_layers=2), 1.6e-2
         ),
@@ -114,7 +124,7 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
                 num_heads=4,
                 mlp_dim=256,
                 activation="relu",
-                positions="rotary",
+                **_PEGASUS,
             )
         ),
         "recurrent-encoder-decoder": _translation(
@@ -123,15 +133,17 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
     },
     "tiny": {
         "decoder": _tiny(TextTraining, configs.DecoderConfig(**_SMALL, num_heads=2)),
-        "encoder": _tiny(HiddenTraining, configs.EncoderConfig(**_SMALL, num_heads=2)),
+        "encoder": _tiny(HiddenTraining, configs.EncoderConfig(**_SMALL, **_BERT, num_heads=2)),
         "recurrent": _tiny(TextTraining, configs.RecurrentConfig(**_SMALL)),
         "convolutional": _tiny(TextTraining, configs.ConvolutionalConfig(**_SMALL)),
-        "encoder-decoder": _tiny(PairTraining, configs.EncoderDecoderConfig(**_SMALL, num_heads=2)),
+        "encoder-decoder": _tiny(
+            PairTraining, configs.EncoderDecoderConfig(**_SMALL, **_PEGASUS, num_heads=2)
+        ),
         "recurrent-encoder-decoder": _tiny(
             PairTraining, configs.RecurrentEncoderDecoderConfig(**_SMALL)
         ),
     },
-    # nanoGPT's two settings for Tiny Shakespeare (its README), byte by byte.
+    # nanoGPT's two settings for Tiny Shakespeare (its README), with bytes as tokens.
     "shakespeare": {
         "decoder": TextTraining(
             model=configs.DecoderConfig(
@@ -164,7 +176,13 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
 
 
 def training_preset(name: str, kind: str) -> TrainingConfig:
-    """A whole run by name; a model's preset gives that model with plain settings."""
+    """Returns the preset of a run by name.
+
+    The name of a model's preset gives a run of that model with default settings.
+
+    Raises:
+        ValueError: The kind has no preset of this name.
+    """
     if kind in RUNS.get(name, ()):
         return RUNS[name][kind]
     models = {x: model for x, model in PRESETS.items() if type(model) is KINDS[kind]}
@@ -177,12 +195,12 @@ def training_preset(name: str, kind: str) -> TrainingConfig:
 
 
 def kinds_of(name: str) -> list[str]:
-    """The kinds of model for which there is a preset of that name, the usual one first."""
+    """Returns the kinds of model with a preset of this name; the default kind comes first."""
     if name in PRESETS:
         return [configs.kind_of(PRESETS[name])]
     return list(RUNS.get(name, ()))
 
 
 def usual_preset(kind: str) -> str:
-    """The first preset that there is for a kind."""
+    """Returns the name of the first preset for a kind of model."""
     return next(name for name, kinds in RUNS.items() if kind in kinds)

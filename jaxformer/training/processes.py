@@ -1,7 +1,7 @@
-"""Several processes that train one model, each with devices of its own, through JAX's own runtime.
+"""Training of one model by several processes through JAX's distributed runtime.
 
-All run the same program on the same order of data; the first alone writes what a person reads.
-Without `join` there is one process, and nothing here waits.
+Each process has its own devices. All run the same program on the same order of data. Only process 0
+writes the log. Without `join` there is one process, and no function here waits.
 """
 
 import json
@@ -12,25 +12,29 @@ from dataclasses import dataclass
 from threading import Timer
 from typing import NoReturn
 
-_LONG = 7 * 24 * 3_600_000  # milliseconds; reading much text takes its time
-SHUTDOWN = 10  # seconds that a process which ends waits for the others, which may have failed
+from jaxformer.artifacts.files import json_text
+from jaxformer.terminal import say
+
+_LONG = 7 * 24 * 3_600_000  # milliseconds; process 0 may read text for hours while others wait
+SHUTDOWN = 10  # seconds that an ending process waits for the others, which may have failed
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Who trains this model; without a coordinator, this process alone."""
+    """The processes that train a model together; without a coordinator, only this one."""
 
     coordinator: str | None = None
-    """HOST:PORT of the first of several processes that train together, or "auto" where Slurm,
-    Open MPI, Kubernetes or a TPU pod say so; None: this process alone"""
+    """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,
+    Kubernetes or a TPU pod; None: this process alone"""
     num_processes: int | None = None
-    """how many processes there are; None: as the cluster says"""
+    """number of processes; None: the cluster's setting"""
     process_id: int | None = None
-    """which of them this is, from 0; None: as the cluster says"""
+    """number of this process, from 0; None: the cluster's setting"""
     process_timeout: int = 300
-    """seconds until a process that does not come is missed"""
+    """seconds to wait until all processes have connected"""
 
     def __post_init__(self):
+        """Checks the settings."""
         if self.process_timeout < 1:
             raise ValueError(f"process_timeout is {self.process_timeout}; it must be at least 1")
         given = (self.num_processes, self.process_id)
@@ -38,7 +42,7 @@ class Processes:
             if given != (None, None):
                 raise ValueError(
                     f"num_processes and process_id are {given}, but coordinator is "
-                    f"{self.coordinator!r}; they go with the HOST:PORT of the first process"
+                    f"{self.coordinator!r}; with them it must be the HOST:PORT of process 0"
                 )
             return
         host, _, port = self.coordinator.rpartition(":")
@@ -46,7 +50,7 @@ class Processes:
             raise ValueError(f"coordinator is {self.coordinator!r}; it must be HOST:PORT or auto")
         if None in given:
             raise ValueError(
-                f"num_processes and process_id are {given}; with a coordinator both must be given"
+                f"num_processes and process_id are {given}; with a coordinator, set both of them"
             )
         if not 0 <= self.process_id < self.num_processes:
             raise ValueError(
@@ -55,14 +59,17 @@ class Processes:
 
 
 def join(processes: Processes) -> None:
-    """Meet the other processes, before JAX is asked for its devices.
+    """Connects to the other processes. Call it before JAX initializes its devices.
 
-    The process ends with one line, and exit status 2, if they do not all come in time: JAX's own
-    way is to abort with a trace of its stack.
+    If some processes do not connect in time, this process ends with one line and exit status 2.
+    JAX itself would abort with a stack trace.
+
+    Raises:
+        ValueError: The coordinator is "auto" and JAX does not detect a cluster.
     """
     if processes.coordinator is None:
         return
-    import jax  # here, since the command line is quick to say what it accepts
+    import jax  # here, so that the command line starts quickly
 
     missing = Timer(processes.process_timeout, _give_up, [processes])
     missing.daemon = True
@@ -72,10 +79,10 @@ def join(processes: Processes) -> None:
         try:
             how = {"initialization_timeout": later, "shutdown_timeout_seconds": SHUTDOWN}
             jax.distributed.initialize(**how)
-        except ValueError as error:  # what it asks for is JAX's own argument
+        except ValueError as error:  # its message names an argument of JAX
             raise ValueError(
-                "coordinator is 'auto', but nothing here says who takes part (Slurm, Open MPI, "
-                f"Kubernetes and TPU pods do): {error}"
+                "coordinator is 'auto', but JAX detects no cluster (Slurm, Open MPI, Kubernetes or "
+                f"a TPU pod); give the HOST:PORT of process 0 instead. JAX: {error}"
             ) from None
     else:
         jax.distributed.initialize(
@@ -90,28 +97,33 @@ def join(processes: Processes) -> None:
 
 def _give_up(processes: Processes) -> None:
     leave(
-        f"not all processes came within {processes.process_timeout} s (--process-timeout; "
-        f"--coordinator {processes.coordinator}); each must be started, and no two with the same "
+        f"not all processes connected within {processes.process_timeout} s (--process-timeout; "
+        f"--coordinator {processes.coordinator}); start every process, each with a different "
         "--process-id",
         status=2,
     )
 
 
 def is_first() -> bool:
-    """Whether this process writes what is written once."""
+    """Returns whether this is process 0, which writes the files of the run."""
     import jax
 
     return jax.process_index() == 0
 
 
 def are_several() -> bool:
+    """Returns whether several processes train together."""
     import jax
 
     return jax.process_count() > 1
 
 
 def wait_for_all(what: str) -> None:
-    """Until every process has come to this place, which has a name of its own."""
+    """Waits until every process has made this call.
+
+    Args:
+        what: The name of the call, which must be unique.
+    """
     if are_several():
         from orbax.checkpoint import multihost
 
@@ -119,7 +131,15 @@ def wait_for_all(what: str) -> None:
 
 
 def done_by_first(what: str, action: Callable[[], None]) -> None:
-    """Done by the first process, while the others wait; what it refuses they refuse too."""
+    """Runs an action in process 0 while the other processes wait.
+
+    Args:
+        what: The name of the action, which must be unique.
+        action: The action.
+
+    Raises:
+        ValueError: In the other processes, if the action raises an exception in process 0.
+    """
     if not are_several():
         return action()
     from orbax.checkpoint import multihost
@@ -127,7 +147,7 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
     told, key = multihost.get_jax_distributed_client(), f"jaxformer {what}"
     if not is_first():
         if error := told.blocking_key_value_get(key, _LONG):
-            raise ValueError(f"the first process failed: {error}")
+            raise ValueError(f"process 0 failed: {error}")
         return None
     try:
         action()
@@ -139,14 +159,18 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
 
 
 def require_same(settings: dict[str, object]) -> None:
-    """ValueError, in every process, unless all have the same settings as the first."""
+    """Checks that all processes have the same settings.
+
+    Raises:
+        ValueError: In every process, if the settings of a process differ from those of process 0.
+    """
     if not are_several():
         return
     import jax
     from orbax.checkpoint import multihost
 
     told, names = multihost.get_jax_distributed_client(), sorted(settings)
-    said = json.dumps([[name, str(settings[name])] for name in names])
+    said = json_text([[name, str(settings[name])] for name in names])
     told.key_value_set(f"jaxformer settings {jax.process_index()}", said)
     for process in range(1, jax.process_count()):
         first, other = (
@@ -157,22 +181,25 @@ def require_same(settings: dict[str, object]) -> None:
             if first.get(name) != other.get(name):
                 raise ValueError(
                     f"{name} is {other.get(name)} in process {process} and {first.get(name)} in "
-                    "the first; all must be started alike"
+                    "process 0; start all processes with the same options"
                 )
 
 
 def leave(message: str, status: int = 1) -> NoReturn:
-    """End this process with one line, without waiting for others, of which one has failed: JAX's
-    runtime would, and then abort with a trace of its stack."""
-    print(f"jaxformer: {message}", file=sys.stderr, flush=True)
+    """Ends this process with one line, after another process has failed.
+
+    It does not wait for the other processes. JAX's runtime would wait and then abort with a stack
+    trace.
+    """
+    say(f"jaxformer: {message}", sys.stderr)
     os._exit(status)
 
 
 def gather(*values: float) -> list[list[float]]:
-    """What each process gave, on all of them."""
+    """Returns the values of every process, in all processes: a list per process."""
     import numpy as np
     from jax.experimental import multihost_utils
 
-    words = np.asarray(values, np.float64).view(np.int32)  # JAX would round to 32 bits
+    words = np.asarray(values, np.float64).view(np.int32)  # JAX would round float64 to float32
     found = np.asarray(multihost_utils.process_allgather(words, tiled=False))
     return found.reshape(-1, words.size).view(np.float64).tolist()

@@ -1,49 +1,72 @@
-"""What a person who watches sees: lines of text, and progress bars below them."""
+"""Screen output: lines of text with progress bars below them, and the progress of a run."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
+from rich.text import Text
+
+from jaxformer.terminal import visible
+
+_GAP, _LONG_GAP = 10.0, 60.0  # seconds between lines of a log, in its first minute and later
+# AdamW divides a gradient by its size plus 1e-8, so smaller gradients no longer move a parameter.
+_LEAST_GRADIENT = 1e-8
 
 
 class Screen:
-    """Shows text as it is, since samples, paths and names are the user's own.
+    """Prints text exactly as it is, with control characters as visible escapes.
 
-    rich would read `[…]` as markup and `:…:` as an emoji, break long lines, expand tabs and drop
-    control characters.
+    rich would interpret `[…]` as markup and `:…:` as an emoji, break long lines and expand tabs. A
+    terminal would execute escape sequences in a sample, a path or a name.
     """
 
     def __init__(self, **options):
-        """options: those of rich's Console (stderr, file, …)."""
+        """Creates a screen.
+
+        Args:
+            **options: Options of rich's `Console` (stderr, file, …).
+        """
         self._console = Console(soft_wrap=True, **options)
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[said]}", markup=False),
+            _Said(),
         )
         self._bars = Progress(*columns, console=self._console, transient=True)
 
+    @property
+    def is_interactive(self) -> bool:
+        """Whether the output is a terminal; only a terminal shows progress bars."""
+        return self._console.is_interactive
+
     def say(self, text: str) -> None:
-        """A line of text, or several, unchanged."""
-        self._console.print(_Verbatim(text))
+        """Prints one or more lines of text."""
+        self._console.print(_Verbatim(visible(text)))
 
     @contextmanager
     def bar(self, total: int) -> Iterator[Callable[[int, str, str], None]]:
-        """A progress bar while open, on a terminal; a second one stands below the first.
+        """Shows a progress bar while the context is open, if the output is a terminal.
 
-        Gives ``show(completed, name, said)``: how much is done, and the text on its left and right.
+        A second bar appears below the first.
+
+        Args:
+            total: The value of `completed` at which the bar is full.
+
+        Yields:
+            ``show(completed, name, said)``, which updates the bar, the text on its left and the
+            text on its right.
         """
-        if not self._console.is_interactive:
+        if not self.is_interactive:
             yield lambda completed, name, said: None
             return
         task = self._bars.add_task("", total=total, said="")
         self._bars.start()
         try:
             yield lambda completed, name, said: self._bars.update(
-                task, completed=completed, description=name, said=said
+                task, completed=completed, description=visible(name), said=visible(said)
             )
         finally:
             self._bars.remove_task(task)
@@ -51,8 +74,33 @@ class Screen:
                 self._bars.stop()
 
     @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Shows `name` while the context is open; on a terminal, also the elapsed seconds."""
+        if not self.is_interactive:
+            self.say(f"{name} …")
+            yield
+            return
+        task = self._bars.add_task(name, total=None, said=None)
+        self._bars.start()
+        try:
+            yield
+        finally:
+            self._bars.remove_task(task)
+            if not self._bars.tasks:
+                self._bars.stop()
+
+    @contextmanager
     def count(self, total: int, name: str, unit: str) -> Iterator[Callable[[int], None]]:
-        """A bar with the time that is left; gives a function of how many of a unit are done."""
+        """Shows a progress bar with the remaining time while the context is open.
+
+        Args:
+            total: The number of units.
+            name: The text on the left of the bar.
+            unit: The name of the units.
+
+        Yields:
+            ``advance(done)``, which sets the number of units that are done.
+        """
         begin = time.perf_counter()
         with self.bar(total) as show:
 
@@ -64,11 +112,79 @@ class Screen:
             yield advance
 
 
+class _Said(ProgressColumn):
+    """Column with the text on the right of a bar, or the elapsed seconds if there is no text."""
+
+    def render(self, task) -> Text:
+        said = task.fields["said"]
+        return Text(f"{task.elapsed or 0.0:.0f} s" if said is None else said)
+
+
 class _Verbatim:
-    """Text that reaches the file character by character."""
+    """Text that rich writes without interpreting it."""
 
     def __init__(self, text: str):
         self._text = text
 
     def __rich_console__(self, console, options):
         yield Segment(f"{self._text}\n")
+
+
+def progress_line(line: dict, minutes_left: float) -> str:
+    """Returns the loss, the speed and the remaining time as text.
+
+    Args:
+        line: A line of metrics.
+        minutes_left: The remaining time.
+    """
+    loss = f"loss {line['loss']:.3f} · " if "loss" in line else ""
+    return f"{loss}{line['tokens_per_second']:,.0f} tokens/s · {minutes_left:.1f} min left"
+
+
+@contextmanager
+def progress(
+    screen: Screen, total: int | None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, float, str], None]]:
+    """Shows the progress of a run while the context is open.
+
+    Args:
+        screen: Shows the bar or the lines.
+        total: The number of steps of the run; None: the run is limited by minutes.
+        clock: Returns the time in seconds, to space the lines of a log file.
+
+    Yields:
+        ``show(step, done, said)``: it shows the step, the share of the run that is over, and a
+        text.
+    """
+    name = "step {}" if total is None else f"step {{}}/{total}"
+    begin, shown = clock(), float("-inf")
+    with screen.bar(1000) as bar:
+
+        def show(step: int, done: float, said: str) -> None:
+            nonlocal shown
+            bar(round(1000 * done), name.format(step), said)
+            now = clock()
+            gap = _GAP if now - begin < _LONG_GAP else _LONG_GAP
+            if said and not screen.is_interactive and now - shown >= gap:
+                shown = now
+                screen.say(f"{name.format(step)}: {said}")
+
+        yield show
+
+
+def vanishing(lines: list[dict], num_parameters: int) -> str | None:
+    """Returns a warning if the gradients of all these steps are too small to train with.
+
+    Args:
+        lines: Lines of metrics.
+        num_parameters: The number of trained parameters.
+    """
+    norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
+    least = _LEAST_GRADIENT * num_parameters**0.5
+    if not norms or max(norms) >= least:
+        return None
+    return (
+        f"warning: the gradient norm of the first {len(lines)} steps is {max(norms):.1e} at most; "
+        f"below {least:.1e} (1e-8 for each of {num_parameters:,} parameters) updates are too small "
+        "to learn. Try a norm and a residual (--norm rms --residual), or fewer layers"
+    )

@@ -1,53 +1,72 @@
-"""One update: gradients of a batch, micro-batch by micro-batch, then the optimiser; one jit."""
+"""The training step: one jitted function that accumulates gradients and applies the optimizer."""
 
 import math
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxformer.models.build import init
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.lora import adapted, init_adapter
+from jaxformer.models.lora import adapt
+from jaxformer.models.parameters import init
+from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import Batch
 from jaxformer.training.loss import summed_loss
 
 
 class TrainState(NamedTuple):
-    """All that an update reads and writes. step: updates made so far; params: what is learnt, the
-    model's parameters or an adapter; key: of dropout; average: of the params, where one is kept;
-    frozen: the parameters that an adapter is of."""
+    """Everything that an update reads and writes.
+
+    Attributes:
+        step: The number of updates so far.
+        params: The parameters of the model.
+        optimizer: The optimizer state of the trainable parameters (see `models.trainable`).
+        key: The random key of dropout.
+        average: The moving average of the trainable parameters; None: no average.
+    """
 
     step: Array
     params: dict
     optimizer: optax.OptState
     key: Array
     average: dict | None = None
-    frozen: dict | None = None
 
-    def weights(self, lora_scale: float = 1.0) -> dict:
-        """What the model is scored by, and used with: of the average, where one is kept."""
-        params = self.params if self.average is None else self.average
-        return params if self.frozen is None else adapted(self.frozen, params, lora_scale)
+    def weights(self) -> dict:
+        """Returns the model's parameters for scoring and use, averaged if there is an average."""
+        return self.params if self.average is None else self._with(self.average)
 
     def parts(self):
-        """What a checkpoint holds: (params to use the model with, the other arrays)."""
+        """Returns the arrays of a checkpoint: (the average or the params, all other arrays).
+
+        Frozen parameters are not included.
+        """
+        trainable, _ = partition(self.params)
         rest = {"optimizer": self.optimizer, "key": jax.random.key_data(self.key)}
         if self.average is None:
-            return self.params, rest
-        return self.average, {**rest, "params": self.params}
+            return trainable, rest
+        return self.average, {**rest, "params": trainable}
 
     def restored(self, step: int, params, rest) -> "TrainState":
-        """The state of such a checkpoint; what is frozen stays as it is."""
-        key = jax.random.wrap_key_data(rest["key"])
+        """Returns this state with the arrays of a checkpoint; frozen parameters are unchanged.
+
+        Args:
+            step: The step of the checkpoint.
+            params: The first of `parts`.
+            rest: The second of `parts`.
+        """
+        key, optimizer = jax.random.wrap_key_data(rest["key"]), rest["optimizer"]
         if self.average is None:
-            learnt = {"params": params}
-        else:
-            learnt = {"params": rest["params"], "average": params}
-        return self._replace(step=jnp.int32(step), optimizer=rest["optimizer"], key=key, **learnt)
+            return TrainState(jnp.int32(step), self._with(params), optimizer, key)
+        return TrainState(jnp.int32(step), self._with(rest["params"]), optimizer, key, params)
+
+    def _with(self, trainable) -> dict:
+        """Returns the parameters with other values of the trainable ones."""
+        return combine(trainable, partition(self.params)[1])
 
 
 def init_state(
@@ -59,27 +78,33 @@ def init_state(
     lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
     averages: bool = False,
 ) -> TrainState:
-    """Parameters, optimiser state and dropout key, all from one seed.
+    """Creates the parameters, the optimizer state and the dropout key from one seed.
 
-    base: the parameters to begin with, or, with a LoRA rank, to learn an adapter of; None: fresh
-    ones. averages: an average of what is learnt is kept.
+    Args:
+        model: The model.
+        optimizer: An optax optimizer.
+        seed: The seed.
+        base: The initial parameters; None: random ones.
+        lora: If it has a rank, the kernels of `base` get low-rank updates, which are trained alone.
+        averages: Whether the state has a moving average of the trainable parameters.
     """
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
-    frozen = None
     if base is None:
         params = init(model, params_key)["params"]
-    elif lora.lora_rank is None:
-        params = base
     else:
-        params, frozen = init_adapter(params_key, base, lora), base
-    average = jax.tree.map(jnp.copy, params) if averages else None
-    state = TrainState(jnp.int32(0), params, optimizer.init(params), dropout_key)
-    return state._replace(average=average, frozen=frozen)
+        params = base if lora.lora_rank is None else adapt(params_key, base, lora)
+    trainable, _ = partition(params)
+    average = jax.tree.map(jnp.copy, trainable) if averages else None
+    return TrainState(jnp.int32(0), params, optimizer.init(trainable), dropout_key, average)
 
 
 class Measured(NamedTuple):
-    """Of an update: the loss before it, nats per counted token over the whole batch, and the
-    gradient's global norm before it is clipped."""
+    """Measurements of an update.
+
+    Attributes:
+        loss: The loss before the update, in nats per counted token of the whole batch.
+        gradient_norm: The global norm of the gradient before clipping.
+    """
 
     loss: Array
     gradient_norm: Array
@@ -91,37 +116,41 @@ def make_step(
     label_smoothing: float = 0.0,
     *,
     skip_non_finite: bool = False,
-    lora_scale: float = 1.0,
     average_decay: float | None = None,
 ):
-    """(state, batch, learning_rate=1) → (state, Measured), jitted; the state given is donated: its
-    buffers are reused.
+    """Builds the jitted training step ``(state, batch, learning_rate=1) -> (state, Measured)``.
 
-    batch: micro-batches along its first axis. learning_rate: what the optimiser's updates are
-    multiplied by; 1 for one that has a schedule of its own. Micro-batches add up sums, not means,
-    so they give the full batch's gradient however unequal their token counts are. skip_non_finite:
-    where the loss or the gradient is not finite, all but the step stays as it is. lora_scale: of an
-    adapter's updates; average_decay: of the average, where the state has one.
+    The step donates its input state: the buffers are reused. `batch` has micro-batches along its
+    first axis. `learning_rate` multiplies the optimizer's updates; leave it at 1 for an optimizer
+    that has a schedule. Micro-batches add up sums, not means. So the result is the gradient of the
+    full batch even if the micro-batches have unequal token counts.
+
+    Args:
+        model: The model.
+        optimizer: An optax optimizer.
+        label_smoothing: The share of the target probability that is spread over all tokens.
+        skip_non_finite: Whether an update with a loss or gradient that is not finite changes only
+            the step.
+        average_decay: The decay rate of the moving average, if the state has one.
     """
     dropout = model.config.dropout > 0
 
-    def loss_of(params, frozen, batch, key):
-        params = params if frozen is None else adapted(frozen, params, lora_scale)
+    def loss_of(params, batch, key):
         return summed_loss(model, params, batch, key if dropout else None, label_smoothing)
 
-    def accumulate(params, frozen, batch, key):
-        """Σ loss, Σ count and Σ gradient over the micro-batches."""
-        gradient = jax.value_and_grad(loss_of, has_aux=True)
+    def accumulate(params, batch, key):
+        """Returns Σ loss, Σ count and Σ gradient over the micro-batches."""
+        gradient = trainable_value_and_grad(loss_of)
         keys = jax.random.split(key, len(batch.inputs))
 
         def add(sums, micro):
-            (loss, count), gradients = gradient(params, frozen, *micro)
+            (loss, count), gradients = gradient(params, *micro)
             return jax.tree.map(jnp.add, sums, (loss, count, gradients)), None
 
         first, rest = (
             jax.tree.map(lambda x, i=i: x[i], (batch, keys)) for i in (0, slice(1, None))
         )
-        (loss, count), gradients = gradient(params, frozen, *first)
+        (loss, count), gradients = gradient(params, *first)
         if len(batch.inputs) == 1:
             return loss, count, gradients
         return jax.lax.scan(add, (loss, count, gradients), rest)[0]
@@ -129,33 +158,63 @@ def make_step(
     @partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, batch: Batch, learning_rate=1.0):
         key = jax.random.fold_in(state.key, state.step)
-        loss, count, gradients = accumulate(state.params, state.frozen, batch, key)
-        # A product can be fused into what reads it; a quotient would be a pass over the gradients.
+        loss, count, gradients = accumulate(state.params, batch, key)
+        # XLA fuses a product into its consumer; a quotient takes its own pass over the gradients.
         inverse = 1.0 / jnp.where(count == 0, 1.0, count)
         gradients = jax.tree.map(lambda g: g * inverse, gradients)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        trainable, frozen = partition(state.params)
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer, trainable)
         updates = jax.tree.map(lambda update: learning_rate * update, updates)
-        params = optax.apply_updates(state.params, updates)
-        average = state.average
+        params, average = optax.apply_updates(trainable, updates), state.average
         if average is not None:
             average = moved_average(average, params, state.step, average_decay)
-        learnt = (params, optimizer_state, state.key, average)
+        learnt = (params, optimizer_state, average)
         measured = Measured(loss * inverse, optax.global_norm(gradients))
         if skip_non_finite:
             good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
-            before = (state.params, state.optimizer, state.key, state.average)
+            before = (trainable, state.optimizer, state.average)
             learnt = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, before)
-        return TrainState(state.step + 1, *learnt, state.frozen), measured
+        params, optimizer_state, average = learnt
+        params = combine(params, frozen)
+        return TrainState(state.step + 1, params, optimizer_state, state.key, average), measured
 
     return step
 
 
-def moved_average(average, params, step, decay: float):
-    """The exponential moving average after update number step + 1, its bias corrected as Adam's
-    are (Kingma & Ba 2015): Σ_s d^(t−s) θ_s / Σ_s d^(t−s) over the updates s = 1 … t.
+def updates(
+    step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
+) -> Iterator[tuple[TrainState, Measured]]:
+    """Runs updates until the batches or the learning rates end.
 
-    Kept as it is used: m_t = m_{t−1} + w (θ_t − m_{t−1}) with w = (1 − d) / (1 − d^t), 1 at first.
+    Args:
+        step: The function that `make_step` returns, or a vmapped one.
+        state: The initial state, which is donated.
+        batches: The batch of each update.
+        rates: The learning rate of each update.
+
+    Yields:
+        (state, measured) after each update. The next update donates the state.
     """
-    # By logarithms: 1 − d^t of two numbers near 1 would lose most of its digits.
+    for rate, batch in zip(rates, batches, strict=False):
+        state, measured = step(state, batch, np.float32(rate))
+        yield state, measured
+
+
+def moved_average(average, params, step, decay: float):
+    """Updates a bias-corrected exponential moving average of the parameters.
+
+    After update t = step + 1, the average is Σ_s d^(t−s) θ_s / Σ_s d^(t−s) over s = 1 … t. It is
+    computed as m_t = m_{t−1} + w (θ_t − m_{t−1}) with w = (1 − d) / (1 − d^t), so w = 1 at t = 1.
+
+    Args:
+        average: The average before the update.
+        params: The parameters after the update.
+        step: The number of updates before this one.
+        decay: The decay rate d.
+
+    Reference:
+        Kingma & Ba 2015, §3 (bias correction).
+    """
+    # expm1 of the logarithm: 1 − d^t would lose most of its digits where d^t is close to 1.
     correction = -jnp.expm1((step + 1) * math.log(decay))
     return optax.incremental_update(params, average, (1 - decay) / correction)

@@ -1,88 +1,140 @@
-"""Who else is told what metrics.jsonl says: TensorBoard, trackio, Weights & Biases."""
+"""Experiment trackers, which receive the lines of metrics.jsonl.
 
-from importlib import import_module
+The names of trackers come from config.json, which may come from an untrusted source. So `TRACKERS`
+is a closed table of constructors, and no module is imported by a name from the file.
+"""
+
+import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 from uuid import uuid4
 
-from jaxformer.artifacts.run import RunFolder, write_whole
-
-INSTALLED_BY = {
-    "tensorboard": "pip install tensorboard",
-    "trackio": "pip install trackio",
-    "wandb": "pip install wandb",
-}
+from jaxformer.artifacts.files import write_whole
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.models.config.check import shown
 
 
 class Tracker(Protocol):
-    """Is told of a run's figures as they come."""
+    """Interface of a tracker, which receives the figures of a run during training."""
 
-    def log(self, step: int, figures: dict[str, float]) -> None: ...
+    def log(self, step: int, figures: dict[str, float]) -> None:
+        """Records the figures of a step."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finishes the run in the tracker."""
+        ...
 
 
 class TensorBoard:
     """Event files in a folder, for `tensorboard --logdir`."""
 
     def __str__(self) -> str:
+        """Returns the name of the tracker."""
         return "tensorboard"
 
     def __init__(self, folder: Path):
+        """Opens an event file in the folder."""
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(folder))
 
     def log(self, step: int, figures: dict[str, float]) -> None:
+        """Records the figures of a step."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step=step)
 
     def close(self) -> None:
+        """Closes the event file."""
         self._writer.close()
 
 
 class Service:
-    """trackio, and wandb, whose interface it shares. A run that is resumed goes on there too."""
+    """trackio or wandb, which share an interface. A resumed run continues its earlier record."""
 
-    def __init__(self, package: str, folder: RunFolder, config: dict):
-        self._name, self._package = package, import_module(package)
-        own = _id_of(folder)  # folders of one name, on two machines perhaps, are two runs
+    def __init__(self, package: ModuleType, folder: RunFolder, config: dict, **options):
+        """Opens a run in the service.
+
+        Args:
+            package: The imported trackio or wandb.
+            folder: The folder of the run.
+            config: The settings to record.
+            **options: Further options of the package's `init`.
+        """
+        self._package = package
+        own = _id_of(folder)  # distinguishes runs whose folders have the same name
         run = {"project": "jaxformer", "name": f"{folder.path.resolve().name}-{own}"}
-        if package == "wandb":  # it asks for a key of its own, and for a place for its files
-            run |= {"id": own, "dir": str(folder.path)}
-        self._run = self._package.init(config=config, resume="allow", **run)
+        self._run = package.init(config=config, resume="allow", **run, **options)
 
     def __str__(self) -> str:
-        return self._name
+        """Returns the name of the tracker."""
+        return self._package.__name__
 
     def log(self, step: int, figures: dict[str, float]) -> None:
+        """Records the figures of a step."""
         self._package.log(figures, step=step)
 
     def close(self) -> None:
+        """Finishes the run in the service."""
         self._package.finish()
 
 
 def _id_of(folder: RunFolder) -> str:
-    """Of a run, drawn once and kept in its folder."""
+    """Returns the random id of a run, which is stored in its folder."""
     if not folder.tracker_id.exists():
         write_whole(folder.tracker_id, uuid4().hex[:8])
-    return folder.tracker_id.read_text()
+    found = folder.tracker_id.read_text()
+    if not re.fullmatch("[0-9a-f]{8}", found):
+        raise ValueError(f"{folder.tracker_id} holds {shown(found)}; it must be 8 hex digits")
+    return found
+
+
+def _tensorboard(folder: RunFolder, config: dict) -> Tracker:
+    return TensorBoard(folder.path / "tensorboard")
+
+
+def _trackio(folder: RunFolder, config: dict) -> Tracker:
+    import trackio
+
+    return Service(trackio, folder, config)
+
+
+def _wandb(folder: RunFolder, config: dict) -> Tracker:
+    import wandb
+
+    # wandb needs an id, and a folder for its files.
+    return Service(wandb, folder, config, id=_id_of(folder), dir=str(folder.path))
+
+
+TRACKERS: dict[str, Callable[[RunFolder, dict], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "trackio": _trackio,
+    "wandb": _wandb,
+}
 
 
 def open_trackers(names: tuple[str, ...], folder: RunFolder, config: dict) -> list[Tracker]:
-    """ValueError, and how to install it, if one is not there."""
+    """Opens the trackers of these names.
+
+    Raises:
+        ValueError: See `require_trackers`.
+    """
     require_trackers(names)
-    return [
-        TensorBoard(folder.path / "tensorboard")
-        if name == "tensorboard"
-        else Service(name, folder, config)
-        for name in names
-    ]
+    return [TRACKERS[name](folder, config) for name in names]
 
 
 def require_trackers(names: tuple[str, ...]) -> None:
-    """ValueError for one that is not installed."""
+    """Checks that each tracker is known and installed.
+
+    Raises:
+        ValueError: A tracker is unknown or not installed. The message gives the command that
+            installs it.
+    """
     for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"tracker is {name!r}; it must be one of {', '.join(TRACKERS)}")
         if find_spec(name) is None:
-            raise ValueError(f"{name} is not installed; {INSTALLED_BY[name]}")
+            raise ValueError(f"{name} is not installed; pip install {name}")

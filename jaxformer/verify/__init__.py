@@ -1,14 +1,14 @@
-"""Certificates: what a model, or any function that JAX can trace, provably does."""
+"""Certificates: checks of properties of a model, or of any function that JAX can trace."""
 
 from jaxformer.verify.certificate import PROPERTIES, Property, certify
-from jaxformer.verify.dependency import (
+from jaxformer.verify.comparison import (
     Comparison,
-    Dependency,
     Edge,
+    RemarkWarning,
     assert_dependencies,
     compare,
-    dependency_matrix,
 )
+from jaxformer.verify.dependency import Dependency, dependency_matrix
 
 __all__ = [
     "PROPERTIES",
@@ -16,6 +16,7 @@ __all__ = [
     "Dependency",
     "Edge",
     "Property",
+    "RemarkWarning",
     "assert_dependencies",
     "certify",
     "compare",

@@ -1,19 +1,21 @@
-"""Which output position depends on which input position, and whether that is the rule.
+"""Dependency matrices: which output position depends on which input position.
 
-    found = dependency_matrix(function, inputs)       # bool [outputs, inputs], and how large
-    compare(found, rules.causal(length))              # what is missing, what is spurious
+    found = dependency_matrix(function, inputs)       # bool [outputs, inputs], and effect sizes
+    compare(found, rules.causal(length))              # missing and spurious edges
     assert_dependencies(function, inputs, rules.causal(length))       # the same, in a test
 
-The function is any that JAX can trace, from tokens (int) or embeddings (float, features last) to an
-array whose leading axes are positions too: [length, …] or [batch, length, …].
+`function` is any function that JAX can trace. It maps tokens (int) or embeddings (float, features
+last) to an array whose leading axes are positions too: [length, …] or [batch, length, …].
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import TraceContextError
 
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
@@ -22,7 +24,7 @@ NO_PATH = "an effect was seen where taint followed no path: one of its rules is 
 
 
 class Disagreement(NamedTuple):
-    """What one witness saw of a pair and another did not, and why that may be."""
+    """A pair of positions on which two witnesses disagree, and a possible reason."""
 
     output: tuple
     input: tuple
@@ -31,9 +33,16 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True)
 class Dependency:
-    """matrix: bool [*output positions, *input positions], what any witness saw; effects: float of
-    the same shape, the largest derivative or change, NaN where neither was asked for; witnesses: of
-    how many pairs each was asked; disagreements: where they differ; remarks: what to know besides.
+    """A dependency matrix, with the effects and doubts behind it.
+
+    Attributes:
+        matrix: bool [*output positions, *input positions], true where any witness saw an effect.
+        effects: Float of the same shape, the largest derivative or change. NaN where neither of
+            these witnesses tested the pair.
+        witnesses: The number of pairs that each witness tested.
+        disagreements: The pairs on which the witnesses disagree.
+        remarks: Doubts about the matrix, such as a primitive for which taint has no rule.
+        notes: Assumptions, such as which finite numbers count as masks.
     """
 
     matrix: np.ndarray
@@ -41,22 +50,49 @@ class Dependency:
     witnesses: dict[str, int]
     disagreements: tuple[Disagreement, ...] = ()
     remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def dependency_matrix(
-    function, inputs, *, witnesses=None, sample: int | None = None, others=None, seed: int = 0
+    function,
+    inputs,
+    *,
+    weights=None,
+    witnesses=None,
+    sample: int | None = None,
+    others=None,
+    seed: int = 0,
 ) -> Dependency:
-    """Which output depends on which input, by witnesses that know nothing of one another.
+    """Finds which output depends on which input, with up to three independent methods (witnesses).
 
-    "taint" follows all inputs through the function's jaxpr, where an exact 0 stops them: every path
-    that there is. "derivative": where the Jacobian is not 0. "change": where an output is another,
-    bit by bit, once one input is. The last two are of one point: they may miss a path whose effect
-    is 0 there or rounded away, and never see one that is not.
+    - "taint" follows all inputs through the function's jaxpr and finds every path. Only an exact 0
+      or a mask stops a path.
+    - "derivative" computes the Jacobian.
+    - "change" replaces one input at a time and compares the outputs bit by bit.
 
-    witnesses: which of them; None: all, but for "derivative" where there is none. sample: of how
-    many inputs (outputs, for the derivative) the other two are asked, if they are not the first;
-    None: of all. others: what inputs are changed to, [*inputs' shape]; None: drawn by `seed`,
-    tokens from those of the inputs and one more. ValueError: what cannot be asked.
+    The last two test the function at one point. They never see a path that does not exist, but they
+    may miss a path whose effect is 0 at this point or is rounded away.
+
+    Args:
+        function: Maps `inputs` to one array. With `weights` it is called as
+            `function(weights, inputs)`.
+        inputs: int [*positions] or float [*positions, features]. The positions are [length] or
+            [batch, length].
+        weights: A pytree of arrays. Taint then finds the paths that exist for any values of them,
+            and treats captured arrays as constants. None: captured arrays that are entirely 0 may
+            get other values, as zero-initialised weights do.
+        witnesses: Names of witnesses; None: all, but "derivative" only for inputs that have one.
+        sample: The number of inputs that "change" tests and of outputs that "derivative" tests. It
+            does not limit the first witness. None: all.
+        others: The replacements of the inputs, with their shape. None: drawn with `seed`; token ids
+            are drawn from the ids that occur, 0 and 1.
+        seed: Seed for `sample` and `others`.
+
+    Returns:
+        The dependency matrix.
+
+    Raises:
+        ValueError: An argument is not as described, or the function changes an nnx object.
     """
     inputs = _array(inputs)
     is_ids = not jnp.issubdtype(inputs.dtype, jnp.floating)
@@ -67,33 +103,35 @@ def dependency_matrix(
     if others is not None and np.shape(others) != inputs.shape:
         raise ValueError(f"others are {np.shape(others)}; inputs are {inputs.shape}")
     num_positions = inputs.ndim if is_ids else inputs.ndim - 1
-    before, after = _positions(function, inputs, num_positions)
-    rng = np.random.default_rng((seed, 1))  # a stream that inputs drawn by `seed` do not have
+    applied = function if weights is None else partial(function, weights)
+    before, after = _positions(applied, inputs, num_positions)
+    rng = np.random.default_rng((seed, 1))  # differs from a generator that drew the inputs
     size = int(np.prod(after)), int(np.prod(before))
     others = _others(inputs, rng) if others is None else jnp.asarray(others, inputs.dtype)
     unchanged = (others == inputs).reshape(size[1], -1).all(axis=1)
     if unchanged.any():
-        place = _place(np.unravel_index(int(unchanged.argmax()), before))
+        place = place_name(np.unravel_index(int(unchanged.argmax()), before))
         raise ValueError(f"others are what inputs are at {place}; they must differ everywhere")
-    seen, asked, remarks = {}, {}, []
+    seen, asked, remarks, notes = {}, {}, [], []
     for witness in witnesses:
         axis = 0 if witness == "derivative" else 1
         chosen = np.arange(size[axis])
         if sample is not None and seen and witness != "taint" and sample < size[axis]:
             chosen = np.sort(rng.choice(size[axis], sample, replace=False))
         if witness == "taint":
-            found, said = by_taint(function, inputs, num_positions)
-            remarks += said
+            found, doubts, assumed = by_taint(function, inputs, num_positions, weights)
+            remarks += doubts
+            notes += assumed
         elif witness == "derivative":
             try:
-                found = by_derivative(function, inputs, num_positions, chosen)
-            except Exception as error:  # JAX raises many kinds, of loops, callbacks and refs
+                found = by_derivative(applied, inputs, num_positions, chosen)
+            except Exception as error:  # JAX raises many types, for loops, callbacks and refs
                 if not by_default:
                     raise
                 remarks.append(f"there is no derivative: {str(error).splitlines()[0]}")
                 continue
         else:
-            found = by_change(function, inputs, num_positions, chosen, others)
+            found = by_change(applied, inputs, num_positions, chosen, others)
         whole = np.full(size, np.nan)
         whole[(chosen, slice(None)) if axis == 0 else (slice(None), chosen)] = found
         seen[witness], asked[witness] = whole, int(found.size)
@@ -106,6 +144,7 @@ def dependency_matrix(
         asked,
         tuple(_disagreements(seen, after, before)),
         tuple(remarks),
+        tuple(notes),
     )
 
 
@@ -117,7 +156,7 @@ def _array(inputs):
 
 
 def is_whole(number) -> bool:
-    """Of any integer type, and not a bool, which Python counts among them."""
+    """Returns whether this is an integer of any type, and not a bool."""
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
@@ -139,28 +178,33 @@ def _checked(witnesses, is_ids: bool):
 
 
 def _positions(function, inputs, num_positions: int):
-    """The position axes of (inputs, outputs)."""
-
+    """Returns the shapes of the position axes of (inputs, outputs)."""
     if not num_positions or not inputs.size:
         raise ValueError(
             f"inputs are {inputs.dtype} {inputs.shape}; they must be ids [length] or "
             "[batch, length], or floats with their features as a last axis more"
         )
-    output = jax.eval_shape(function, inputs)
+    try:
+        output = jax.eval_shape(function, inputs)
+    except TraceContextError as error:  # Dropout updates a counter, BatchNorm its statistics
+        raise ValueError(
+            f"the function changes an nnx object while it is traced ({error}): call model.eval(), "
+            "which turns off dropout and the statistics of BatchNorm, before you certify the model"
+        ) from error
     if not hasattr(output, "shape") or len(output.shape) < num_positions:
         raise ValueError(
-            f"the function gives {output}; it must give one array whose first {num_positions} axes "
-            "are positions, as those of its inputs are"
+            f"the function returns {output}; it must return one array whose first {num_positions} "
+            "axes are positions, like those of its inputs"
         )
     return inputs.shape[:num_positions], output.shape[:num_positions]
 
 
 def _others(inputs, rng):
-    """Something else at each position."""
+    """Draws another value for each position."""
     if jnp.issubdtype(inputs.dtype, jnp.floating):
         size = max(float(jnp.std(inputs.astype(jnp.float32))), 1.0)
         return jnp.asarray(size * rng.normal(size=inputs.shape), inputs.dtype)
-    ids = np.unique(np.append(np.asarray(inputs), [0, 1]))  # ids that there surely are
+    ids = np.unique(np.append(np.asarray(inputs), [0, 1]))  # at least two ids
     at = np.searchsorted(ids, np.asarray(inputs))
     drawn = ids[(at + rng.integers(1, len(ids), inputs.shape)) % len(ids)]
     return jnp.asarray(drawn, inputs.dtype)
@@ -176,7 +220,7 @@ _INFINITE = "what stops a path was an exact 0, which an infinite value gets past
 
 
 def _disagreements(seen, after, before):
-    """Pairs that one witness was asked and denied, and another saw."""
+    """Yields the pairs on which one witness saw no effect and another saw one."""
     for witness, found in seen.items():
         others = [other for name, other in seen.items() if name != witness]
         if not others:
@@ -190,85 +234,6 @@ def _disagreements(seen, after, before):
             yield Disagreement(*(tuple(map(int, place)) for place in places), why)
 
 
-# ---- against a rule
-
-
-class Edge(NamedTuple):
-    """Output (its position), input (its position) and the largest effect seen."""
-
-    output: tuple
-    input: tuple
-    effect: float
-
-    def __str__(self):
-        return f"output {_place(self.output)} ← input {_place(self.input)} ({self.effect:.3g})"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Edges of the rule that were not found, and edges found that are not of the rule, those of
-    the largest effect first."""
-
-    missing: tuple[Edge, ...]
-    spurious: tuple[Edge, ...]
-
-    @property
-    def holds(self) -> bool:
-        return not self.missing and not self.spurious
-
-    def __str__(self):
-        return f"{_listed('spurious', self.spurious)}; {_listed('missing', self.missing)}"
-
-
-def compare(found: Dependency, rule) -> Comparison:
-    """What is found beside what the rule (bool, of the matrix's shape) says; see `rules`."""
-    rule = np.asarray(rule)
-    if rule.shape != found.matrix.shape or rule.dtype != bool:
-        raise ValueError(
-            f"rule is {rule.dtype} {rule.shape}; it must be bool {found.matrix.shape}, output "
-            "positions before input positions"
-        )
-    split = rule.ndim - _input_axes(found)
-    missing, spurious = (
-        tuple(_edges(table, found.effects, split))
-        for table in (rule & ~found.matrix, found.matrix & ~rule)
-    )
-    return Comparison(missing, spurious)
-
-
-def assert_dependencies(function, inputs, rule, **options) -> Dependency:
-    """AssertionError, the edges and the remarks, unless the function depends on its inputs as the
-    rule says.
-
-    In a test of your own: assert_dependencies(model, tokens, rules.causal(len(tokens))).
-    """
-    found = dependency_matrix(function, inputs, **options)
-    compared = compare(found, rule)
-    if not compared.holds:
-        raise AssertionError("; ".join((str(compared), *found.remarks)))
-    return found
-
-
-def _input_axes(found: Dependency) -> int:
-    return found.matrix.ndim // 2
-
-
-def _edges(table, effects, split: int):
-    places = np.argwhere(table)
-    sizes = np.nan_to_num(effects[table], nan=0.0, posinf=np.inf)
-    for place, size in sorted(
-        zip(places.tolist(), sizes.tolist(), strict=True), key=lambda pair: -pair[1]
-    ):
-        yield Edge(tuple(place[:split]), tuple(place[split:]), size)
-
-
-def _place(place: tuple) -> str:
+def place_name(place: tuple) -> str:
+    """Returns a position as text, with its batch element if there is a batch axis."""
     return str(place[0]) if len(place) == 1 else f"{place[-1]} of row {place[0]}"
-
-
-def _listed(kind: str, edges, most: int = 3) -> str:
-    """How many there are, and the first of them."""
-    if not edges:
-        return f"0 {kind} edges"
-    some = ", ".join(map(str, edges[:most])) + (", …" if len(edges) > most else "")
-    return f"{len(edges)} {kind} edge{'s' * (len(edges) > 1)}: {some}"

@@ -1,7 +1,7 @@
-"""At which layer two passes part, by what goes through the model's named points.
+"""Search for the layer at which two passes differ, by the values at the model's named points.
 
-A model says which points it has, in the order of computation; every value tapped there has the
-tokens on its last axis but one.
+`model.points` lists the names in the order of computation. In every value, the second to last axis
+is that of the tokens.
 """
 
 from collections.abc import Iterator
@@ -12,25 +12,40 @@ import numpy as np
 
 from jaxformer.functional.taps import Patch
 from jaxformer.verify import rules
-from jaxformer.verify.dependency import compare, dependency_matrix
+from jaxformer.verify.comparison import compare
+from jaxformer.verify.dependency import dependency_matrix
 
 
 class Value(NamedTuple):
-    """What went through a point: [batch, …, length, features]; layer None: outside the blocks."""
+    """The value at a named point of a model.
+
+    Attributes:
+        point: The name of the point.
+        layer: The layer; None: the point is outside the blocks.
+        value: float32 [batch, …, length, features].
+    """
 
     point: str
     layer: int | None
     value: np.ndarray
 
     def __str__(self):
+        """Returns a text such as "layer 0, block.output"."""
         return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
 
 
 def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
-    """All that went through the points of the tokens, in order, and the logits at the end.
+    """Returns the values at the model's points, in order, and the logits at the end.
 
-    Weights of attention are left out: to be seen, they must be computed in another way; and so is
-    what an encoder does, of which the tokens are others.
+    It omits attention weights, because capturing them changes the computation. It also omits the
+    points of an encoder–decoder's encoder, whose tokens are those of the source.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        tokens: int [batch, length].
+        segments: The documents of the tokens [batch, length], 0 for padding; None: one document.
+        **read: Further arguments of `model.apply`, such as the source.
     """
     points = [x for x in model.points if not x.startswith("encoder.") and ".weights" not in x]
     how = {"capture": tuple(points), "method": "inspect"}
@@ -47,9 +62,14 @@ def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
 
 
 def first_difference(some, other, take_some, take_other, tolerance: float):
-    """The first point at which two traces part, and by how much; None if at none.
+    """Returns the first point at which two traces differ, and the difference; None if they agree.
 
-    take(array [batch, …, length, features]) → the tokens that are to be compared.
+    Args:
+        some: A trace.
+        other: Another trace.
+        take_some: Maps a value [batch, …, length, features] of `some` to the part to compare.
+        take_other: The same for `other`.
+        tolerance: Accepted difference, relative to max(1, the largest value).
     """
     for a, b in zip(some, other, strict=True):
         x, y = take_some(a.value), take_other(b.value)
@@ -58,37 +78,53 @@ def first_difference(some, other, take_some, take_other, tolerance: float):
     return None
 
 
-def own_functions(model, variables, segments, **read) -> Iterator:
-    """Each block by itself: from what comes into it, float [batch, length, dim], to what it gives.
+def own_functions(subject) -> Iterator:
+    """Yields each block as a function of (variables, embeddings).
 
-    What comes in is put in place of "block.input" at that layer alone, and "block.output" is read.
+    The embeddings [1, length, dim] are those of the last batch element. They replace "block.input"
+    at the block's layer, and the function returns "block.output".
     """
-    tokens = jnp.zeros(np.shape(segments), jnp.int32)
+    model, segments = subject.model, jnp.asarray(subject.segments)
+    tokens, read = jnp.zeros(segments.shape, jnp.int32), subject.read(len(segments))
     num_layers = model.config.num_layers
     for layer in range(num_layers):
         where = (jnp.arange(num_layers) == layer)[:, None, None, None]
 
-        def run(x, layer=layer, where=where):
-            patch = {"block.input": Patch(where, x[None])}
-            how = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
-            return model.apply(variables, tokens, segments, **read, **how)[1]["block.output"][layer]
+        def run(variables, x, layer=layer, where=where):
+            patch = {"block.input": Patch(where, subject.in_batch(x)[None])}
+            hooks = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
+            _, captured = model.apply(variables, tokens, segments, **read, **hooks)
+            return captured["block.output"][layer]
 
         yield run
 
 
-def first_broken(model, variables, x, others, segments, **read):
-    """(layer, Comparison) of the first block that does not depend on what comes into it as its own
-    rule says; None if all do, or if the model's blocks cannot be asked one by one."""
+def first_broken(subject):
+    """Finds the first block whose dependencies differ from the rule of its layer.
+
+    Returns:
+        (layer, Comparison); None if all blocks obey their rules, or if the model has no point
+        "block.input".
+    """
+    model, config = subject.model, subject.config
     if "block.input" not in model.points:
         return None
-    config, residual = model.config, model.config.residual
-    for layer, run in enumerate(own_functions(model, variables, jnp.asarray(segments), **read)):
-        found = dependency_matrix(run, x, witnesses=("taint", "change"), others=others)
+    x, others = subject.inputs
+    ids, masks = subject.segments[-1], model.mask
+    own_rules = rules.of_layers(config, ids, masks)
+    options = {"weights": subject.variables, "witnesses": subject.witnesses, "others": others}
+    for layer, run in enumerate(own_functions(subject)):
+        found = dependency_matrix(run, x, **options)
         rule = np.zeros(found.matrix.shape, bool)
-        for row, ids in enumerate(segments):
-            own = rules.of_layers(config, ids, rules.mask_of(model))[layer]
-            rule[row, :, row] = rules.composed([own], len(ids), residual)
+        rule[-1, :, 0] = rules.composed([own_rules[layer]], len(ids), config.residual)
         compared = compare(found, rule)
         if not compared.holds:
             return layer, compared
     return None
+
+
+def distance(x, y) -> float:
+    """Returns the largest difference relative to max(1, the largest |y|); ∞ if one is NaN."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    off = np.abs(x - y).max() / max(1.0, np.nan_to_num(np.abs(y)).max())
+    return float(np.nan_to_num(off, nan=np.inf))

@@ -1,27 +1,37 @@
-"""What comes out of a loop of which inputs decide, row by row, how long it goes on.
+"""Marks of loops: the steps of a scan, and loops whose number of steps depends on the inputs.
 
-`vmap` makes one loop of many: its condition is bool [*rows], all that is carried has these rows as
-its leading axes, and a row that has ended stays as it is while others go on.
+`vmap` combines many loops into one. Its condition is bool [*rows], and everything carried has these
+rows as its leading axes. A row that has ended does not change while other rows continue.
 """
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.marks import Marked
+from jaxformer.verify.bounds import bounds_of, chosen
+from jaxformer.verify.marks import Bounds, Marked
 
-# A byte more than the inputs need, of all marks in here.
+# Flags in an additional last byte of all marks in `of_any_length`.
 VARIES, UNSURE = np.uint8(1), np.uint8(2)
 
 
 def of_any_length(step, decided, begin, entered, left) -> list[Marked]:
-    """What is left, with the marks of all that any number of steps might have left.
+    """Marks the outputs of a loop by all inputs that could reach them in any number of steps.
 
-    step(carry) → (condition, carry) of one more step, with marks that are `widened`; decided: marks
-    of the conditions that there were; begin, entered, left: what is carried before the loop, before
-    the last step that was taken (a step that is known to end), and at the end.
+    A row is unsure if an input decides when it ends, or if it reads an unsure row. An unsure row
+    gets the marks of all further steps; steps are repeated until they add no marks. Other rows keep
+    their marks.
 
-    A row is unsure if an input has decided on its end, or if it reads such a row. It is marked by
-    all that steps bring to it, taken until they bring nothing more. Other rows keep their marks.
+    Args:
+        step: Maps the carry to (condition, carry) after one more step, with marks that are
+            `widened`.
+        decided: Marks of the conditions that were computed.
+        begin: The carry before the loop.
+        entered: The carry before the last step that was taken; this step is known to terminate.
+        left: The carry after the loop.
+
+    Returns:
+        The carry after the loop, with the new marks.
     """
     num_rows = decided.ndim - 1
     shape = np.shape(left[0].value)[:num_rows]
@@ -29,7 +39,7 @@ def of_any_length(step, decided, begin, entered, left) -> list[Marked]:
     flags = np.where(m.expand(decided, shape).any(axis=-1), VARIES | UNSURE, VARIES)
     marks = np.concatenate([m.expand(reached, shape), flags[..., None]], axis=-1)
     while True:
-        # All that is carried varies: no value that it has now (a 0) stops what a later step brings.
+        # Everything carried gets VARIES, so that no current 0 stops the marks of a later step.
         goes_on, carry = step([Marked(x.value, _of_all(marks, x.value)) for x in entered])
         brought = (goes_on.marks, *(_by_row(x.marks, num_rows) for x in carry))
         following = m.union(marks, *brought)
@@ -41,14 +51,12 @@ def of_any_length(step, decided, begin, entered, left) -> list[Marked]:
 
 
 def widened(x: Marked) -> Marked:
-    """The same marks, in a byte more."""
-    if x.marks is None:
-        return x
-    return Marked(x.value, np.pad(x.marks, [(0, 0)] * (x.marks.ndim - 1) + [(0, 1)]))
+    """Appends a byte, which is 0, to the marks of x."""
+    return x if x.marks is None else x._replace(marks=m.widened(x.marks))
 
 
 def _by_row(marks, num_rows: int):
-    """[*rows, bytes]: what any element of a row is marked by."""
+    """Returns [*rows, bytes]: the union of the marks of each row."""
     if marks is None:
         return None
     whole = m.merged(marks, range(num_rows, marks.ndim - 1))
@@ -56,15 +64,65 @@ def _by_row(marks, num_rows: int):
 
 
 def _of_all(marks, value):
-    """Marks [*rows, bytes] of a value whose leading axes are those rows."""
+    """Reshapes marks [*rows, bytes] to broadcast over a value whose leading axes are the rows."""
     features = np.ndim(value) - (marks.ndim - 1)
     return marks.reshape(*marks.shape[:-1], *(1,) * features, -1)
 
 
 def _replaced(x: Marked, where, marks) -> Marked:
-    """The marks of x, but those of its rows where they are to be others."""
+    """Replaces the marks of some rows."""
     if not np.size(x.value):
         return x
     own = np.uint8(0) if x.marks is None else x.marks
     where = _of_all(where[..., None], x.value)
     return Marked(x.value, m.compressed(np.where(where, _of_all(marks, x.value), own)))
+
+
+# ---- steps
+
+
+def where(goes_on, x: Marked, y: Marked) -> Marked:
+    """Returns x in the rows that continue and y in the others.
+
+    The result lacks the marks of the condition, which `of_any_length` adds.
+
+    Args:
+        goes_on: The condition: bool [*rows], or one bool for the whole loop.
+        x: The carry after the step.
+        y: The carry before the step.
+    """
+    if np.ndim(goes_on) == 0:
+        return x
+    rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
+    whole = np.broadcast_to(rows, np.shape(x.value))
+    marks = m.union(m.kept(x.marks, whole), m.kept(y.marks, ~whole))
+    return Marked(jnp.where(whole, x.value, y.value), marks, chosen(whole, x, y))
+
+
+def at(x: Marked, step: int) -> Marked:
+    """Returns the slice of a scanned array that a step reads."""
+    marks, bounds = x.marks, x.bounds
+    if marks is not None:
+        marks = marks[step if marks.shape[0] > 1 else 0]
+    if bounds is not None:
+        bounds = Bounds(*(np.broadcast_to(bound, np.shape(x.value))[step] for bound in bounds))
+    return Marked(x.value[step], marks, bounds)
+
+
+def stacked(some) -> Marked:
+    """Stacks the outputs of all steps."""
+    value = jnp.stack([x.value for x in some])
+    present = [x.marks for x in some if x.marks is not None]
+    if not present:
+        return Marked(value)
+    shape = np.broadcast_shapes(*(marks.shape for marks in present))
+    empty = np.zeros(shape, np.uint8)
+    rows = [empty if x.marks is None else np.broadcast_to(x.marks, shape) for x in some]
+    return Marked(value, np.stack(rows), _stacked_bounds(some))
+
+
+def _stacked_bounds(some) -> Bounds | None:
+    if all(x.bounds is None for x in some):
+        return None
+    each = [[np.broadcast_to(bound, np.shape(x.value)) for bound in bounds_of(x)] for x in some]
+    return Bounds(*map(np.stack, zip(*each, strict=True)))

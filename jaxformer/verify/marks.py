@@ -1,36 +1,63 @@
-"""Marks: which of the inputs may have had a say in each element of an array.
+"""Marks: which inputs may affect each element of an array.
 
-The marks of an array of some shape are bits, one for each input, packed into bytes along a last
-axis: uint8 [*shape, bytes], where an axis of size 1 stands for one along which all elements have
-the same marks. None is an array that no input has marked.
+The marks of an array are bits, one per input, packed into bytes along a last axis: uint8
+[*shape, bytes]. An axis of size 1 stands for one along which all elements have the same marks.
+None means that no input affects the array.
 """
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 
+class Bounds(NamedTuple):
+    """Lowest and highest value of each element: float64, broadcastable to the array's shape."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Marked(NamedTuple):
+    """A value with its marks and bounds.
+
+    Attributes:
+        value: The array.
+        marks: The inputs that may affect each element; None: no input affects the array.
+        bounds: Bounds of the marked elements for all inputs; None: unknown.
+    """
+
+    value: Any
+    marks: np.ndarray | None = None
+    bounds: Bounds | None = None
+
+
 def unit_marks(positions: tuple[int, ...], num_axes: int):
-    """Marks of an input with those position axes: each position gets a bit of its own."""
+    """Returns the marks of an input with these position axes: one bit per position."""
     bits = np.eye(int(np.prod(positions)), dtype=bool)
     features = (1,) * (num_axes - len(positions))
     return np.packbits(bits, axis=-1).reshape(*positions, *features, -1)
 
 
+def widened(marks):
+    """Appends a byte, which is 0, to the marks."""
+    return np.pad(marks, [(0, 0)] * (marks.ndim - 1) + [(0, 1)])
+
+
 def bits_of(marks, shape, number: int):
-    """bool [*shape, number]."""
+    """Unpacks the first `number` bits of the marks: bool [*shape, number]."""
     if marks is None:
         return np.zeros((*shape, number), bool)
     return np.unpackbits(expand(marks, shape), axis=-1, count=number).astype(bool)
 
 
 def expand(marks, shape):
-    """Marks with every axis at its full size."""
+    """Broadcasts the marks to every element."""
     return np.broadcast_to(marks, (*shape, marks.shape[-1]))
 
 
 def union(*some):
-    """What any of them is marked by; the arrays have one shape, or none."""
+    """Returns the union of the marks of arrays with one shape; None counts as no marks."""
     present = [marks for marks in some if marks is not None]
     if not present:
         return None
@@ -41,14 +68,14 @@ def union(*some):
 
 
 def merged(marks, axes):
-    """What any element along these axes is marked by; they keep size 1."""
+    """Returns the union of the marks along the given axes, which become size 1."""
     if marks is None or not axes:
         return marks
     return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True)
 
 
 def kept(marks, where):
-    """The marks where it is true, none elsewhere; where is bool [*shape], or None: everywhere."""
+    """Removes the marks where `where` (bool [*shape]; None: true everywhere) is false."""
     if marks is None or where is None or where.all():
         return marks
     if not where.any():
@@ -57,14 +84,14 @@ def kept(marks, where):
 
 
 def marked(marks, shape):
-    """bool [*shape]: is an element marked at all?"""
+    """Returns bool [*shape]: whether any input affects the element."""
     if marks is None:
         return np.zeros(shape, bool)
     return np.broadcast_to(marks.any(axis=-1), shape)
 
 
 def compressed(marks):
-    """The same, axes along which nothing changes brought down to size 1."""
+    """Reduces each axis along which the marks are constant to size 1."""
     if marks is None or not marks.any():
         return None
     for axis in range(marks.ndim - 1):
@@ -74,34 +101,50 @@ def compressed(marks):
     return marks
 
 
-class Marked(NamedTuple):
-    """A value and which inputs have had a say in it."""
+def fits(marks, shape) -> bool:
+    """Returns whether these can be the marks of an array with that shape."""
+    if marks is None:
+        return True
+    sizes = zip(marks.shape[:-1], shape, strict=False)
+    return marks.ndim == len(shape) + 1 and all(a in (1, b) for a, b in sizes)
 
-    value: Any
-    marks: np.ndarray | None = None
 
+def aligned(inputs, rank: int):
+    """Reshapes marked scalar operands to `rank` axes, so that their marks broadcast."""
 
-def ranked(x: Marked, like):
-    """The marks of x, of the rank of `like`: a number alone goes with every element."""
-    if x.marks is None or np.ndim(x.value) == np.ndim(like):
-        return x.marks
-    return x.marks.reshape(*(1,) * np.ndim(like), -1)
+    def one(x: Marked):
+        if x.marks is None or np.ndim(x.value):
+            return x
+        marks = x.marks.reshape(*(1,) * rank, -1)
+        return x._replace(value=jnp.reshape(x.value, (1,) * rank), marks=marks)
+
+    return [one(x) for x in inputs]
 
 
 def everything(params, inputs, outputs):
-    """Each element of each output by all that any element of any input is marked by."""
+    """Marks each element of each output by all inputs of the primitive."""
     flat = [merged(x.marks, range(x.marks.ndim - 1)) for x in inputs if x.marks is not None]
     every = union(*(marks.reshape(-1) for marks in flat))
+    if every is None:
+        return [None for _ in outputs]
     return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]
 
 
 def counts(x: Marked, is_absorbing):
-    """bool [*shape]: not an element that settles the result whatever it meets."""
+    """Returns bool [*shape], false at unmarked absorbing elements; None if there are none.
+
+    Args:
+        x: The operand.
+        is_absorbing: Maps the value to bool, true for elements that determine the result whatever
+            the other operand is, such as the 0 of a product.
+    """
     settled = is_absorbing(np.asarray(x.value))
     if not settled.any():
         return None
-    return ~settled | marked(x.marks, settled.shape)
+    live = ~settled | marked(x.marks, settled.shape)
+    return None if live.all() else live
 
 
 def is_zero(x):
+    """Returns whether each element is 0, the absorbing element of a product."""
     return x == 0

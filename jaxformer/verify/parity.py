@@ -1,4 +1,4 @@
-"""A model beside the one of transformers that it was read from: how far apart the two are."""
+"""Comparison of an imported model with the original model in transformers."""
 
 import math
 from functools import partial
@@ -12,8 +12,6 @@ import numpy as np
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.losses import token_losses
-from jaxformer.models.config import EncoderConfig
-from jaxformer.models.config.encoder_decoder import ReadsSource
 
 TEXT = (
     "It was a bright cold day in the village, and the clocks had stopped. Nobody knew why the tide "
@@ -22,8 +20,15 @@ TEXT = (
 
 
 class Parity(NamedTuple):
-    """largest, mean: difference of the logits; perplexities: of theirs and ours, None of an
-    encoder; same_tokens, tokens: how many of greedy decoding's first tokens agree."""
+    """Differences between the two models.
+
+    Attributes:
+        largest: The largest absolute difference of the logits.
+        mean: The mean absolute difference of the logits.
+        perplexities: (that of transformers, that of jaxformer); None for an encoder.
+        same_tokens: The number of first tokens on which greedy decoding agrees.
+        tokens: The number of tokens that greedy decoding generated.
+    """
 
     largest: float
     mean: float
@@ -33,7 +38,7 @@ class Parity(NamedTuple):
 
 
 def missing_peers() -> str | None:
-    """What must be installed for a comparison and is not; None: nothing."""
+    """Returns the names of missing packages that a comparison needs; None if there are none."""
     missing = []
     for name in ("torch", "transformers"):
         try:
@@ -44,20 +49,37 @@ def missing_peers() -> str | None:
 
 
 def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new_tokens=16):
-    """Both models in float32 on one text (without a tokenizer: on random ids).
+    """Compares both models in float32 on one text or, without a tokenizer, on random ids.
 
-    ValueError if transformers has no such class, as is so of names that it has dropped.
+    Args:
+        folder: The checkpoint in Hugging Face format.
+        architecture: The name of its class in transformers.
+        model: The imported model.
+        variables: Its parameters.
+        tokenizer: Its tokenizer; None if it has none.
+        max_new_tokens: The number of tokens that greedy decoding generates.
+
+    Raises:
+        ValueError: The installed transformers has no such class, for example because a later
+            version dropped it.
     """
     import torch
     import transformers
 
     if not hasattr(transformers, architecture):
         raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
-    theirs = getattr(transformers, architecture).from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = getattr(transformers, architecture).from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",  # config.json may name a kernel, which is code from the hub
+        use_safetensors=True,
+        trust_remote_code=False,
+    )
+    theirs.eval()
     ids = _ids(model, tokenizer)
     inputs = {"input_ids": torch.tensor(ids[None])}
     read = {}
-    if isinstance(model.config, ReadsSource):
+    if model.config.reads_source:
         inputs["decoder_input_ids"], read = inputs["input_ids"], {"source": ids[None]}
     with torch.no_grad():
         outputs = theirs(**inputs)
@@ -65,7 +87,7 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     logits = outputs[name].numpy()
     ours = jax.jit(partial(model.apply, method=method))(variables, ids[None], **read)
     apart = np.abs(np.asarray(ours) - logits)
-    if isinstance(model.config, EncoderConfig):
+    if model.config.learns == "hidden tokens":
         return Parity(float(apart.max()), float(apart.mean()), None, 0, 0)
     both = tuple(_perplexity(jnp.asarray(x), ids) for x in (logits, ours))
     start = ids[:1] if read else ids
@@ -83,13 +105,13 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
 
 
 def _output(config, outputs) -> tuple[str, str | None]:
-    """(what theirs gives, our method that gives the same)."""
-    if isinstance(config, EncoderConfig) and config.num_labels and not config.transform:
+    """Returns (name of the output in transformers, name of our method with the same output)."""
+    if config.learns == "hidden tokens" and config.num_labels and not config.transform:
         return "logits", "classify"
     for name in ("prediction_logits", "logits"):
         if name in outputs:
             return name, None
-    return "last_hidden_state", "encode"  # of a bare encoder
+    return "last_hidden_state", "encode"  # an encoder without a head
 
 
 def _ids(model, tokenizer) -> np.ndarray:
@@ -106,7 +128,7 @@ def _perplexity(logits, ids) -> float:
 
 
 def _greedy(theirs, torch, inputs, start, max_new_tokens: int, reads_source: bool) -> np.ndarray:
-    """The most probable tokens one by one, by whole passes."""
+    """Returns the tokens of greedy decoding, computed without a cache."""
     ids = torch.tensor(start[None])
     for _ in range(max_new_tokens):
         name = "decoder_input_ids" if reads_source else "input_ids"

@@ -1,6 +1,7 @@
-"""How marks pass through products: each side's where the other is not 0.
+"""Rules for products: the marks of a factor pass where the other factor is not 0.
 
-`rule(params, inputs, outputs)`, as in `passing`; `convolved` makes one for a primitive.
+Rules have the signature `rule(params, inputs, outputs)`, as in `primitives`. `convolved` makes the
+rule of a primitive.
 """
 
 import jax
@@ -11,7 +12,10 @@ from jaxformer.verify.marks import Marked, counts, is_zero
 
 
 def product(params, inputs, outputs):
-    """out[b, m, n] = Σ_k a[b, m, k] b[b, k, n]: each side's marks where the other is not 0."""
+    """Rule of `dot_general`: out[b, m, n] = Σ_k a[b, m, k] b[b, k, n].
+
+    The marks of a factor pass where the other factor is not 0.
+    """
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     sides = [
         _Side(x, tuple(batch), tuple(contracted))
@@ -31,7 +35,7 @@ def product(params, inputs, outputs):
 
 
 class _Side:
-    """An operand of a product as [batch, free, contracted], each one axis."""
+    """An operand of a product, viewed as an array with the axes [batch, free, contracted]."""
 
     def __init__(self, x: Marked, batch, contracted):
         self.x, self.shape = x, np.shape(x.value)
@@ -39,10 +43,14 @@ class _Side:
         self.groups = (batch, free, contracted)
 
     def sizes(self, group: int):
+        """Returns the sizes of the axes of a group: 0 batch, 1 free, 2 contracted."""
         return [self.shape[axis] for axis in self.groups[group]]
 
     def live(self):
-        """bool [batch, free, contracted], or None if no element is a clean zero."""
+        """Returns bool [batch, free, contracted], false at unmarked zeros; None if there are none.
+
+        A marked zero counts as true, because other inputs may change it.
+        """
         live = counts(self.x, is_zero)
         if live is None:
             return None
@@ -51,7 +59,10 @@ class _Side:
         return live.transpose(order).reshape(sizes)
 
     def marks(self):
-        """The marks in the same order, a group of axes of size 1 staying so."""
+        """Returns the marks [batch, free, contracted, bytes].
+
+        A group of axes along which the marks are constant has size 1.
+        """
         marks = self.x.marks
         order = [axis for group in self.groups for axis in group]
         marks = marks.transpose(*order, marks.ndim - 1)
@@ -66,7 +77,7 @@ class _Side:
         return m.expand(marks, full).reshape(*merged, marks.shape[-1])
 
     def shaped(self, passed, other, first: bool):
-        """[batch, own free, other's free, bytes] as the product's axes are."""
+        """Reshapes [batch, own free, other's free, bytes] to the axes of the product."""
         if not first:
             passed = passed.swapaxes(1, 2)
         groups = (self.sizes(0), self.sizes(1), other.sizes(1))
@@ -77,9 +88,14 @@ class _Side:
 
 
 def _through(marks, live):
-    """marks [B, M, K, bytes], live [B, N, K]: by k, to every n that k reaches → [B, M, N, bytes].
+    """Passes marks along the contracted axis: element n gets the marks of each k that is live at n.
 
-    B, M and K of the marks may be 1; so may N of the result.
+    Args:
+        marks: uint8 [B, M, K, bytes], where B, M and K may be 1.
+        live: bool [B, N, K].
+
+    Returns:
+        uint8 [B, M, N, bytes], where N may be 1.
     """
     if live is None:
         return m.merged(marks, (2,))
@@ -97,12 +113,12 @@ def _through(marks, live):
 
 
 def _larger(marks, live):
-    """The shape of marks [B, M, K] beside live [B, N, K]."""
+    """Returns the shape [B, M, K] of the marks after broadcasting with live [B, N, K]."""
     return (max(marks.shape[0], live.shape[0]), marks.shape[1], max(marks.shape[2], live.shape[2]))
 
 
 def convolved(primitive):
-    """The same convolution of ones and zeros, bit by bit."""
+    """Makes the rule of a convolution: runs the same convolution on each bit of the marks."""
 
     def rule(params, inputs, outputs):
         whole = []

@@ -1,24 +1,27 @@
-"""Which input an output may depend on, as rules written in plain loops.
+"""Rules: tables of the inputs that an output may depend on, written in plain loops.
 
-A rule is a table: bool [length, length], true where the output of that row may depend on the input
-of that column. One layer's rule is who sees whom; `composed` follows the paths through the layers.
-Nothing here shares code with `functional`: a mask that is wrong would agree with itself.
+A rule is a table, bool [length, length]. Entry [i, j] is true if output i may depend on input j.
+The rule of one layer states which tokens a token sees; `composed` follows the paths through several
+layers. The loops share no code with `functional`, because a wrong mask would agree with itself.
 
-Tables are of one row of tokens, given by its segment ids (1, 1, 2, 2, … for packed documents, 0 for
-padding) or, for one document without padding, by its length.
+A table describes one sequence. Its argument `segments` holds the segment ids (1, 1, 2, 2, … for
+packed documents, 0 for padding) or, for one document without padding, the length.
 """
 
 import numpy as np
 
-from jaxformer.functional.masks import Mask, TokenInfo
+from jaxformer.functional.masks import TokenInfo
 from jaxformer.models import config as configs
-from jaxformer.models.language_model import Transformer
 
 
 def read(segments):
-    """(document, position) of each token; both 0 for padding, documents counted from 1.
+    """Returns (document, position) of each token as two int arrays.
 
-    A document is a maximal run of equal non-zero ids, padding left out of account.
+    Documents are numbered from 1 and positions from 0. Both are 0 for padding. A document is a
+    maximal run of equal non-zero ids; padding inside a run is skipped.
+
+    Args:
+        segments: Segment ids, or a length.
     """
     documents, positions = [], []
     last_id = document = position = 0
@@ -36,8 +39,14 @@ def read(segments):
 
 
 def visible(segments, window=None, prefix=0, causal=True):
-    """Attention: a token sees those of its document up to itself, `window` of them at most, and
-    the first `prefix`; all of them if it is not causal."""
+    """Returns the rule of attention within documents.
+
+    Args:
+        segments: Segment ids, or a length.
+        window: The number of tokens that a token sees, counted back from itself; None: all.
+        prefix: The number of first tokens of a document that all its tokens see.
+        causal: Whether a token sees no later tokens (outside the prefix).
+    """
     documents, positions = read(segments)
     length = len(documents)
     seen = np.zeros((length, length), bool)
@@ -53,17 +62,22 @@ def visible(segments, window=None, prefix=0, causal=True):
 
 
 def causal(segments):
-    """The lower triangle, diagonal included: of attention, and of a recurrent state."""
+    """Returns the lower triangle with its diagonal: causal attention, and recurrent layers."""
     return visible(segments)
 
 
 def bidirectional(segments):
-    """Everyone sees everyone of a document."""
+    """Returns the rule in which every token sees all tokens of its document."""
     return visible(segments, causal=False)
 
 
 def near(segments, distance=None):
-    """Everyone of a document sees those at most so far away; None: all of it."""
+    """Returns the rule in which a token sees tokens at most `distance` positions away.
+
+    Args:
+        segments: Segment ids, or a length.
+        distance: The maximum distance on both sides; None: no limit.
+    """
     _, positions = read(segments)
     seen = bidirectional(segments)
     for i, j in np.argwhere(seen):
@@ -72,15 +86,21 @@ def near(segments, distance=None):
 
 
 def windows(config) -> list:
-    """The window of each layer: the config's, or of a pattern the layer's entry."""
+    """Returns the window of each layer of a config, whose `window` may be a pattern."""
     window = getattr(config, "window", None)
     pattern = list(window) if isinstance(window, tuple) else [window]
     return (pattern * config.num_layers)[: config.num_layers]
 
 
 def convolved(segments, kernel_size, dilation=1, causal=True):
-    """A convolution: the tokens that its kernel reaches, distance counted in tokens of the
-    document."""
+    """Returns the rule of a convolution: a token sees the tokens that the kernel reaches.
+
+    Args:
+        segments: Segment ids, or a length. Distances are counted in tokens of a document.
+        kernel_size: The number of tokens in the kernel.
+        dilation: The distance between neighbouring tokens in the kernel.
+        causal: Whether the kernel ends at its position; otherwise it is centred.
+    """
     documents, positions = read(segments)
     ahead = 0 if causal else kernel_size // 2
     reach = [dilation * (k - kernel_size + 1 + ahead) for k in range(kernel_size)]
@@ -94,10 +114,14 @@ def convolved(segments, kernel_size, dilation=1, causal=True):
 
 
 def composed(layers, alive, residual=True):
-    """On which inputs does each output depend after these layers?
+    """Returns the rule of several layers together.
 
-    layers: a table for each; alive: whose input is read at all (padding is not). A layer reaches
-    what the seen ones had reached; the residual adds what the position itself had.
+    After a layer, a position depends on everything that the positions it sees depended on before.
+
+    Args:
+        layers: The table of each layer.
+        alive: Segment ids, or a length. The inputs of padding are never read.
+        residual: Whether a position also keeps its own dependencies, through the residual.
     """
     alive = _ids(alive)
     length = len(alive)
@@ -118,9 +142,10 @@ def composed(layers, alive, residual=True):
 
 
 def asked(mask, segments):
-    """What a mask of the caller's says, within each document: asked once for each pair of tokens.
+    """Returns the rule of a user's mask within documents.
 
-    That rule is the specification here. What is held to it is every code path of the model.
+    It evaluates the mask for one pair of tokens at a time. The mask itself is the specification
+    here: the certificate checks that every code path of the model follows it.
     """
     documents, positions = read(segments)
     length = len(documents)
@@ -133,28 +158,35 @@ def asked(mask, segments):
     return seen
 
 
-def mask_of(model) -> Mask | None:
-    """The caller's own mask, where the model has one."""
-    return model.mask if isinstance(model, Transformer) else None
-
-
 def of_layers(config, segments, mask=None) -> list:
-    """Who sees whom in each layer of the model that this config describes, for one row; mask: the
-    caller's, where the model has one."""
+    """Returns the rule of each layer of a model.
+
+    Args:
+        config: The model's config.
+        segments: Segment ids, or a length.
+        mask: The user's mask; None: the mask that the config describes.
+    """
     if mask is not None:
         return [asked(mask, segments)] * config.num_layers
     if isinstance(config, configs.ConvolutionalConfig):
         dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
         return [convolved(segments, config.kernel_size, d, config.causal) for d in dilations]
-    if isinstance(config, configs.EncoderConfig):
+    if config.bidirectional:
         return [near(segments, window) for window in windows(config)]
-    prefix = getattr(config, "prefix", 0)
-    return [visible(segments, window, prefix) for window in windows(config)]
+    return [visible(segments, window, config.prefix) for window in windows(config)]
 
 
 def of(config, segments, num_layers: int | None = None, mask=None):
-    """bool [batch, length, batch, length] of rows of segment ids: the rule composed over the
-    model's layers (the first num_layers of them), and nothing from row to row."""
+    """Returns the rule of a model: bool [batch, length, batch, length].
+
+    Batch elements do not depend on each other.
+
+    Args:
+        config: The model's config.
+        segments: Segment ids [batch, length].
+        num_layers: Compose only this number of first layers; None: all layers.
+        mask: The user's mask; None: the mask that the config describes.
+    """
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, length), bool)
     residual = getattr(config, "residual", False)
@@ -165,7 +197,10 @@ def of(config, segments, num_layers: int | None = None, mask=None):
 
 
 def of_source(segments, source_segments):
-    """bool [batch, length, batch, source length]: every token reads all of its row's source."""
+    """Returns the rule of a source: bool [batch, length, batch, source length].
+
+    Every token reads the whole source of its batch element, without padding.
+    """
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, np.shape(source_segments)[1]), bool)
     for row in range(batch):

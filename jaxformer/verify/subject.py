@@ -1,4 +1,4 @@
-"""What a certificate is about: a model, its weights, and the texts on which it is tried."""
+"""The subject of a certificate: a model, its weights, and the texts on which it is tried."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,19 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.protocol import require_autoregressive
-from jaxformer.models.config import EncoderConfig
-from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.language_model import require_autoregressive
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
 from jaxformer.verify.layers import trace
+from jaxformer.verify.taint import NO_RULE
+
+# Accepted difference of equal values, relative to max(1, the largest value).
+TOLERANCES = {"float32": 1e-5, "bfloat16": 0.05}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is certified, and the texts on which it is.
+    """A model to certify, and the random texts for the checks.
 
-    model: in float32, whatever the dtype of the model that was given.
+    Attributes:
+        model: The model, with the dtype of the certificate.
+        variables: Its parameters.
+        length: Tokens per row.
+        seed: Seed of the texts.
+        dtype: The dtype of the model's own config.
+        batch_size: Batch elements of every pass; None: 1 to 32, depending on the property.
     """
 
     model: object
@@ -27,36 +35,48 @@ class Subject:
     length: int
     seed: int = 0
     dtype: str = "float32"
+    batch_size: int | None = None
 
     @property
     def config(self):
+        """The model's config."""
         return self.model.config
 
     @property
     def is_autoregressive(self) -> bool:
-        return not isinstance(self.config, EncoderConfig)
+        """Whether the model is autoregressive; only encoders are not."""
+        return not self.config.bidirectional
+
+    @property
+    def tolerance(self) -> float:
+        """Accepted difference of equal values, relative to max(1, the largest value)."""
+        return TOLERANCES[self.config.dtype]
+
+    def rows(self, default: int) -> int:
+        """Returns the batch size of the certificate; `default` if it has none."""
+        return self.batch_size or default
 
     @property
     def minimum_prefill(self) -> int:
-        """The fewest tokens of a text that can be read at once at its start; none is predicted."""
+        """The minimum number of tokens in the first chunk of a text."""
         return self.model.minimum_prefill
 
     @cached_property
     def source(self):
-        """Ids of the one source that every text is of [1, length]; None: the model reads none."""
-        if not isinstance(self.config, ReadsSource):
+        """Ids of the source of all texts [1, length]; None: the model reads no source."""
+        if not self.config.reads_source:
             return None
         length = max(1, min(self.length, self.config.max_source_length) - 3)
         rng = np.random.default_rng((self.seed, 2))
         return rng.integers(0, self.config.source_vocab_size, (1, length)).astype(np.int32)
 
     def read(self, rows: int = 1) -> dict:
-        """What `apply` takes for so many rows of that source."""
+        """Returns the arguments of `apply` for `rows` batch elements with that source."""
         return {} if self.source is None else {"source": np.repeat(self.source, rows, axis=0)}
 
     @cached_property
     def padded_read(self) -> dict:
-        """The same source, some padding before, inside and after it, for one row."""
+        """The same source for one row, with padding before, inside and after it."""
         if self.source is None:
             return {}
         room = self.config.max_source_length - self.source.shape[1]
@@ -68,70 +88,121 @@ class Subject:
 
     @cached_property
     def compiled(self):
-        """tokens → logits."""
+        """A compiled function from tokens to logits."""
         run = jax.jit(self.model.apply)
         return lambda tokens: run(self.variables, tokens, **self.read(len(tokens)))
 
     @cached_property
     def dependency(self) -> Dependency:
-        """What the hidden states depend on, for a row of packed documents and padding."""
+        """Dependency of the hidden states on the embeddings of the last batch element.
+
+        Its row holds two documents and padding (`segments`).
+        """
         x, others = self.inputs
         segments = jnp.asarray(self.segments)
 
-        def hidden(x):
+        def hidden(variables, x):
+            x = self.in_batch(x)
             read = self.read(len(x))
-            return self.model.apply(self.variables, x, segments, **read, method="hidden_states")
+            return self.model.apply(variables, x, segments, **read, method="hidden_states")
 
-        return dependency_matrix(hidden, x, others=others)
+        options = {"weights": self.variables, "others": others, "seed": self.seed}
+        if self.rows(1) > 1:
+            options["sample"] = self.length
+        found = dependency_matrix(hidden, x, **options)
+        if not any(remark.startswith(NO_RULE) for remark in found.remarks):
+            return found
+        seen = dependency_matrix(hidden, x, witnesses=("derivative", "change"), **options)
+        return replace(seen, remarks=(*found.remarks, "taint was left out for that"))
+
+    @property
+    def witnesses(self) -> tuple[str, ...]:
+        """The witnesses to use for further matrices, without the derivative, the slowest one."""
+        return tuple(name for name in ("taint", "change") if name in self.dependency.witnesses)
 
     @property
     def inputs(self):
-        """(embeddings of one row, others to put in their places)."""
+        """Embeddings of one row, and their replacements: two arrays [1, length, embed_dim]."""
         return tuple(self.embeddings(1, self.length, stream=i) for i in (0, 1))
 
-    @property
+    def in_batch(self, x):
+        """Returns a batch whose last element is x [1, length, embed_dim]."""
+        if self.rows(1) == 1:
+            return x
+        others = self.embeddings(self.rows(1) - 1, self.length, stream=4)
+        return jnp.concatenate([others.astype(x.dtype), x])
+
+    @cached_property
     def rule(self):
-        return rules.of(self.config, self.segments, mask=rules.mask_of(self.model))
+        """Rule for `dependency`: bool [batch, length, 1, length], for the last batch element."""
+        mask, last = self.model.mask, self.segments[-1:]
+        table = np.zeros((self.rows(1), self.length, 1, self.length), bool)
+        table[-1:] = rules.of(self.config, last, mask=mask)
+        return table
 
     @property
     def segments(self):
-        """One row: two documents, the second with padding before, inside and after it."""
-        first, segments = self.length // 2, np.full((1, self.length), 2)
-        segments[0, :first] = 1
-        segments[0, [first, first + 3, self.length - 1]] = 0
+        """Two documents in each row, the second with padding before, inside and after it."""
+        first, segments = self.length // 2, np.full((self.rows(1), self.length), 2)
+        segments[:, :first] = 1
+        segments[:, [first, first + 3, self.length - 1]] = 0
         return segments
 
     def tokens(self, *shape, stream: int = 0):
-        """Ids drawn uniformly."""
+        """Draws ids uniformly."""
         rng = np.random.default_rng((self.seed, stream))
         return rng.integers(0, self.config.vocab_size, shape).astype(np.int32)
 
     def embeddings(self, *shape, stream: int = 0):
-        """Rows that could be of the embedding table, in size."""
+        """Draws embeddings with the standard deviation of the embedding table."""
         table = np.asarray(self.variables["params"]["embedding"]["tokens"], np.float32)
         rng = np.random.default_rng((self.seed, stream))
         return np.float32(table.std() * rng.normal(size=(*shape, table.shape[1])))
 
     def passed(self, tokens, segments=None, read=None):
+        """Returns the values at all points of the model (see `trace`).
+
+        Args:
+            tokens: int [batch, length].
+            segments: The documents of the tokens; None: one document.
+            read: Further arguments of the model; None: the source without padding.
+        """
         read = self.read(len(tokens)) if read is None else read
         return trace(self.model, self.variables, tokens, segments, **read)
 
 
-def subject_of(model, variables, *, length: int | None = None, seed: int = 0) -> Subject:
-    """length: tokens of the rows on which the properties are tried, more than the model's prefix;
-    None: the model's, and no more of them than 128 or than a prefix needs. ValueError: a model
-    that cannot be certified, and why.
+def subject_of(
+    model,
+    variables,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    dtype: str = "float32",
+) -> Subject:
+    """Checks the arguments of a certificate and returns its `Subject`.
 
-    The properties are exact, and the rounding of bfloat16 (2⁻⁸) would hide a bug of its size: a
-    model is certified as the same model, of the same parameters, in float32.
+    Args:
+        model: A language model, which must be autoregressive unless it is an encoder.
+        variables: Its parameters.
+        length: Tokens per row, more than the model's prefix and at most its max_length; None: 128,
+            or less if max_length is smaller.
+        seed: Seed of the texts.
+        batch_size: Batch elements of every pass; None: 1 to 32, depending on the property.
+        dtype: The dtype in which the model computes, instead of that of its config. float32 is
+            exact enough to show bugs that the rounding of bfloat16 (2⁻⁸) hides. bfloat16 shows bugs
+            in code that only runs in bfloat16, such as fused attention on a GPU.
+
+    Raises:
+        ValueError: The model cannot be certified, or an argument is not as described.
     """
-    if not isinstance(model.config, EncoderConfig):
+    if not model.config.bidirectional:
         require_autoregressive(model)
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
     least, longest = max(12, model.minimum_prefill + 1), model.config.max_length
     if longest < least:
-        raise ValueError(f"max_length is {longest}; to be certified it must be at least {least}")
+        raise ValueError(f"max_length is {longest}; a certificate needs at least {least}")
     length = min(longest, max(least, 128)) if length is None else length
     if not (is_whole(length) and least <= length <= longest):
         raise ValueError(
@@ -139,6 +210,11 @@ def subject_of(model, variables, *, length: int | None = None, seed: int = 0) ->
         )
     if not (is_whole(seed) and seed >= 0):
         raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
-    # A copy, for a model of somebody's own class must stay one.
-    twin = model.copy(config=replace(model.config, dtype="float32"))
-    return Subject(twin, {"params": variables["params"]}, length, seed, model.config.dtype)
+    if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
+        raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if dtype not in TOLERANCES:
+        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(TOLERANCES)}")
+    # `copy` keeps the class of the model, which may be the user's own.
+    twin = model.copy(config=replace(model.config, dtype=dtype))
+    params = {"params": variables["params"]}
+    return Subject(twin, params, length, seed, model.config.dtype, batch_size)

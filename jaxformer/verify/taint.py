@@ -1,68 +1,130 @@
-"""Which inputs may have had a say in an output: a function run with marks on its inputs.
+"""Taint analysis: runs a function with marks on its inputs.
 
-    marks, remarks = taint(function, inputs, num_positions)
+    bits, remarks = taint(function, inputs, num_positions)
 
-The function is traced to a jaxpr, JAX's own list of what it computes, and that is run step by step,
-values and marks together (`passing` says how each primitive passes marks on). No derivative is
-taken and nothing is perturbed, so neither saturation nor rounding hides a path; what an input might
-decide otherwise (a branch, an index, how long a loop goes on) marks whatever might then come out.
+The function is traced to a jaxpr, JAX's list of primitive operations. The jaxpr is evaluated
+equation by equation, on values and marks together; `primitives` has the rule for the marks of each
+primitive. The analysis needs no derivative and no perturbation, so neither saturation nor rounding
+hides a path. An input that decides between branches, or how long a loop runs, marks everything that
+may come out of it.
 """
 
 from collections import Counter
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from jaxformer.verify import loops
 from jaxformer.verify import marks as m
-from jaxformer.verify.loops import of_any_length, widened
+from jaxformer.verify.bounds import constant, hull, output_bounds
+from jaxformer.verify.indexing import MOVED, moved_bounds
 from jaxformer.verify.marks import Marked, everything
-from jaxformer.verify.passing import FAR, assumed, rule_of
+from jaxformer.verify.primitives import ELEMENTWISE, IDENTITIES, RESHAPED, rule_of
+from jaxformer.verify.thresholds import Thresholds
 
-# Primitives that run a jaxpr of theirs once, on their operands as they are.
+# Primitives that evaluate a jaxpr once on their operands.
 _CALLS = frozenset(
     "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call "
     "custom_vjp_call_jaxpr composite".split()
 )
+NO_RULE = "taint has no rule for"
+# The mark of weights: values that may change independently of the inputs.
+VARIES = np.uint8(1)
+
+
+class Taint(NamedTuple):
+    """The result of a taint analysis.
+
+    Attributes:
+        bits: bool [*output shape, positions], true where the input position may affect the output.
+        remarks: Doubts, such as primitives without a rule.
+        notes: Assumptions, such as finite numbers that count as masks.
+    """
+
+    bits: np.ndarray
+    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def taint(function, inputs, num_positions: int):
-    """(bool [*output shape, positions], remarks on what had no rule or was assumed).
+    """Follows every position of the inputs through a function.
 
-    function: an array to an array; the first num_positions axes of inputs are positions, numbered
-    along their rows. ValueError: a function that has references, made in it or outside.
+    Args:
+        function: Maps one array to one array. Captured arrays are constants.
+        inputs: An array whose first `num_positions` axes are positions, numbered in row-major
+            order.
+        num_positions: The number of position axes.
+
+    Returns:
+        bool [*output shape, positions], and remarks about primitives without a rule.
+
+    Raises:
+        ValueError: The function uses references (`jax.new_ref`).
     """
-    closed = jax.make_jaxpr(function)(inputs)
+    return follow(jax.make_jaxpr(function)(inputs), inputs, num_positions)[:2]
+
+
+def follow(closed, inputs, num_positions: int, weights=(), varies=None) -> Taint:
+    """Runs the taint analysis of a jaxpr.
+
+    Args:
+        closed: The closed jaxpr, a function of the weights and the inputs.
+        inputs: An array whose first `num_positions` axes are positions.
+        num_positions: The number of position axes.
+        weights: A list of arrays. They may have other values, so their zeros stop no path.
+        varies: Maps a captured array to bool [*shape], true for elements that are treated like
+            weights; None: captured arrays are constants.
+    """
     positions = np.shape(inputs)[:num_positions]
-    run = _Run()
-    (output,) = run.closed(
-        closed, [Marked(jnp.asarray(inputs), m.unit_marks(positions, np.ndim(inputs)))]
-    )
+    unit = m.widened(m.unit_marks(positions, np.ndim(inputs)))
+    run = _Run(unit.shape[-1], varies)
+    arguments = [run.varying(x, np.ones(np.shape(x), bool)) for x in weights]
+    (output,) = run.closed(closed, [*arguments, Marked(jnp.asarray(inputs), unit)])
     bits = m.bits_of(output.marks, np.shape(output.value), int(np.prod(positions)))
-    return bits, tuple(run.remarks())
+    return Taint(bits, tuple(run.remarks()), tuple(run.thresholds.notes()))
 
 
 class _Run:
-    """One run; `unknown` counts the primitives without a rule, `assumed` what `passing` took to be
-    too small to count."""
+    """The state of one evaluation of a jaxpr.
 
-    def __init__(self):
-        self.unknown, self.assumed = Counter(), 0
+    Attributes:
+        width: The number of bytes of the marks; the last byte holds VARIES.
+        varies: See `follow`.
+        unknown: The number of occurrences of each primitive without a rule.
+        thresholds: Counts of finite masks.
+        imagined: Whether the current values belong to a branch that is not taken or to a step that
+            is not made.
+    """
+
+    def __init__(self, width: int, varies=None):
+        self.width, self.varies = width, varies
+        self.unknown, self.thresholds, self.imagined = Counter(), Thresholds(), False
 
     def remarks(self):
         if self.unknown:
             names = ", ".join(sorted(self.unknown))
-            yield f"taint has no rule for {names}, and let all that went in come out"
-        if self.assumed:
-            yield (
-                f"taint took {self.assumed} numbers that inputs affect to be too far "
-                f"below others ({FAR:g}) to count: a mask by a large number, or a path that it "
-                "misses"
-            )
+            yield f"{NO_RULE} {names}: each output is marked by all inputs of it"
+
+    def varying(self, value, where) -> Marked:
+        """Marks the elements where `where` is true as values that may change."""
+        if not where.any():
+            return Marked(value)
+        mark = np.zeros((1,) * np.ndim(value) + (self.width,), np.uint8)
+        mark[..., -1] = VARIES
+        return Marked(value, m.kept(mark, where))
+
+    def captured(self, value) -> Marked:
+        """Returns a constant of the jaxpr, an array that the function has captured, with marks."""
+        if self.varies is None:
+            return Marked(value)
+        return self.varying(value, self.varies(value))
 
     def closed(self, closed, inputs):
-        """A jaxpr with its constants, or one that has none."""
+        """Evaluates a closed jaxpr, or a jaxpr without constants."""
         jaxpr = getattr(closed, "jaxpr", closed)
         return self.jaxpr(jaxpr, getattr(closed, "consts", ()), inputs)
 
@@ -70,55 +132,72 @@ class _Run:
         environment, last = {}, {}
         for number, equation in enumerate(jaxpr.eqns):
             last |= {x: number for x in equation.invars if not isinstance(x, Literal)}
-        kept = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
+        results = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
 
         def read(x):
-            return Marked(x.val) if isinstance(x, Literal) else environment[x]
+            if not isinstance(x, Literal):
+                return environment[x]
+            return self.captured(x.val) if isinstance(x.val, jax.Array) else Marked(x.val)
 
-        environment |= zip(jaxpr.constvars, map(Marked, consts), strict=True)
+        environment |= zip(jaxpr.constvars, map(self.captured, consts), strict=True)
         environment |= zip(jaxpr.invars, inputs, strict=True)
         for number, equation in enumerate(jaxpr.eqns):
             outputs = self.equation(equation, [read(x) for x in equation.invars])
             environment |= zip(equation.outvars, outputs, strict=True)
-            for x in {x for x in equation.invars if not isinstance(x, Literal)} - kept:
-                if last[x] == number:  # marks are large
+            for x in {x for x in equation.invars if not isinstance(x, Literal)} - results:
+                if last[x] == number:  # free the marks, which are large, after their last use
                     environment.pop(x, None)
         return [read(x) for x in jaxpr.outvars]
 
     def equation(self, equation, inputs) -> list[Marked]:
         name, params = equation.primitive.name, equation.params
-        # Made here, or outside and closed over: then it is among what goes in.
-        held = (*equation.invars, *equation.outvars)
-        if any(type(x.aval).__name__ == "AbstractRef" for x in held):
+        # References from inside the function are outputs; references from outside are inputs.
+        variables = (*equation.invars, *equation.outvars)
+        if any(type(x.aval).__name__ == "AbstractRef" for x in variables):
             raise ValueError(
-                f"the function has a reference ({name}); taint follows values only: leave it out "
-                "of witnesses"
+                f"the function has a reference ({name}), which taint cannot follow; leave taint "
+                "out of witnesses"
             )
-        if any(x.marks is not None for x in inputs):
+        # A call whose operands are unmarked may still capture weights.
+        is_followed = self.imagined or self.varies is not None
+        if is_followed or any(x.marks is not None for x in inputs):
             if name in ("scan", "while", "cond"):
                 return getattr(self, f"{name}_")(equation, inputs)
             if name in _CALLS:
                 return self.closed(params.get("jaxpr", params.get("call_jaxpr")), inputs)
-        given = equation.primitive.get_bind_params(params)
-        values = equation.primitive.bind(*(x.value for x in inputs), **given)
+        bound = equation.primitive.get_bind_params(params)
+        values = equation.primitive.bind(*(x.value for x in inputs), **bound)
         values = values if equation.primitive.multiple_results else [values]
         if all(x.marks is None for x in inputs):
             return list(map(Marked, values))
-        rule = rule_of(equation.primitive)
+        return self.passed(equation, inputs, values)
+
+    def passed(self, equation, inputs, values) -> list[Marked]:
+        """Applies the primitive's rules for marks and bounds to the values that it computed."""
+        primitive, params = equation.primitive, equation.params
+        if primitive.name in ELEMENTWISE:
+            inputs = m.aligned(inputs, np.ndim(values[0]))
+        rule = rule_of(primitive)
         if rule is None:
-            self.unknown[name] += 1
+            self.unknown[primitive.name] += 1
             rule = everything
-        self.assumed += assumed(name, params, inputs)
+        bounds = _bounds(primitive, params, inputs, values)
+        outputs = []
         marks = rule(params, inputs, values)
-        return [
-            Marked(value, some if np.size(value) else None)
-            for value, some in zip(values, marks, strict=True)
-        ]
+        for value, some, limits in zip(values, marks, bounds, strict=True):
+            if not m.fits(some, np.shape(value)):
+                raise RuntimeError(f"taint's rule for {primitive.name} gave marks of another shape")
+            same = constant(limits, np.shape(value))
+            kept = some if same is None else m.kept(some, ~same)
+            kept = kept if np.size(value) else None
+            outputs.append(Marked(value, kept, None if kept is None else limits))
+        self.thresholds.see(primitive.name, inputs, outputs)
+        return outputs
 
     def scan_(self, equation, inputs):
-        """Step by step, as it would be unrolled."""
+        """Evaluates a scan step by step."""
         params, body = equation.params, equation.params["jaxpr"]
-        # What is run over, and what is collected, has an axis more outside than inside.
+        # Scanned and stacked arrays have one more axis outside the body than inside.
         num_over = _longer(inputs, body.in_avals)
         num_carry = len(body.out_avals) - _longer(equation.outvars, body.out_avals)
         num_consts = len(inputs) - num_over - num_carry
@@ -127,7 +206,7 @@ class _Run:
         steps = range(params["length"])
         collected = []
         for step in reversed(steps) if params["reverse"] else steps:
-            outputs = self.closed(body, [*consts, *carry, *(_at(x, step) for x in over)])
+            outputs = self.closed(body, [*consts, *carry, *(loops.at(x, step) for x in over)])
             carry = outputs[:num_carry]
             collected.append(outputs[num_carry:])
         if not collected:
@@ -135,15 +214,19 @@ class _Run:
             return [*carry, *map(Marked, empty)]
         if params["reverse"]:
             collected.reverse()
-        return [*carry, *(_stacked(some) for some in zip(*collected, strict=True))]
+        return [*carry, *(loops.stacked(some) for some in zip(*collected, strict=True))]
 
     def while_(self, equation, inputs):
-        """For as long as it goes on; row by row, if what decides has rows (vmap). If inputs have a
-        say in that, so they have in what might then come out: in rows, see `loops`; without, every
-        one that affects any affects all."""
+        """Evaluates a while loop; its condition may have rows (`vmap`).
+
+        If inputs affect the condition, they affect the outputs. With rows, `loops` marks the
+        outputs row by row. Without rows, every output is marked by every input.
+        """
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
         consts, begin = inputs[: first + second], inputs[first + second :]
+        if self.imagined:  # the loop may never end
+            return self.unreal(inputs, begin)
 
         def decide(consts, carry):
             return self.closed(params["cond_jaxpr"], [*consts[:first], *carry])[0]
@@ -151,71 +234,76 @@ class _Run:
         def step(consts, carry):
             return self.closed(params["body_jaxpr"], [*consts[first:], *carry])
 
-        carry, entered, decided = begin, begin, None
+        carry, entered, decided = begin, None, None
         while True:
             goes_on = decide(consts, carry)
             decided = m.union(decided, goes_on.marks)
             if not np.any(goes_on.value):
                 break
             entered, following = carry, step(consts, carry)
-            carry = [_where(goes_on.value, x, y) for x, y in zip(following, carry, strict=True)]
+            carry = [
+                loops.where(goes_on.value, x, y) for x, y in zip(following, carry, strict=True)
+            ]
         if decided is None:
             return carry
         if np.ndim(goes_on.value) == 0:
             values = [x.value for x in carry]
             return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
-        with_room = list(map(widened, consts))
-        return of_any_length(
-            lambda carry: (decide(with_room, carry), step(with_room, carry)),
-            decided,
-            begin,
-            entered,
-            carry,
-        )
+        with_room = list(map(loops.widened, consts))
+        with self.imagining(entered is None):
+            return loops.of_any_length(
+                lambda carry: (decide(with_room, carry), step(with_room, carry)),
+                decided,
+                begin,
+                begin if entered is None else entered,
+                carry,
+            )
 
     def cond_(self, equation, inputs):
-        """The branch that is taken; if inputs affect which, all that any would give."""
+        """Evaluates the taken branch, or all branches if inputs affect the choice."""
         which, *operands = inputs
         branches = equation.params["branches"]
         number = min(max(int(which.value), 0), len(branches) - 1)
-        if which.marks is None:
+        if which.marks is None and not self.imagined:
             return self.closed(branches[number], operands)
-        each = [self.closed(branch, operands) for branch in branches]
-        return [
-            Marked(x.value, m.union(m.ranked(which, x.value), *(y.marks for y in others)))
-            for x, others in zip(each[number], zip(*each, strict=True), strict=True)
-        ]
+        each = []
+        for other, branch in enumerate(branches):
+            with self.imagining(self.imagined or other != number):
+                each.append(self.closed(branch, operands))
+        outputs = []
+        for x, others in zip(each[number], zip(*each, strict=True), strict=True):
+            (choice,) = m.aligned([which], np.ndim(x.value))
+            marks = m.union(choice.marks, *(y.marks for y in others))
+            outputs.append(Marked(x.value, marks, None if marks is None else hull(*others)))
+        return outputs
+
+    @contextmanager
+    def imagining(self, imagined: bool):
+        """Sets `imagined` in the block, which evaluates a branch that may not be the taken one."""
+        before, self.imagined = self.imagined, imagined
+        try:
+            yield
+        finally:
+            self.imagined = before
+
+    def unreal(self, inputs, values) -> list[Marked]:
+        """Returns outputs with unknown values, each marked by all inputs and by VARIES."""
+        unknown = self.varying(np.zeros(()), np.ones((), bool))
+        marks = everything({}, [*inputs, unknown], [x.value for x in values])
+        return [Marked(x.value, some) for x, some in zip(values, marks, strict=True)]
+
+
+def _bounds(primitive, params, inputs, values):
+    if primitive.name in MOVED or primitive.name in RESHAPED:
+        return moved_bounds(primitive, params, inputs) or [None] * len(values)
+    if primitive.name in IDENTITIES:
+        return [x.bounds for x in inputs]
+    if len(values) != 1:
+        return [None] * len(values)
+    return [output_bounds(primitive.name, params, inputs, values[0])]
 
 
 def _longer(some, avals) -> int:
-    """How many of these (values, or variables) have more axes than their abstract values."""
+    """Returns how many values (or variables) have more axes than their abstract values."""
     shapes = (x.value if isinstance(x, Marked) else x.aval for x in some)
     return sum(np.ndim(x) > len(aval.shape) for x, aval in zip(shapes, avals, strict=True))
-
-
-def _where(goes_on, x: Marked, y: Marked) -> Marked:
-    """x in the rows that go on, y in the others; what marks that decision comes later."""
-    if np.ndim(goes_on) == 0:
-        return x
-    rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
-    where = np.broadcast_to(rows, np.shape(x.value))
-    marks = m.union(m.kept(x.marks, where), m.kept(y.marks, ~where))
-    return Marked(jnp.where(where, x.value, y.value), marks)
-
-
-def _at(x: Marked, step: int) -> Marked:
-    marks = x.marks
-    if marks is not None:
-        marks = marks[step if marks.shape[0] > 1 else 0]
-    return Marked(x.value[step], marks)
-
-
-def _stacked(some) -> Marked:
-    value = jnp.stack([x.value for x in some])
-    present = [x.marks for x in some if x.marks is not None]
-    if not present:
-        return Marked(value)
-    shape = np.broadcast_shapes(*(marks.shape for marks in present))
-    empty = np.zeros(shape, np.uint8)
-    rows = [empty if x.marks is None else np.broadcast_to(x.marks, shape) for x in some]
-    return Marked(value, np.stack(rows))

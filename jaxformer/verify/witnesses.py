@@ -1,29 +1,116 @@
-"""Which output depends on which input, asked of a function in three ways.
+"""Witnesses: three independent methods that find which output depends on which input.
 
-Each witness takes a function of one array and says, for pairs of an output's and an input's
-position, how large an effect it saw: exactly 0.0 is none, and NaN counts as an effect without
-measure, ∞. Positions are numbered along the rows of the leading axes.
+Each takes a function of one array and returns the size of the effect for pairs of an output
+position and an input position. Exactly 0.0 means no effect, and ∞ stands for NaN. Positions are
+numbered in row-major order over the leading axes.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.verify.taint import taint
+from jaxformer.verify.bounds import REACH, is_float
+from jaxformer.verify.taint import Taint, follow
 
 
-def by_taint(function, inputs, num_positions: int):
-    """bool [outputs, inputs]: is there a path at all? And remarks: see `taint`."""
-    found, remarks = taint(function, inputs, num_positions)
-    outputs = int(np.prod(found.shape[:num_positions]))
-    return found.reshape(outputs, -1, found.shape[-1]).any(axis=1), remarks
+def by_taint(function, inputs, num_positions: int, weights=None):
+    """Finds the pairs that a path of computations connects.
+
+    Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
+    Captured arrays with some zeros are treated as constants, since they may be masks. If treating
+    them as weights would add pairs, a remark says so.
+
+    Args:
+        function: Maps the inputs or, with `weights`, the weights and the inputs to an array.
+        inputs: An array whose first `num_positions` axes are positions.
+        num_positions: The number of position axes.
+        weights: A pytree of arrays; None: see above.
+
+    Returns:
+        bool [outputs, inputs], remarks and notes (see `Taint`).
+    """
+    if weights is not None:
+        closed = jax.make_jaxpr(function)(weights, inputs)
+        found = follow(closed, inputs, num_positions, jax.tree.leaves(weights))
+        return _by_position(found, num_positions), found.remarks, found.notes
+    closed, captured = jax.make_jaxpr(function)(inputs), _Captured()
+    found = follow(closed, inputs, num_positions, varies=captured.zeros)
+    pairs, remarks, notes = _by_position(found, num_positions), found.remarks, found.notes
+    if captured.partly:
+        other = follow(closed, inputs, num_positions, varies=captured.weights)
+        more = _by_position(other, num_positions) & ~pairs
+        if more.any():
+            remarks += (
+                f"captured arrays ({captured.names}) have zeros that stop {more.sum()} paths: if "
+                "they are weights, call with weights=…; if they are a mask, make it bool",
+            )
+    return pairs, remarks, notes + captured.notes()
+
+
+class _Captured:
+    """Decides which captured arrays of a function may be weights with other values.
+
+    Attributes:
+        partly: Descriptions of float arrays with some zeros, as the keys of a dict.
+        wholly: Descriptions of float arrays that are entirely 0.
+    """
+
+    def __init__(self):
+        self.partly, self.wholly = {}, {}
+
+    def zeros(self, array):
+        """Returns bool [*shape], true everywhere if the array is entirely 0."""
+        zero = _is_zero(array)
+        if zero.any():
+            name = f"{array.dtype} {list(np.shape(array))}"
+            (self.wholly if zero.all() else self.partly)[name] = None
+        return np.full(zero.shape, bool(zero.size and zero.all()))
+
+    def weights(self, array):
+        """Returns bool [*shape], true where an array with zeros could be a weight, not a mask."""
+        zero = _is_zero(array)
+        if not zero.any():
+            return zero
+        return np.abs(np.asarray(array).astype(np.float64)) < REACH
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.partly)
+
+    def notes(self):
+        if not self.wholly:
+            return ()
+        names = ", ".join(self.wholly)
+        return (f"captured arrays of zeros ({names}) are taken for weights that may change",)
+
+
+def _is_zero(array):
+    """Returns bool [*shape], true at the zeros of a float array."""
+    if not is_float(array):
+        return np.zeros(np.shape(array), bool)
+    return np.asarray(array) == 0
+
+
+def _by_position(found: Taint, num_positions: int):
+    """Returns bool [outputs, inputs]: the union over the features of an output."""
+    bits = found.bits
+    outputs = int(np.prod(bits.shape[:num_positions]))
+    features = int(np.prod(bits.shape[num_positions:-1]))
+    return bits.reshape(outputs, features, bits.shape[-1]).any(axis=1)
 
 
 def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
-    """float [rows, inputs]: the largest |∂ output / ∂ a feature of the input|, by vjp.
+    """Returns float [rows, inputs]: the largest |∂ output / ∂ feature of the input|, by vjp.
 
-    Of each output position's features one number is made that every one affects, so that a
-    row of the Jacobian is one backward pass, and `chunk` of them run at once.
+    The features of an output position are summed with nonzero factors, so that each row of the
+    Jacobian takes one backward pass.
+
+    Args:
+        function: Maps the inputs to an array.
+        inputs: A float array whose first `num_positions` axes are positions.
+        num_positions: The number of position axes.
+        rows: The output positions to test.
+        chunk: The number of backward passes that run at once.
     """
 
     def one_per_position(x):
@@ -45,10 +132,17 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
 
 
 def by_change(function, inputs, num_positions: int, columns, others):
-    """float [outputs, columns]: how much an output changes, bit by bit, once one input is another.
+    """Returns float [outputs, columns]: the change of an output when one input is replaced.
 
-    others: as inputs, what to put in place. Two results that differ and whose difference is rounded
-    away count as the smallest number there is.
+    Two results that differ get at least the smallest normal number, even if their float32
+    difference is 0.
+
+    Args:
+        function: Maps the inputs to an array.
+        inputs: An array whose first `num_positions` axes are positions.
+        num_positions: The number of position axes.
+        columns: The input positions to test.
+        others: The replacements, with the shape of the inputs.
     """
     shape = inputs.shape[:num_positions]
     features = (1,) * (inputs.ndim - num_positions)
@@ -64,8 +158,8 @@ def by_change(function, inputs, num_positions: int, columns, others):
             by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(jnp.float32).tiny))
             return y, _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
 
-        # The first, −1, changes nothing: what the others are compared with must be found by the
-        # same program, or it may be rounded otherwise.
+        # The first column, −1, replaces nothing and gives the reference outputs. They must come
+        # from the same compiled program, because another one may round differently.
         shapes = jax.eval_shape(function, x)
         empty = jnp.zeros(shapes.shape, shapes.dtype)
         return jax.lax.scan(step, empty, jnp.append(-1, columns))[1][1:]
@@ -74,6 +168,6 @@ def by_change(function, inputs, num_positions: int, columns, others):
 
 
 def _largest(x, num_positions: int):
-    """[positions]: the largest |feature|; NaN is ∞."""
+    """Returns [positions]: the largest |feature|, where NaN counts as ∞."""
     sizes = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x).astype(jnp.float32))
     return sizes.max(axis=range(num_positions, x.ndim), initial=0.0).reshape(-1)

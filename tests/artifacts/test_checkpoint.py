@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, refused where they do not fit."""
+"""Checkpoints are written completely or not at all, and refused if they do not fit the model."""
 
 import errno
 import shutil
@@ -27,7 +27,7 @@ def scaled(factor):
 
 @pytest.mark.parametrize("name", ["checkpoints", "run[x] {a,b}", "*", "a?", "$x~ %2F"])
 def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
-    """In a folder of any name: none is a pattern."""
+    """No name of a folder is read as a wildcard pattern."""
     with CheckpointWriter(tmp_path / name, keep=2) as writer:
         for step in (1, 2, 3):
             writer.save(step, scaled(step), REST, {"data": {"at": step}})
@@ -44,7 +44,7 @@ def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
     keep=st.integers(1, 3), every=st.sampled_from([None, 2, 3]), steps=st.sets(st.integers(1, 9))
 )
 def test_the_newest_and_every_so_many_are_kept(tmp_path_factory, keep, every, steps):
-    """In one start of a run, or in two."""
+    """The steps are saved in two starts of a run."""
     folder, steps = tmp_path_factory.mktemp("kept"), sorted(steps)
     for part in (steps[:3], steps[3:]):
         with CheckpointWriter(folder, keep, every) as writer:
@@ -54,8 +54,8 @@ def test_the_newest_and_every_so_many_are_kept(tmp_path_factory, keep, every, st
     assert Checkpoints(folder).steps() == sorted(periodic | set(steps[-keep:]))
 
 
-def test_what_is_saved_are_the_arrays_at_that_moment(tmp_path):
-    """However they are changed, and their memory used for others, while they are written."""
+def test_a_checkpoint_has_the_arrays_of_the_moment_of_the_save(tmp_path):
+    """Even if they are changed and their memory is reused while they are written."""
 
     @partial(jax.jit, donate_argnums=0)
     def update(tree):
@@ -79,8 +79,11 @@ def test_what_is_saved_are_the_arrays_at_that_moment(tmp_path):
     [(AsyncCheckpointer, "_save_step_metadata"), (checkpoint_writer, "write_digests")],
 )
 def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what, late):
-    """By the next save, by waiting, or at the end; the checkpoint before it is the last good one,
-    and another start can save, without what was left half written."""
+    """The next save, a wait or the end of the context raises it.
+
+    The previous checkpoint is then the last good one. Another start can save, and incomplete files
+    are removed.
+    """
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -91,7 +94,7 @@ def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what
         with monkeypatch.context() as patch:
             patch.setattr(where, what, full)
             writer.save(2, PARAMS, REST, {})
-            writer._writing.exception()  # it is over before what fails is taken out
+            writer._writing.exception()  # waits until the save has failed, before the patch ends
         if late != "end":
             writer.wait() if late == "wait" else writer.save(3, PARAMS, REST, {})
             pytest.fail("nothing was raised")
@@ -103,8 +106,10 @@ def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what
 
 
 def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
-    """One byte too few for the arrays (2 · 3 + 5 floats and 2 words): what was there stays alone;
-    with that byte it is written."""
+    """One byte too few for the arrays (2 · 3 + 5 floats and 2 words) keeps the save from starting.
+
+    The earlier checkpoint is not deleted. With that byte the save succeeds.
+    """
     with CheckpointWriter(tmp_path / "checkpoints") as writer:
         writer.save(1, PARAMS, REST, {})
         writer.wait()
@@ -145,7 +150,7 @@ def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
     with pytest.warns(UserWarning, match=f"2 is damaged: {lost}"):
         assert checkpoints.restore(PARAMS, REST)[0] == 1
-    # And whoever goes on from there can save: the broken one is moved out of the way, not lost.
+    # A resumed run can save: the damaged checkpoint is renamed, not deleted.
     assert checkpoints.set_aside_after(1) == [tmp_path / "2.unreadable"]
     with CheckpointWriter(tmp_path) as writer:
         for step in (2, 3):
@@ -155,18 +160,23 @@ def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     assert checkpoints.restore(PARAMS)[1]["blocks"]["kernel"][0, 0] == 30
 
 
-def test_a_run_folder_says_what_is_wrong_with_its_config(tmp_path):
+def test_a_run_folder_names_the_fault_in_its_config(tmp_path):
     folder = RunFolder(tmp_path)
     with pytest.raises(ValueError, match="holds no run"):
         folder.read_config()
-    for text, complaint in (("{", "cannot be read"), ("[]", "format None"), ('{"format": 9}', "9")):
+    for text, complaint in (
+        ("{", "cannot be read"),
+        ("[]", "an object"),
+        ("{}", "format None"),
+        ('{"format": 9}', "9"),
+    ):
         folder.config.write_text(text)
         with pytest.raises(ValueError, match=complaint):
             folder.read_config()
 
 
-def test_metrics_and_samples_are_cut_back_to_the_restored_step(tmp_path):
-    """With a line half written, as a kill leaves it."""
+def test_metrics_and_samples_after_the_restored_step_are_removed(tmp_path):
+    """So is an incomplete last line, which a kill leaves."""
     folder = RunFolder(tmp_path)
     lines = [f'{{"step": {step}, "loss": {step}.5}}\n' for step in (1, 2, 3)]
     folder.metrics.write_text("".join(lines) + '{"step": 4, "lo')

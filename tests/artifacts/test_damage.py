@@ -1,5 +1,8 @@
-"""A damaged checkpoint is never used in silence: the newest whole one is, and what is said names
-the file; what is not finite is not saved."""
+"""A damaged checkpoint is never used silently.
+
+The newest undamaged checkpoint is used, and a warning names the damaged file. Arrays that are not
+finite are not saved.
+"""
 
 import shutil
 import subprocess
@@ -10,16 +13,15 @@ import numpy as np
 import pytest
 
 from jaxformer.artifacts import checkpoint_writer as writer_module
-from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint import DIGESTS, Checkpoints
 from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
-from jaxformer.artifacts.digests import DIGESTS
 
 PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
 REST = {"optimizer": {"mu": jnp.zeros(4)}, "key": jnp.zeros(2, jnp.uint32)}
 
 
 def save(folder, *steps, keep=2):
-    """Checkpoints of these steps, each with its step in its kernel."""
+    """Saves checkpoints of these steps. Each has its step in its kernel."""
     with CheckpointWriter(folder, keep) as writer:
         for step in steps:
             params = {**PARAMS, "blocks": {"kernel": jnp.full((2, 3), float(step))}}
@@ -28,7 +30,7 @@ def save(folder, *steps, keep=2):
 
 
 def restored(checkpoints):
-    """The step that is restored; its arrays and its progress are of that step."""
+    """Restores a checkpoint, checks that arrays and progress are of its step, returns the step."""
     step, params, rest, progress = checkpoints.restore(PARAMS, REST)
     np.testing.assert_array_equal(params["blocks"]["kernel"], np.full((2, 3), float(step)))
     assert progress == {"at": step} and rest.keys() == REST.keys()
@@ -41,13 +43,13 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A folder of checkpoints 1 and 2; tests put back what they damage."""
+    """A folder with checkpoints 1 and 2. Tests restore the files that they damage."""
     return save(tmp_path_factory.mktemp("pair"), 1, 2)._folder
 
 
 @contextmanager
 def damaged(path, content):
-    """The file holds `content` (None: it is gone), then what it held before."""
+    """Replaces the file's content by `content` (None: deletes it), and restores it at the end."""
     whole = path.read_bytes()
     path.unlink() if content is None else path.write_bytes(content)
     try:
@@ -57,14 +59,14 @@ def damaged(path, content):
 
 
 def flipped(content, position):
-    """One byte turned into its complement."""
+    """Inverts the bits of one byte."""
     changed = bytearray(content)
     changed[position] ^= 0xFF
     return bytes(changed)
 
 
 def test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one(pair):
-    """One byte of it changed, its second half, all of it or the whole file lost."""
+    """For each file: one byte inverted, truncated to half, emptied, or deleted."""
     good = Checkpoints(pair).last()
     assert good == f"the last good checkpoint is {pair / '2'}"
     for path in files(pair / "2"):
@@ -79,7 +81,7 @@ def test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one(pa
 @pytest.mark.parametrize("part", ["params", "rest", "progress", "_CHECKPOINT_METADATA"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_the_checkpoint_before_is_restored_and_the_file_is_named(pair, part, damage):
-    """The largest file of each part: those of params and rest hold the numbers."""
+    """Damages the largest file of each part: in params and rest it holds the numbers."""
     below = [path for path in files(pair / "2") if path.relative_to(pair / "2").parts[0] == part]
     path = max(below, key=lambda path: path.stat().st_size)
     content = path.read_bytes()
@@ -92,7 +94,7 @@ def test_the_checkpoint_before_is_restored_and_the_file_is_named(pair, part, dam
 
 
 def test_a_file_that_no_save_left_is_damage(pair):
-    """What else lies in a checkpoint was not written by the save that is vouched for."""
+    """The digests do not cover a file that was added after the save."""
     stray = pair / "2" / "params" / "stray"
     stray.write_text("")
     with pytest.warns(UserWarning, match="params/stray"):
@@ -101,7 +103,7 @@ def test_a_file_that_no_save_left_is_damage(pair):
     assert restored(Checkpoints(pair)) == 2
 
 
-def test_where_all_are_damaged_that_is_an_error(tmp_path):
+def test_restoring_fails_if_all_checkpoints_are_damaged(tmp_path):
     checkpoints = save(tmp_path, 1, 2)
     for step in "12":
         path = tmp_path / step / "progress" / "metadata"
@@ -112,8 +114,11 @@ def test_where_all_are_damaged_that_is_an_error(tmp_path):
 
 
 def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
-    """Killed between Orbax's commit and the digests: the one before is used. Where it is the only
-    one (keep=1), or all come from a version that wrote no digests, it is used, and that is said."""
+    """A kill between Orbax's commit and the digests leaves a checkpoint without digests.
+
+    The previous checkpoint is used then. A checkpoint without digests is used, with a warning, if
+    it is the only one (keep=1), or if an earlier version wrote all of them without digests.
+    """
     checkpoints = save(tmp_path, 1, 2)
     (tmp_path / "2" / DIGESTS).unlink()
     with pytest.warns(UserWarning, match=f"2 has no {DIGESTS}.*checkpoint of step 1"):
@@ -131,8 +136,8 @@ def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_kill_before_the_digests_leaves_what_can_be_restored(tmp_path, monkeypatch, keep):
-    """And the run that goes on from there saves again."""
+def test_a_kill_before_the_digests_leaves_a_checkpoint_to_restore(tmp_path, monkeypatch, keep):
+    """A run that resumes from it can save again."""
     checkpoints = save(tmp_path, 1, keep=keep)
     with monkeypatch.context() as patch:
 
@@ -158,7 +163,7 @@ BAD = {
 
 @pytest.mark.parametrize("named", BAD)
 def test_what_is_not_finite_is_not_saved(tmp_path, named):
-    """The error names the array, and what was saved before stays."""
+    """The error names the array, and earlier checkpoints are not deleted."""
     checkpoints = save(tmp_path, 1, keep=1)
     with pytest.raises(ValueError, match=f"{named} is not finite"):
         CheckpointWriter(tmp_path).save(2, *BAD[named], {})
@@ -167,7 +172,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, named):
 
 
 def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
-    """As an earlier version may have saved it."""
+    """An earlier version may have saved it."""
     checkpoints = save(tmp_path, 1)
     with monkeypatch.context() as patch, CheckpointWriter(tmp_path) as writer:
         patch.setattr(writer_module, "not_finite", lambda tree: None)
@@ -178,6 +183,6 @@ def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="there is no sha256sum here")
 def test_digests_are_those_of_sha256sum(pair):
-    """So that anybody can check a checkpoint, or a copy of it, without this package."""
+    """So a checkpoint, or a copy of it, can be checked without this package."""
     command = ["sha256sum", "--check", "--strict", "--quiet", DIGESTS]
     subprocess.run(command, cwd=pair / "2", check=True)

@@ -1,4 +1,4 @@
-"""A run is kept as it was when an adapter of it began."""
+"""The copy of a run that serves as the base of an adapter does not change."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from jaxformer.artifacts.origin import keep
 
 @pytest.fixture
 def run(tmp_path):
-    """Checkpoints of steps 3, 6 and 9, and what a save in progress has written of the next."""
+    """A run with checkpoints of steps 3, 6 and 9 and an incomplete save of step 12."""
     folder = tmp_path / "run"
     for name in ("3", "6", "9", "12.orbax-checkpoint-tmp"):
         path = folder / "checkpoints" / name / "params" / "40"
@@ -18,9 +18,8 @@ def run(tmp_path):
     return folder
 
 
-def test_later_checkpoints_are_not_kept(run, tmp_path):
-    """Of earlier ones everything is, whatever its name; and when the run has deleted its own, and
-    written others in their place, it is still there."""
+def test_later_checkpoints_are_not_copied(run, tmp_path):
+    """Earlier ones are. They remain when the run deletes its own files."""
     keep(run, tmp_path / "kept", 6)
     for path in sorted(run.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -31,5 +30,5 @@ def test_later_checkpoints_are_not_kept(run, tmp_path):
 
 
 def test_a_checkpoint_that_is_gone_is_not_replaced_by_another(run, tmp_path):
-    with pytest.raises(ValueError, match="has gone on from step 7 meanwhile"):
+    with pytest.raises(ValueError, match="has gone on from step 7 during the copy"):
         keep(run, tmp_path / "kept", 7)

@@ -1,4 +1,4 @@
-"""A run folder's small files: what a kill leaves half written, and what is in them."""
+"""A run folder's small files can be read after a kill, and contain the values that were written."""
 
 import json
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 @given(samples=st.dictionaries(st.integers(0, 99), st.text()))
 @example(samples=SAMPLES)
 def test_samples_are_read_as_they_were_written(folder, samples):
-    """But for one that has a line which looks like the next one's header."""
+    """Except for a sample with a line that looks like the header of the next sample."""
     folder.samples.unlink(missing_ok=True)
     for step, text in samples.items():
         folder.add_sample(step, text)
@@ -29,9 +29,9 @@ def test_samples_are_read_as_they_were_written(folder, samples):
 
 @pytest.mark.parametrize("step", [1, 2, 4, 12])
 def test_a_file_of_samples_may_be_cut_at_any_byte(folder, step):
-    """What stays is whole lines, of samples up to the step; a header alone is no sample."""
+    """Complete lines remain, of samples up to the step. A header without a text is no sample."""
     folder.samples.unlink(missing_ok=True)
-    begins, ends = [], []  # of each sample, with its step; of each line that is no header
+    begins, ends = [], []  # (step, offset) of each sample; end of each line that is no header
     for number, text in SAMPLES.items():
         begins.append((number, folder.samples.stat().st_size if begins else 0))
         folder.add_sample(number, text)
@@ -48,7 +48,7 @@ def test_a_file_of_samples_may_be_cut_at_any_byte(folder, step):
 
 @pytest.mark.parametrize("step", [1, 2, 4, 12])
 def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
-    """In the middle of a character too; what is whole is read by all who read it."""
+    """Also within a character. All complete lines can be read."""
     lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in METRICS]
     lines[1] = lines[1].replace("}", ', "text": "é猫"}')
     whole = "".join(lines).encode()

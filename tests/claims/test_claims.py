@@ -1,6 +1,7 @@
-"""What the lecture notes claim, where it is an identity; and, where they are wrong, what is right.
+"""Identities that the lecture notes claim, and corrections where the notes are wrong.
 
-Tendencies (depth, distance, what a piece is worth) are experiments, with a picture each.
+Claims about tendencies (depth, distance, the value of each component) are experiments, each with a
+figure.
 """
 
 import jax
@@ -16,23 +17,23 @@ from jaxformer.functional import (
     layer_norm,
     recurrent_encoder_decoder,
 )
-from jaxformer.functional.contexts import Source
-from jaxformer.functional.recurrent import forward
-from jaxformer.models.build import init
+from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.recurrent import read
+from jaxformer.models.parameters import init
 from jaxformer.verify import dependency_matrix
 from tests.properties import oracle, tiny
 from tests.slow import mostly_slow
 
 
 def test_softmax_of_the_notes_scores():
-    """Lecture 11 §5 has [0.9997, 0.0001, 0.0001, 0.0000] for it."""
+    """Lecture 11 §5 gives [0.9997, 0.0001, 0.0001, 0.0000] for these scores."""
     found = jax.nn.softmax(jnp.array([10.0, 2.0, 3.0, 1.0]))
     np.testing.assert_allclose(found, [0.9986, 0.0003, 0.0009, 0.0001], atol=5e-5)
 
 
 @pytest.mark.parametrize("mean, variance, slope", [(0, 1, 0.2066), (2, 9, 0.0971)])
 def test_saturation_starves_the_gradient(mean, variance, slope):
-    """The mean of σ′(z), z ~ N(mean, variance), by a sum over a fine grid."""
+    """The mean of σ′(z) for z ~ N(mean, variance), computed on a fine grid."""
     z, step = np.linspace(-60, 60, 240_001, retstep=True)
     density = np.exp(-((z - mean) ** 2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
     slopes = np.asarray(jax.vmap(jax.grad(jax.nn.sigmoid))(jnp.asarray(z, jnp.float32)))
@@ -44,7 +45,7 @@ def test_saturation_starves_the_gradient(mean, variance, slope):
 
 @given(seed=tiny.seeds, size=st.sampled_from([1e-4, 3e-3, 1e-2, 1.0, 100.0]))
 def test_the_variance_of_what_is_normalised(seed, size):
-    """σ²/(σ² + ε), and not 1; its mean is 0."""
+    """The variance after normalization is σ²/(σ² + ε), not 1; the mean is 0."""
     x = size * tiny.embeddings(seed, 3, 16)
     y = np.asarray(layer_norm(x, jnp.ones(16)), np.float64)
     variance = np.asarray(x, np.float64).var(axis=-1)
@@ -54,8 +55,11 @@ def test_the_variance_of_what_is_normalised(seed, size):
 
 @given(seed=tiny.seeds)
 def test_without_epsilon_hardly_any_variance_explodes(seed):
-    """A change of 10⁻⁷ in features of next to no variance: with ε it stays about as small (times
-    1/√ε), without ε it is a change of the size of the whole vector."""
+    """Features of almost no variance are perturbed by 10⁻⁷.
+
+    With ε the output changes by about 1/√ε times as much. Without ε the change is as large as the
+    whole vector.
+    """
     x = 1e-7 * tiny.embeddings(seed, 16)
     change = 1e-7 * tiny.embeddings(seed + 1, 16)
     with_epsilon, without = (
@@ -69,7 +73,7 @@ def test_without_epsilon_hardly_any_variance_explodes(seed):
 
 @given(seed=tiny.seeds)
 def test_scale_and_bias_undo_it_for_one_vector_and_not_for_all(seed):
-    """γ = √(σ² + ε), β = μ give one vector back; another, of another μ and σ, they do not."""
+    """γ = √(σ² + ε), β = μ restore one vector, but not another one with other μ and σ."""
     x = tiny.embeddings(seed, 2, 16) * jnp.array([[1.0], [3.0]]) + jnp.array([[0.0], [2.0]])
     scale = jnp.sqrt(x[0].var() + 1e-5) * jnp.ones(16)
     back = layer_norm(x, scale, x[0].mean() * jnp.ones(16))
@@ -79,7 +83,7 @@ def test_scale_and_bias_undo_it_for_one_vector_and_not_for_all(seed):
 
 @given(seed=tiny.seeds, size=st.sampled_from([1.0, 1e-2, 1e-5]))
 def test_the_other_formula_parts_where_sigma_is_as_small_as_epsilon(seed, size):
-    """(x − μ)/(σ + ε) (lecture 13 §6) beside (x − μ)/√(σ² + ε): the same for σ ≫ √ε only."""
+    """(x − μ)/(σ + ε) (lecture 13 §6) equals (x − μ)/√(σ² + ε) only for σ ≫ √ε."""
     x = np.asarray(tiny.embeddings(seed, 16), np.float64)
     x = np.float32(size * (x - x.mean()) / x.std())
     other = (x - x.mean()) / (x.std() + 1e-5)
@@ -104,8 +108,10 @@ def test_a_score_has_variance_d_and_scaled_variance_1(dim):
 
 @pytest.mark.parametrize("heads, head_dim", [(4, 8), (4, 32), (1, 32), (8, 4)])
 def test_weights_of_attention_are_counted_with_their_last_map(heads, head_dim):
-    """4 H d · head_dim: 4 H d² for full-width heads, 4 d² for heads of d / H. (3 H d² leaves W_O
-    out, lecture 11 §4.)"""
+    """4 H d · head_dim: 4 H d² for heads of width d, and 4 d² for heads of width d / H.
+
+    The count 3 H d² of lecture 11 §4 omits W_O.
+    """
     config = jf.DecoderConfig(
         vocab_size=2, embed_dim=32, num_heads=heads, head_dim=head_dim, use_bias=False, num_layers=1
     )
@@ -118,7 +124,7 @@ def test_weights_of_attention_are_counted_with_their_last_map(heads, head_dim):
 
 
 def vectors(kind=jf.EncoderConfig, **options):
-    """(words → a vector for each, embedding by embedding) of a tiny model without positions."""
+    """Returns a function from a text to its vectors, for a tiny model without positions."""
     model = tiny.build(kind=kind, positions="none", **options)
     variables, table = tiny.weights(model, 0), tiny.embeddings(7, 9, model.config.embed_dim)
     words = "zuko made his uncle some tea at place iroh".split()
@@ -135,8 +141,10 @@ ONE, OTHER = "zuko made his uncle some tea", "his uncle made zuko some tea"
 
 @given(seed=tiny.seeds)
 def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
-    """Equivariant: of the whole encoder, and of attention. What is *invariant* is the output of one
-    word when the others change places."""
+    """The whole encoder is permutation equivariant.
+
+    Invariance holds only for the output of one word when the other words change places.
+    """
     model = tiny.build(kind=jf.EncoderConfig, positions="none")
     variables, x = tiny.weights(model, seed), tiny.embeddings(seed, 1, 7, 8)
     order = np.random.default_rng(seed).permutation(7)
@@ -148,7 +156,7 @@ def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
 
 @pytest.mark.slow
 def test_the_same_words_in_two_orders_are_the_same_to_it():
-    """ "Zuko" in both sentences; with positions, or under a causal mask, they part."""
+    """ "Zuko" gets the same vector in both sentences, but not with positions or a causal mask."""
     run = vectors()
     one, other = run(ONE), run(OTHER)
     tiny.close(one[0], other[3])
@@ -162,8 +170,10 @@ def test_the_same_words_in_two_orders_are_the_same_to_it():
 
 
 def test_other_words_are_told_apart_without_positions():
-    """ "… at Zuko's place" and "… at Iroh's place" (lecture 10 §5) differ in their words: no pair
-    to show that order is lost."""
+    """ "… at Zuko's place" and "… at Iroh's place" (lecture 10 §5) differ in their words.
+
+    Therefore this pair does not show that the order is lost.
+    """
     run = vectors()
     some, other = (
         run("zuko made his uncle tea at zuko place"),
@@ -174,20 +184,20 @@ def test_other_words_are_told_apart_without_positions():
 
 @given(seed=tiny.seeds)
 def test_a_causal_mask_alone_lets_order_in(seed):
-    """Permuted under the mask, the outputs are not those permuted."""
+    """Under the mask, attention of permuted inputs is not the permuted attention."""
     x = tiny.embeddings(seed, 1, 6, 8)
     causal, order = jnp.tril(jnp.ones((6, 6), bool)), np.array([5, 0, 1, 2, 3, 4])
     some, other = (dot_product_attention(y, y, y, causal) for y in (x[:, order], x))
     assert abs(some - other[:, order]).max() > 1e-3
 
 
-# ---- what the drawings leave out
+# ---- parts that the figures of the notes omit
 
 
-@settings(max_examples=4)  # nothing is compiled as a whole
+@settings(max_examples=4)  # runs without jit, so examples are slow
 @given(seed=tiny.seeds, size=st.sampled_from([1.0, 30.0]))
 def test_a_pre_norm_stack_ends_in_a_norm(seed, size):
-    """Lecture 11 §6 draws none: without it the logits would grow with the residual stream."""
+    """Lecture 11 §6 draws no final norm; without it logits grow with the residual stream."""
     model = tiny.build(use_bias=False)
     params = tiny.weights(model, seed)["params"]
     params = {**params, "final_norm": jax.tree.map(jnp.ones_like, params["final_norm"])}
@@ -198,17 +208,19 @@ def test_a_pre_norm_stack_ends_in_a_norm(seed, size):
 
 
 @pytest.mark.slow
-@settings(max_examples=3)  # nothing is compiled as a whole
+@settings(max_examples=3)  # runs without jit, so examples are slow
 @given(seed=tiny.seeds)
 def test_the_query_of_a_translator_is_its_decoders_state(seed):
-    """Lecture 10 §1 writes q = e_i, the encoder's: here α_t = softmax_j(h_t · K e_j), of h_t, and
-    what is given on is tanh(W [a_t; h_t] + b)."""
+    """Lecture 10 §1 writes q = e_i, the encoder's state; the query is the decoder's state h_t.
+
+    α_t = softmax_j(h_t · K e_j), and the output is tanh(W [a_t; h_t] + b).
+    """
     model = tiny.build(kind=jf.RecurrentEncoderDecoderConfig)
     params, config = tiny.weights(model, seed)["params"], model.config
-    source, tokens = (tiny.tokens(seed + i, 1, n) for i, n in enumerate((5, 4)))
-    how = (config, model.execution)
-    encoded, states, _ = recurrent_encoder_decoder.encode(params, Source(source), *how)
-    hidden = forward(params, tokens, *how, initial=states).hidden[0]
+    source, tokens = (jnp.asarray(tiny.tokens(seed + i, 1, n)) for i, n in enumerate((5, 4)))
+    run = Run(model.execution)
+    encoded, _, cache = recurrent_encoder_decoder.encode(params, Inputs(source), config, run)
+    hidden = read(params, Inputs(tokens), config, run, initial=cache.states).hidden[0]
     weights = oracle.float64(params["attention"])
     key, value = (np.asarray(encoded[0]) @ weights[name]["kernel"] for name in ("key", "value"))
     everything = np.ones((len(hidden), len(key)), bool)
@@ -224,8 +236,10 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
 
 @given(seed=tiny.seeds)
 def test_output_i_predicts_token_i_plus_1_and_may_see_token_i(seed):
-    """log P(x_{i+1} | x ≤ i) is read from output i, which another token at i changes and another at
-    i + 1 does not (lecture 11 §7 has x_<i, §8 x_≤i)."""
+    """log P(x_{i+1} | x_≤i) is read from output i, which depends on token i but not on i + 1.
+
+    Lecture 11 §7 writes x_<i, §8 writes x_≤i.
+    """
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 7)
     run = tiny.apply(model)
@@ -241,8 +255,11 @@ def test_output_i_predicts_token_i_plus_1_and_may_see_token_i(seed):
 
 
 def test_the_edges_of_two_convolutions():
-    """Lecture 11 §8: the causal one of width 2 has 7 on four positions, the list leaves out 4→4;
-    taken from the centred one of width 3, which has 10, are 2→1, 3→2 and 4→3."""
+    """Lecture 11 §8: the edges of two convolutions over four positions.
+
+    The causal convolution of width 2 has 7 edges; the list of the notes omits 4→4. The centred one
+    of width 3 has 10, and 2→1, 3→2 and 4→3 in the list are from it.
+    """
     edges = {}
     for kernel_size, causal in ((2, True), (3, False)):
         model = tiny.build(
@@ -257,7 +274,7 @@ def test_the_edges_of_two_convolutions():
 
 @given(seed=tiny.seeds)
 def test_a_step_of_the_cache_changes_no_shape(seed):
-    """Written in place: the cache's shapes are those it began with, so nothing compiles again."""
+    """`advance` keeps all shapes of the cache, so that no step compiles again."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 5)
     cache = jf.start(model, variables, 1, 8)

@@ -1,7 +1,7 @@
-"""The loss floor: nobody learns to predict uniform random tokens, unless they see them.
+"""The loss floor: without seeing its target, no model can predict uniform random tokens.
 
-Every causal model is trained briefly on random tokens and asked about others: at ln V, less what
-chance may do. A model that sees its target is below it in no time.
+Every causal model trains briefly on random tokens. Its loss on new ones stays at ln V up to chance.
+A model that sees its targets soon falls below that.
 """
 
 import jax
@@ -16,7 +16,7 @@ VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
 
 
 def held_out_loss(model, function):
-    """(its mean in nats a token, its standard error), after STEPS updates at 10⁻²."""
+    """Trains for STEPS updates at 10⁻². Returns the mean loss in nats and its standard error."""
     optimizer = optax.adam(1e-2)
 
     def loss(params, key):
@@ -48,7 +48,7 @@ def held_out_loss(model, function):
 
 
 def logits_of(model):
-    """(params, tokens, key) → logits; a source, for a model that reads one, is random too."""
+    """Returns (params, tokens, key) → logits. If the model reads a source, it is random too."""
 
     def run(params, tokens, key):
         read = {}
@@ -68,7 +68,7 @@ def test_random_tokens_stay_at_their_entropy(name):
 
 
 def test_a_leak_falls_below_it():
-    """The counter-example: a centred convolution, which sees the token that it is to predict."""
+    """The counter-example: a centred convolution, which sees the token that it predicts."""
     model = tiny.build(kind=jf.ConvolutionalConfig, causal=False, activation="gelu")
     loss, error = held_out_loss(model, logits_of(model))
     assert loss < np.log(VOCAB) - 1.0 and error < 0.1

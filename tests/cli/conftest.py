@@ -1,4 +1,4 @@
-"""One small run, trained once through the command line, that the tests here share."""
+"""Fixtures of the command line's tests, which share one small trained run."""
 
 import os
 
@@ -23,7 +23,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, corpus):
-    """A finished run of a dozen steps; tests must not change it."""
+    """A finished run of 12 steps; tests must not change it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", str(corpus), *SETTINGS, "--out", str(folder)]) == 0
     return folder
@@ -31,7 +31,7 @@ def trained(tmp_path_factory, corpus):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Training the run takes half a minute: what asks for it is slow."""
+    """Marks every test that uses the run as slow, because training it takes half a minute."""
     for item in items:
         if "trained" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation():
-    """Without XLA's costlier passes: here it matters what is said and written."""
+    """Turns off most XLA optimizations; these tests check messages and files, not speed."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -48,7 +48,7 @@ def quick_compilation():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """What the person who runs the tests has cached is left alone."""
+    """Uses a temporary cache folder instead of the user's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

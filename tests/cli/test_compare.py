@@ -1,4 +1,4 @@
-"""`jaxformer compare`: in what runs differ, and how each learnt."""
+"""Tests of `jaxformer compare`: differing settings, results and the picture."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from jaxformer.cli import main
 from jaxformer.models.config import DecoderConfig, RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.config import Inputs, OptimizerConfig, TextTraining
-from jaxformer.training.run_config import write_run
+from jaxformer.training.run_folders import write_run
 
 NOTHING = Inputs()
 CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
@@ -20,7 +20,7 @@ CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, 
 
 @pytest.fixture
 def run(tmp_path):
-    """Makes a run folder of a config and losses, of a step each; the last step is scored."""
+    """Makes a run folder from a config and one loss per step; the last step is scored."""
 
     def make(name, config, *losses, inputs=NOTHING):
         folder = RunFolder(tmp_path / name)
@@ -42,7 +42,7 @@ def compared(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_what_differs_is_named_and_nothing_else(run, capsys):
+def test_only_differing_settings_are_listed(run, capsys):
     fast = replace(CONFIG, optimizer=OptimizerConfig(learning_rate=0.01), seed=3)
     found = compared(capsys, run("a", CONFIG, 5.0, 4.0), run("b", fast, 5.0, 3.0, 2.0))
     assert found["settings"] == {"learning_rate": [6e-4, 0.01], "seed": [0, 3]}
@@ -51,8 +51,8 @@ def test_what_differs_is_named_and_nothing_else(run, capsys):
     assert all(one["seconds"] == 3.5 and one["bits_per_byte"] == 1.5 for one in found["runs"])
 
 
-def test_kinds_are_compared_by_their_kind(run, capsys):
-    """And by what both kinds have: no number of heads stands beside a cell."""
+def test_runs_of_different_kinds_are_compared(run, capsys):
+    """Of the other fields, only those that both kinds have are compared."""
     model = RecurrentConfig(vocab_size=300, num_layers=1, embed_dim=16)
     other = replace(CONFIG, model=model, optimizer=OptimizerConfig(learning_rate=0.01))
     found = compared(capsys, run("x/a", CONFIG, 5.0), run("y/a", other, 5.0))
@@ -61,11 +61,11 @@ def test_kinds_are_compared_by_their_kind(run, capsys):
         "learning_rate": [6e-4, 0.01],
         "head_bias": [False, True],
     }
-    assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # of one name
+    assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # folders of one name
 
 
-def test_what_runs_read_and_began_from_is_compared(run, capsys):
-    """And the ranks of their adapters."""
+def test_inputs_and_origins_are_compared(run, capsys):
+    """The ranks of their adapters are compared too."""
     few, many = (replace(CONFIG, lora=LoraConfig(lora_rank=rank)) for rank in (2, 4))
     inputs = [Inputs((Path("x"),), origin=Origin(Path(base))) for base in ("one", "other")]
     runs = run("a", few, 5.0, inputs=inputs[0]), run("b", many, 5.0, inputs=inputs[1])
@@ -73,7 +73,7 @@ def test_what_runs_read_and_began_from_is_compared(run, capsys):
     assert found["settings"] == {"from": ["one", "other"], "lora_rank": [2, 4]}
 
 
-def test_a_picture_that_is_there_stays(run, capsys, tmp_path):
+def test_an_existing_picture_is_kept(run, capsys, tmp_path):
     folder = run("a", CONFIG, 5.0)
     pictures = [compared(capsys, folder)["picture"] for _ in range(3)]
     assert pictures == ["compare.png", "compare-2.png", "compare-3.png"]
@@ -85,7 +85,7 @@ def test_a_picture_that_is_there_stays(run, capsys, tmp_path):
     ("words", "said"),
     [([], "RUN is missing"), (["nothing"], "holds no run"), (["untrained"], "no figures yet")],
 )
-def test_what_cannot_be_compared_is_refused(run, capsys, tmp_path, words, said):
+def test_bad_arguments_of_compare_are_refused(run, capsys, tmp_path, words, said):
     run("untrained", CONFIG)
     assert main(["compare", *words]) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A run whose newest checkpoint is damaged: every verb says so and uses the one before."""
+"""Damaged checkpoints: every verb reports the damaged one and uses the one before it."""
 
 import shutil
 import warnings
@@ -31,7 +31,7 @@ def older(trained, tmp_path):
 
 @pytest.fixture
 def hurt(trained, tmp_path):
-    """The run with 64 bytes of its newest parameters turned over."""
+    """The run with 64 inverted bytes in its newest parameters."""
     folder = shutil.copytree(trained, tmp_path / "hurt")
     hurt_params(folder / "checkpoints/12")
     return folder
@@ -47,7 +47,7 @@ def hurt_params(checkpoint):
 
 
 def said(capsys, words):
-    """(standard output, lines on standard error) of a verb that succeeds."""
+    """Returns (standard output, lines on standard error) of a verb that succeeds."""
     assert main(list(map(str, words))) == 0
     out, err = capsys.readouterr()
     return out, err.splitlines()
@@ -64,8 +64,8 @@ def test_it_is_named_and_the_one_before_is_used(older, hurt, verb, words, capsys
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_the_one_before(older, hurt, capsys):
-    """As if the damaged one had never been; it is kept by another name."""
+def test_training_continues_from_the_previous_checkpoint(older, hurt, capsys):
+    """Training continues as if the damaged checkpoint did not exist, and renames it."""
     resume = ["train", "--resume", "--steps", "13", "--out"]
     printed, errors = said(capsys, [*resume, hurt])
     assert f"{hurt}/checkpoints/12 is damaged: params/" in errors[0]
@@ -83,7 +83,7 @@ def test_training_goes_on_from_the_one_before(older, hurt, capsys):
     )
 
 
-def test_where_all_are_damaged_nothing_is_used(hurt, capsys):
+def test_a_run_with_only_damaged_checkpoints_is_refused(hurt, capsys):
     hurt_params(hurt / "checkpoints/10")
     for words in (["generate", hurt], ["train", "--resume", "--out", hurt, "--steps", "13"]):
         assert main(list(map(str, words))) == 2
@@ -94,7 +94,7 @@ def test_where_all_are_damaged_nothing_is_used(hurt, capsys):
 def test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again(
     trained, tmp_path, capsys
 ):
-    """It was trained: nothing that it wrote down is dropped."""
+    """The run has been trained, so its metrics must not be deleted."""
     folder = shutil.copytree(trained, tmp_path / "copy")
     for path in (folder / "checkpoints").glob("*/_CHECKPOINT_METADATA"):
         path.unlink()
@@ -106,8 +106,10 @@ def test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again(
 
 
 def test_parameters_that_are_not_finite_end_the_run(corpus, tmp_path, capsys):
-    """A step too long for float32: its loss is finite, what it leaves is not. That is not saved,
-    and the last good checkpoint is named."""
+    """An update overflows float32: its loss is finite, but the new parameters are not.
+
+    They are not saved, and the message names the last good checkpoint.
+    """
     words = ["train", str(corpus), *SETTINGS, "--checkpoint-every", "1", "--out", "run"]
     assert main([*words, "--warmup-steps", "1", "--learning-rate", "3.4e38"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`jaxformer doctor`: what is here, and what a model needs, as a table and as JSON."""
+"""Tests of `jaxformer doctor`: this machine's setup and a model's needs, as a table and JSON."""
 
 import json
 
@@ -6,6 +6,8 @@ import jax
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.doctor import table_of_cells
+from jaxformer.doctor.report import lines_of_setup
 from tests.slow import mostly_slow
 
 
@@ -14,7 +16,7 @@ def printed(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-def test_it_says_what_is_here(capsys):
+def test_it_shows_the_setup(capsys):
     found = json.loads(printed(capsys, "--json"))
     assert found["versions"]["jax"] == jax.__version__
     assert len(found["devices"]) == jax.device_count() and found["memory"] > 0
@@ -23,12 +25,32 @@ def test_it_says_what_is_here(capsys):
     assert [line for line in table.splitlines() if "not installed" in line] or not found["missing"]
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
+    """So it can be copied. The other cells are wrapped to the terminal's width."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    command = 'pip install --no-deps "jax-cuda12-plugin==0.10.2" jax-cuda12-pjrt==0.10.2'
+    found = {
+        **{name: "1.2" for name in ("jaxformer", "python")},
+        **{"system": "Linux-6.18-x86_64-with-glibc2.36", "versions": {"jax": None}, "devices": []},
+        **{"memory": 10**10, "cores": 2, "missing": {"compiler for GPUs not here": command}},
+        "cache": {"files": 3, "bytes": 10**6, "folder": "/home/somebody/.cache/jaxformer/xla"},
+    }
+    lines = [*lines_of_setup(found), ("note", "a note in many words " * 9, "")]
+    table = table_of_cells("jaxformer doctor", lines).splitlines()
+    assert sum(line.endswith(command) for line in table) == 1
+    assert sum(line.endswith(found["cache"]["folder"]) for line in table) == 1
+    for line in table:
+        unbroken = line.lstrip().startswith(("pip", "/home", "Python"))
+        assert len(line) <= width or unbroken, line
+
+
 HOW = ("--preset", "tiny", "--target", "cpu:1", "--batch-size", "2", "--length", "16")
 
 
 @pytest.mark.parametrize("what", mostly_slow(["decode", "step"], "step"))
-def test_it_says_what_a_model_needs(what, capsys):
-    """Of one device nothing is exchanged, and all parameters are there, in float32."""
+def test_it_shows_the_needs_of_a_model(what, capsys):
+    """One device sends nothing and holds all parameters in float32."""
     words = (*HOW, *["--decode"] * (what == "decode"))
     found = json.loads(printed(capsys, *words, "--json"))
     assert found["target"] == "cpu:1" and found["exchanges"] == {}

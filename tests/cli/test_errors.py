@@ -1,4 +1,4 @@
-"""Bad input: one line that names the argument, its value and what is accepted; exit status 2."""
+"""Bad input gives one line with the argument, its value and the accepted values, and status 2."""
 
 import os
 import shutil
@@ -7,16 +7,19 @@ import sys
 
 import pytest
 
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli import main
 from tests.cli.conftest import SETTINGS
 
-HUGE = "1" + 20 * "0"  # more than 64 bits hold
+HUGE = "1" + 20 * "0"  # larger than any 64-bit integer
 
 
 def refused(capsys, words, *named, status=2):
-    """Run, and require one line on standard error that holds all of `named`; what was printed."""
+    """Checks that a command fails with one line on standard error that contains all of `named`.
+
+    Returns its standard output.
+    """
     assert main(list(map(str, words))) == status
     printed, said = capsys.readouterr()
     assert said.count("\n") == 1, said
@@ -40,14 +43,14 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_that_cannot_be_trained_on(name, tmp_path, capsys):
+def test_unusable_text_is_refused(name, tmp_path, capsys):
     content, complaint = TEXTS[name]
     (tmp_path / name).write_bytes(content)
     refused(capsys, ["train", name], complaint)
     assert not (tmp_path / "runs").exists()
 
 
-def test_text_that_is_not_there(tmp_path, capsys):
+def test_missing_text_is_refused(tmp_path, capsys):
     refused(capsys, ["train", "nowhere.txt"], "nowhere.txt", "no such file")
     (tmp_path / "folder").mkdir()
     refused(capsys, ["train", "folder"], "folder", "no UTF-8 text")
@@ -67,8 +70,11 @@ def test_text_that_is_not_there(tmp_path, capsys):
         (["--vocab-size", "10"], ["vocab_size", "10", "257"]),
         (["--activation", "tanh"], ["activation", "tanh", "relu"]),
         (["--learning-rate", "-1"], ["learning_rate", "-1", "above 0"]),
-        (["--window-length", "4096"], ["window_length", "4096", "max_length"]),
-        (["--preset", "tiny", "--window-length", "32"], ["window_length", "32", "learned", "64"]),
+        ("--window-length 4096 --max-length 128".split(), ["window_length", "4096", "max_length"]),
+        (
+            "--preset tiny --window-length 32 --max-length 64".split(),
+            ["window_length", "32", "learned", "64"],
+        ),
         (["--seed", "-1"], ["seed", "-1"]),
         (["--seed", HUGE], ["seed", HUGE, "0 … 4294967295"]),
         (["--seed", "4294967296"], ["seed", "4294967296", "0 … 4294967295"]),
@@ -84,11 +90,11 @@ def test_text_that_is_not_there(tmp_path, capsys):
         ([""], ["an argument is empty"]),
         (["--mesh", "fsdp"], ["--mesh", "'fsdp'", "NAME=SIZE"]),
         (["--mesh", "fsdp=x"], ["--mesh", "'fsdp=x'", "whole number"]),
-        (["--resume"], ["runs/stdlib", "resume"]),
+        (["--resume"], ["--resume", "below runs", "there is no run"]),
         (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
     ],
 )
-def test_settings_that_cannot_be(words, named, tmp_path, capsys):
+def test_invalid_training_settings_are_refused(words, named, tmp_path, capsys):
     refused(capsys, ["train", *words], *named)
     assert not (tmp_path / "runs").exists()
 
@@ -99,7 +105,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained, corpus, capsys):
     assert files_below(trained) == before
 
 
-def test_a_resumed_run_computes_what_it_would_have(trained, capsys):
+def test_resuming_refuses_changed_settings(trained, capsys):
     before = files_below(trained)
     resume = ["train", "--resume", "--out", trained]
     refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps", "--remat")
@@ -108,19 +114,17 @@ def test_a_resumed_run_computes_what_it_would_have(trained, capsys):
     assert files_below(trained) == before
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(corpus, tmp_path, capsys):
+def test_a_folder_with_other_files_is_left_alone(corpus, tmp_path, capsys):
     (tmp_path / "documents.txt").write_text("mine")
     refused(capsys, ["train", corpus, "--out", tmp_path], tmp_path, "not empty")
     assert files_below(tmp_path) == {tmp_path / "documents.txt": b"mine"}
 
 
-def test_a_folder_that_another_start_takes_meanwhile_is_left_alone(
-    corpus, tmp_path, capsys, monkeypatch
-):
-    """Free when it was looked at, taken while the text was read: its run stays what it is."""
+def test_a_folder_that_another_process_takes_is_left_alone(corpus, tmp_path, capsys, monkeypatch):
+    """The folder is free at first and taken while the text is read: the other run is unchanged."""
     from jaxformer.training.data import prepare
 
-    gather, taken = prepare.gather, tmp_path / "runs/stdlib/config.json"
+    gather, taken = prepare.gather, tmp_path / "runs/functions/config.json"
 
     def slowly(*arguments):
         taken.parent.mkdir(parents=True)
@@ -128,12 +132,12 @@ def test_a_folder_that_another_start_takes_meanwhile_is_left_alone(
         return gather(*arguments)
 
     monkeypatch.setattr(prepare, "gather", slowly)
-    refused(capsys, ["train", corpus], "runs/stdlib", "another start")
+    refused(capsys, ["train", corpus], "runs/functions", "another process")
     assert files_below(tmp_path) == {taken: b"theirs"}
 
 
-def test_what_is_refused_after_all_leaves_no_run(tmp_path, capsys):
-    """Bytes enough for a window, but not tokens: as many as there are is known only then."""
+def test_a_late_refusal_leaves_no_run(tmp_path, capsys):
+    """The text has enough bytes for a window, but not enough tokens. That is known only later."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     words = ["train", "text.txt", "--window-length", "128", "--out", "run"]
     refused(capsys, words, "tokens, too few for one window of 128", "--window-length")
@@ -141,8 +145,8 @@ def test_what_is_refused_after_all_leaves_no_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a link"])
-def test_what_is_refused_after_all_leaves_what_was_there(kind, tmp_path, capsys):
-    """The folder that a person had made for the run, and the reason."""
+def test_a_late_refusal_keeps_an_existing_folder(kind, tmp_path, capsys):
+    """An empty folder that the user created for the run stays, and the message is the same."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     (tmp_path / "there").mkdir()
     if kind == "a link":
@@ -154,15 +158,15 @@ def test_what_is_refused_after_all_leaves_what_was_there(kind, tmp_path, capsys)
     assert (tmp_path / out).is_dir() and not list((tmp_path / "there").iterdir())
 
 
-def test_a_start_that_was_killed_before_it_had_a_config_can_be_made_again(tmp_path, capsys):
-    """What it left is not another's; a lone tokenizer may be."""
+def test_a_start_killed_before_its_config_can_be_repeated(tmp_path, capsys):
+    """Its leftovers are accepted; a tokenizer.json without a lock may be the user's own file."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     words = ["train", "text.txt", "--window-length", "128", "--out", "run"]
     for left in (["lock"], ["lock", "tokenizer.json", "config.json.99.tmp"]):
         (tmp_path / "run").mkdir(exist_ok=True)
         for name in left:
             (tmp_path / "run" / name).touch()
-        refused(capsys, words, "tokens, too few for one window of 128")  # as far as without it
+        refused(capsys, words, "tokens, too few for one window of 128")  # same as without leftovers
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run/tokenizer.json").write_text("mine")
     refused(capsys, words, "run is not empty and holds no run")
@@ -184,11 +188,11 @@ def test_a_start_that_was_killed_before_it_had_a_config_can_be_made_again(tmp_pa
         (["--seed", "-1"], ["seed", "-1", "0 … 4294967295"]),
     ],
 )
-def test_sampling_that_cannot_be(trained, words, named, capsys):
+def test_invalid_sampling_settings_are_refused(trained, words, named, capsys):
     assert refused(capsys, ["generate", trained, "--prompt", "def", *words], *named) == ""
 
 
-def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
+def test_missing_runs_and_files_are_refused(trained, tmp_path, capsys):
     refused(capsys, ["generate", "nowhere"], "nowhere")
     refused(capsys, ["generate", tmp_path], tmp_path, "config.json")
     refused(capsys, ["evaluate", trained, "nowhere.txt"], "nowhere.txt")
@@ -207,31 +211,32 @@ def test_runs_and_files_that_are_not_there(trained, tmp_path, capsys):
     refused(capsys, ["fly"], "fly", "train")
 
 
-def test_a_checkpoint_of_another_shape(trained, tmp_path, capsys):
+def test_parameters_of_another_shape_are_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim": null', '"mlp_dim": 96'))
     refused(capsys, ["generate", copy], "blocks/feedforward", "96", "128")
 
 
-def test_a_config_with_a_field_that_no_model_has(trained, tmp_path, capsys):
+def test_a_config_with_an_unknown_field_is_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim"', '"mlp_width"'))
     refused(capsys, ["generate", copy], "config.json", "mlp_width")
 
 
-def test_a_config_without_its_sections(trained, tmp_path, capsys):
+def test_a_config_without_its_sections_is_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     (copy / "config.json").write_text('{"format": 1}')
     refused(capsys, ["generate", copy], "config.json", "'model'")
     (copy / "config.json").write_text('{"format": 1, "model": {}, "training": {}, "text": []}')
-    refused(capsys, ["train", "--resume", "--out", copy], "config.json", "Execution")
+    resumed = ["train", "--resume", "--out", copy]
+    refused(capsys, resumed, "config.json", "training has no execution")
 
 
-def test_tokens_of_another_tokenizer(trained, tmp_path, capsys):
+def test_tokens_of_another_tokenizer_are_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
-    Tokenizer.train(["another text altogether"] * 9, 300).save(copy / "tokenizer.json")
+    ByteTokenizer.train(["another text altogether"] * 9, 300).save(copy / "tokenizer.json")
     words = ["train", "--resume", "--out", copy, "--steps", "14"]
     refused(capsys, words, "train.bin", "another tokenizer")
 
@@ -240,7 +245,7 @@ def test_tokens_of_another_tokenizer(trained, tmp_path, capsys):
 def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
     corpus, tmp_path, capsys, monkeypatch
 ):
-    """Full from the second checkpoint on: the first is named, and is whole."""
+    """The disk is full at the second checkpoint: the message names the first, which is complete."""
     usage, asked = shutil.disk_usage(tmp_path), []
 
     def fills_up(folder):
@@ -255,7 +260,7 @@ def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
 
 
 def test_text_that_a_terminal_cannot_show_does_not_end_a_verb():
-    """It is shown by its code."""
+    """Characters outside the terminal's encoding are shown as escapes."""
     command = [sys.executable, "-m", "jaxformer", "--help"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -268,8 +273,8 @@ def test_a_traceback_only_on_request(capsys):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
-    """tyro draws its boxes, of which one line is made, by what the terminal can show."""
+def test_errors_are_the_same_without_box_characters(encoding, monkeypatch):
+    """tyro draws its error boxes with the characters that the terminal's encoding has."""
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     command = [sys.executable, "-m", "jaxformer", "train"]
     for words, said in (
@@ -288,7 +293,7 @@ def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
         (["--decode"], ["--decode", "--preset"]),
         (["--preset", "tiny", "--model", "poem"], ["model", "poem", "recurrent"]),
         (["--preset", "tiny", "--target", "gpu:8"], ["target", "gpu:8", "gpu:h100:8", "cpu:8"]),
-        (["--preset", "tiny", "--length", "65"], ["length", "65", "64 at most"]),
+        (["--preset", "tiny", "--length", "65"], ["length", "65", "at most 64"]),
         (["--preset", "tiny", "--batch-size", "0"], ["batch_size", "0", "at least 1"]),
         (["--preset", "tiny", "--target", "cpu:1", "--mesh", "fsdp=3"], ["fsdp=3", "there are 1"]),
         (
@@ -300,5 +305,5 @@ def test_a_terminal_without_boxes_is_told_the_same(encoding, monkeypatch):
         (["--preset", "tiny", "--target", "gpu:h100:64"], ["gpu:h100:64", "at most 8"]),
     ],
 )
-def test_what_the_doctor_cannot_answer(words, named, capsys):
+def test_invalid_doctor_arguments_are_refused(words, named, capsys):
     refused(capsys, ["doctor", *words], *named)

@@ -1,18 +1,20 @@
-"""What `jaxformer fill` makes of a text with masks."""
+"""Tests of how `jaxformer fill` splits a text at its masks."""
 
 import pytest
 
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.cli.fill import MASK, around
 from tests.cli.conftest import TEXT
 
-TOKENIZER = Tokenizer.train([TEXT], 300, mask=True)
+TOKENIZER = ByteTokenizer.train([TEXT], 300, mask=True)
 
 
 @pytest.mark.parametrize("word", ["return", "x", "*", "+"])
 def test_a_mask_stands_in_the_place_of_one_token(word):
-    """The tokens around it are those of the whole text, as the model has learnt from texts: the
-    space before a word is a part of its token."""
+    """The tokens around a mask are those of the original text, as in training.
+
+    A token includes the space before its word.
+    """
     text = "    return x * 4 + 3\n"
     whole = TOKENIZER.encode(text)
     (hidden,) = TOKENIZER.encode(f" {word}")

@@ -1,4 +1,4 @@
-"""`jaxformer train --from`: runs that begin from a checkpoint, with all weights or an adapter."""
+"""Tests of `jaxformer train --from`: fine-tuning of all weights or of a LoRA adapter."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import KINDS
-from jaxformer.training import loop
-from jaxformer.training.run_config import read_run
+from jaxformer.training.loop import Training
+from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
 from tests.cli.test_errors import files_below, refused
 from tests.cli.test_kinds import MEASURES, inputs, train  # noqa: F401 (a fixture)
@@ -23,7 +23,7 @@ SCHEDULE = "--steps 4 --evaluate-every 2 --checkpoint-every 2 --warmup-steps 0".
 OF_TEXT = "--batch-size 4 --evaluation-windows 4 --sample-tokens 8".split()
 OF_PAIRS = "--batch-tokens 96 --evaluation-pairs 3".split()
 FEW = {False: OF_TEXT, True: OF_PAIRS}
-STILL = "--learning-rate 1e-30 --weight-decay 0".split()  # nothing is learnt
+STILL = "--learning-rate 1e-30 --weight-decay 0".split()  # the weights do not change
 
 
 def tune(kind, inputs, base, out, *words):  # noqa: F811
@@ -37,14 +37,14 @@ def params_of(folder):
 
 
 def scored(run, words, capsys):
-    """What `evaluate` says."""
+    """Returns the scores of `evaluate`."""
     capsys.readouterr()
     assert main(["evaluate", run, *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def held_out_of(run, tmp_path):
-    """The words that name what a run holds out, for `evaluate`."""
+    """Writes the held-out data of a run to a file and returns the arguments for `evaluate`."""
     folder = RunFolder(run)
     _, config = read_run(folder)
     task = task_of(config).read(folder, config)
@@ -58,10 +58,12 @@ def held_out_of(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_begins_where_the_checkpoint_is(kind, inputs, tmp_path, capsys):  # noqa: F811
-    """From a run and from a saved folder, with all weights and with an adapter: while nothing is
-    learnt the held-out loss is what `evaluate` gives for the checkpoint on the same text; and the
-    tokenizer is the checkpoint's."""
+def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):  # noqa: F811
+    """The held-out loss without learning is that of `evaluate` for the checkpoint on the same text.
+
+    It is tested from a run and from a saved folder, with all weights and with an adapter. The
+    tokenizer is that of the checkpoint.
+    """
     assert train(kind, inputs, "base") == 0
     model, variables, tokenizer = jf.load("base")
     jf.save("saved", model, variables, tokenizer)
@@ -77,9 +79,11 @@ def test_it_begins_where_the_checkpoint_is(kind, inputs, tmp_path, capsys):  # n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_a_model_for_every_verb(kind, inputs, tmp_path, capsys):  # noqa: F811
-    """What training scored last is what `evaluate` says of the merged weights; its checkpoints have
-    the adapter alone; saved, it is a model like any other; the base is as it was."""
+def test_an_adapter_is_scored_as_merged_weights(kind, inputs, tmp_path, capsys):  # noqa: F811
+    """`evaluate` on the merged weights gives the last score of training.
+
+    A saved copy gives the same scores, and the base run is unchanged.
+    """
     assert train(kind, inputs, "base") == 0
     before = files_below(tmp_path / "base")
     assert tune(kind, inputs, "base", "tuned", "--lora-rank", "2", "--learning-rate", "0.01") == 0
@@ -87,34 +91,35 @@ def test_an_adapter_is_a_model_for_every_verb(kind, inputs, tmp_path, capsys):  
     words = held_out_of("tuned", tmp_path)
     found = scored("tuned", words, capsys)
     assert found["loss"] == pytest.approx(last["held_out_loss"], rel=1e-5)
-    assert found["loss"] != pytest.approx(scored("base", words, capsys)["loss"], rel=1e-4)
+    assert found["loss"] != pytest.approx(scored("base", words, capsys)["loss"], rel=1e-6)
     jf.save("saved", *jf.load("tuned"))
     assert files_below(tmp_path / "base") == before
     assert scored("saved", words, capsys) == found
 
 
 @pytest.mark.parametrize("words", [[], ["--lora-rank", "2", "--average-decay", "0.9"]])
-def test_a_tuned_run_ended_goes_on_as_if_it_had_not_been(
+def test_an_interrupted_fine_tuning_resumes_exactly(
     words,
     inputs,  # noqa: F811
     tmp_path,
     monkeypatch,
 ):
-    """Bit for bit, the average too; with all weights learnt, without the checkpoint it began
-    from."""
+    """The result is equal bit for bit, also with averaged weights.
+
+    A run that trains all weights resumes without the checkpoint it started from.
+    """
     assert train("decoder", inputs, "base") == 0
     words = [*words, "--dropout", "0.2", "--learning-rate", "0.01"]
     assert tune("decoder", inputs, "base", "whole", *words) == 0
-    updates = loop.updates
+    update = Training._update
 
-    def ending(*arguments):
-        for number, updated in enumerate(updates(*arguments)):
-            if number == 1:
-                raise RuntimeError("ended")
-            yield updated
+    def ending(training, step):
+        if training.step == 1:
+            raise RuntimeError("ended")
+        update(training, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "updates", ending)
+        patched.setattr(Training, "_update", ending)
         assert tune("decoder", inputs, "base", "ended", *words) == 1
     if "--lora-rank" not in words:
         shutil.rmtree("base")
@@ -126,8 +131,8 @@ def test_a_tuned_run_ended_goes_on_as_if_it_had_not_been(
         assert [x.get(name) for x in whole] == [x.get(name) for x in ended]
 
 
-def test_a_run_is_used_by_its_average(inputs, tmp_path, capsys):  # noqa: F811
-    """What is loaded is what was scored, and not the parameters that go on being learnt."""
+def test_the_averaged_weights_are_loaded(inputs, tmp_path, capsys):  # noqa: F811
+    """Loading returns the averaged weights, which were scored, not the weights being trained."""
     assert train("decoder", inputs, "base") == 0
     how = ["--learning-rate", "0.01", "--steps", "4"]
     assert tune("decoder", inputs, "base", "averaged", *how, "--average-decay", "0.9") == 0
@@ -145,7 +150,7 @@ def test_a_run_is_used_by_its_average(inputs, tmp_path, capsys):  # noqa: F811
 
 
 def test_what_does_not_fit_is_refused(inputs, trained, tmp_path, capsys):  # noqa: F811
-    """Before anything is made: another kind, shape or vocabulary; a map that is not there."""
+    """Another kind, shape or vocabulary, or an unknown layer, is refused before files are made."""
     base = str(trained)
     (tmp_path / "empty").mkdir()
     jf.save("mute", *jf.load(base)[:2])
@@ -163,14 +168,18 @@ def test_what_does_not_fit_is_refused(inputs, trained, tmp_path, capsys):  # noq
     ):
         refused(capsys, [*begin, *words], *named)
         assert not (tmp_path / "tuned").exists()
-    refused(capsys, ["train", "text.py", "--lora-rank", "2"], "--lora-rank is 2", "no --from")
+    alone = ["train", "text.py", "--lora-rank", "2"]
+    refused(capsys, alone, "--lora-rank is 2", "--from is missing")
     assert main([*begin, base, *SCHEDULE]) == 0
     refused(capsys, ["train", "--resume", "--out", "tuned", "--from", base], "--from was given")
     refused(capsys, ["export", "tuned", "out", "--adapter"], "tuned has no adapter")
 
 
 def test_an_adapter_stays_what_it_is_when_its_run_goes_on(inputs, tmp_path, capsys):  # noqa: F811
-    """Or is deleted: an adapter of an adapter too; and it can go on itself."""
+    """Deleting the base run does not change it either; the same holds for an adapter of an adapter.
+
+    Both can be trained further.
+    """
     assert train("decoder", inputs, "base") == 0
     assert tune("decoder", inputs, "base", "tuned", "--lora-rank", "2") == 0
     assert tune("decoder", inputs, "tuned", "twice", "--lora-rank", "2") == 0
@@ -199,9 +208,11 @@ def test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes(
     refused(capsys, generate, tmp_path / "saved", "has changed")
 
 
-def test_an_exported_folder_is_begun_from_too(inputs, tmp_path, capsys):  # noqa: F811
-    """In Hugging Face's format, whose tokenizer says its own ids; shorter windows are allowed to
-    positions that have been learnt."""
+def test_fine_tuning_starts_from_an_exported_folder(inputs, tmp_path, capsys):  # noqa: F811
+    """The folder in Hugging Face format names its special ids.
+
+    Windows may be shorter than the table of learned positions.
+    """
     assert train("decoder", inputs, "base") == 0
     assert main(["export", "base", "theirs"]) == 0
     words = [*STILL, "--lora-rank", "2", "--window-length", "16"]

@@ -1,6 +1,7 @@
-"""Every kind of model is trained, gone on with, scored and used by the same verbs."""
+"""The same verbs train, resume, score and use every kind of model."""
 
 import json
+import time
 
 import jax
 import numpy as np
@@ -10,8 +11,8 @@ import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import KINDS
-from jaxformer.training import loop
-from jaxformer.training.run_config import read_run
+from jaxformer.training.loop import Training
+from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
 from tests.cli.conftest import TEXT
 
@@ -30,7 +31,7 @@ NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @pytest.fixture
 def inputs(tmp_path):
-    """The words that name a text, or pairs, for a kind of model."""
+    """Returns a function from a kind of model to the arguments that name its training data."""
     (tmp_path / "text.py").write_text(TEXT)
     pairs = [
         (f"{a} and {b}", f"{i} + {j}") for i, a in enumerate(NUMBERS) for j, b in enumerate(NUMBERS)
@@ -45,20 +46,37 @@ def train(kind, inputs, out, *words):
     return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out, *words])
 
 
+def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkeypatch):
+    """A pair run compiles a program per width, some of them between updates."""
+    with (tmp_path / "pairs.tsv").open("a") as pairs:
+        pairs.writelines(f"{f'{a} ' * 8}\t{number}\n" for number, a in enumerate(NUMBERS * 8))
+    compile_, clock, compiled = jax.stages.Lowered.compile, time.perf_counter, []
+
+    def slow(lowered, *arguments):
+        compiled.append(lowered)
+        return compile_(lowered, *arguments)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(compiled))
+    assert train("encoder-decoder", inputs, "run", "--lengths", "2", "--minutes", "10") == 0
+    metrics = RunFolder("run").read_metrics()
+    assert len(compiled) == 2 and metrics[-1]["step"] == 6
+    assert max(line.get("seconds", 0) for line in metrics) < 1000
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, monkeypatch):
-    """The same batches, the same noise, the same parameters at the end, bit for bit."""
+    """Batches, dropout and final parameters are equal bit for bit."""
     assert train(kind, inputs, "whole") == 0
-    updates = loop.updates
+    update = Training._update
 
-    def ending(*arguments):
-        for number, updated in enumerate(updates(*arguments)):
-            if number == 4:
-                raise RuntimeError("ended")
-            yield updated
+    def ending(training, step):
+        if training.step == 4:
+            raise RuntimeError("ended")
+        update(training, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "updates", ending)
+        patched.setattr(Training, "_update", ending)
         assert train(kind, inputs, "ended") == 1
     assert main(["train", "--resume", "--out", "ended"]) == 0
     whole, ended = (RunFolder(name).read_metrics() for name in ("whole", "ended"))
@@ -74,9 +92,11 @@ def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, mon
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_training_scores_last_is_what_evaluate_says(kind, inputs, tmp_path, capsys):
-    """All that is held out, by another way in, with the run's own seed and settings; and the run
-    says which kind it is."""
+def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsys):
+    """`evaluate` scores all held-out data from a file, with the run's seed and settings.
+
+    config.json names the kind of the run.
+    """
     words = ["--mask-rate", "0.3"] if kind == "encoder" else []
     assert train(kind, inputs, "run", "--seed", "1", *words) == 0
     folder, measure = RunFolder("run"), MEASURES[kind]
@@ -107,8 +127,8 @@ def test_what_training_scores_last_is_what_evaluate_says(kind, inputs, tmp_path,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_to_do_next_can_be_done(kind, inputs, capsys, monkeypatch):
-    """The command that a run ends with; a translator gives a line for each line of its input."""
+def test_the_suggested_command_works(kind, inputs, capsys, monkeypatch):
+    """The last output line of training is a command. `translate` prints one line per input line."""
     import io
     import shlex
 
@@ -127,8 +147,8 @@ def test_what_to_do_next_can_be_done(kind, inputs, capsys, monkeypatch):
         assert out.startswith(words[1].removeprefix("--prompt="))
 
 
-def test_lower_case_goes_where_the_model_goes(inputs, capsys, monkeypatch):
-    """Learnt from text in lower case, a model takes any text so: a run, and what is saved of it."""
+def test_lowercase_is_stored_with_the_model(inputs, capsys, monkeypatch):
+    """A model trained with --lowercase lowers the case of its input, also after saving."""
     import io
 
     assert train("recurrent-encoder-decoder", inputs, "run", "--lowercase") == 0
@@ -146,8 +166,8 @@ def test_lower_case_goes_where_the_model_goes(inputs, capsys, monkeypatch):
         assert "case:lc" in json.loads(capsys.readouterr().out)["signature"]
 
 
-def test_a_line_that_cannot_be_translated_is_named(inputs, capsys, monkeypatch):
-    """Those before it are translated; a carriage return ends no line."""
+def test_a_line_that_cannot_be_translated_is_named(inputs, tmp_path, capsys, monkeypatch):
+    """The lines before it are translated. A carriage return alone ends no line."""
     import io
 
     assert train("recurrent-encoder-decoder", inputs, "run") == 0
@@ -161,6 +181,14 @@ def test_a_line_that_cannot_be_translated_is_named(inputs, capsys, monkeypatch):
         assert main(["translate", "run"]) == (2 if message else 0)
         said, error = capsys.readouterr()
         assert said.count("\n") == lines and message in error and error.count("\n") <= 1
+        (tmp_path / "in.en").write_bytes(text)
+        (tmp_path / "first.en").write_text("one\nthree\n")
+        assert main(["translate", "run", "first.en", "in.en"]) == (2 if message else 0)
+        said, error = capsys.readouterr()
+        assert said.count("\n") == 2 + lines
+        assert (
+            message.replace("line 3", "line 3 of in.en").replace("standard input", "in.en") in error
+        )
 
 
 def test_targets_that_are_too_long_do_not_spoil_the_loss(inputs, tmp_path, capsys):
@@ -172,14 +200,14 @@ def test_targets_that_are_too_long_do_not_spoil_the_loss(inputs, tmp_path, capsy
     assert "1 of 2 targets are longer than max_length (32)" in said.err and "nan" not in said.out
 
 
-def test_other_verbs_refuse_a_kind_and_say_why(inputs, capsys):
+def test_verbs_refuse_other_kinds_with_a_reason(inputs, capsys):
     assert train("encoder", inputs, "run") == 0
     capsys.readouterr()
     for words, message in (
         (["generate", "run"], "is not autoregressive"),
         (["translate", "run"], "to translate it must read a source"),
         (["evaluate", "run", "--source", "pairs.tsv"], "give FILE to score it"),
-        (["fill", "run", "--text", "nothing hidden"], "it must hold at least one [MASK]"),
+        (["fill", "run", "--text", "nothing hidden"], "it must contain at least one [MASK]"),
         (["train", "--resume", "--out", "run", "--mask-rate", "0.3"], "--mask-rate is 0.3"),
         (["train", "--resume", "--out", "run", "--model", "decoder"], "is of kind encoder"),
     ):

@@ -1,4 +1,4 @@
-"""One run folder, one process that trains in it; and as many as like that read it."""
+"""Only one process may train in a run folder; any number of processes may read it."""
 
 import shutil
 import subprocess
@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from jaxformer.artifacts import lock
 from jaxformer.cli import main
+from jaxformer.training import run_folders
 
 ENDLESS = "--steps 1000000 --checkpoint-every 1000000 --evaluate-every 1000000".split()
 
 
 @pytest.fixture
 def start():
-    """Starts `jaxformer train`; what is still running at the end is killed."""
+    """Starts `jaxformer train` and kills the process at the end of the test."""
     started = []
 
     def start(*words):
@@ -31,7 +31,7 @@ def start():
 
 @pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_gone(trained, tmp_path, start, capsys):
-    """At once, with nothing of the run changed; a kill gives the lock back."""
+    """The refusal is immediate and leaves the run unchanged. A kill releases the lock."""
     folder = shutil.copytree(trained, tmp_path / "run")
     first = start("--resume", "--out", folder, *ENDLESS)
     assert first.stdout.readline().startswith("run folder:")
@@ -40,7 +40,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(trained, tmp_path, 
     assert (second.returncode, said) == (2, "")
     assert complaint.count("\n") == 1 and f"{folder} is being trained" in complaint
     assert '"steps": 77' not in (folder / "config.json").read_text()
-    assert main(["generate", str(folder), "--max-new-tokens", "1"]) == 0  # reading is not training
+    assert main(["generate", str(folder), "--max-new-tokens", "1"]) == 0  # reading needs no lock
     assert first.poll() is None
     first.kill()
     first.communicate()
@@ -48,8 +48,8 @@ def test_a_second_process_is_refused_until_the_first_is_gone(trained, tmp_path, 
     assert "another process" not in capsys.readouterr().err
 
 
-def test_where_there_are_no_locks_it_is_said(trained, tmp_path, capsys, monkeypatch):
+def test_missing_locks_are_reported(trained, tmp_path, capsys, monkeypatch):
     folder = shutil.copytree(trained, tmp_path / "run")
-    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr(run_folders, "fcntl", None)
     assert main(["train", "--resume", "--out", str(folder)]) == 0
     assert f"no locks for {folder}" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every verb that uses a model says on eight devices, which are simulated, what it says on one."""
+"""Every verb that uses a model prints the same on eight simulated devices as on one."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import jax
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.cli import main
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from tests.cli.conftest import TEXT
 
 pytestmark = pytest.mark.slow
@@ -53,8 +53,8 @@ print(json.dumps(found))
 
 @pytest.fixture
 def folders(tmp_path):
-    """Untrained models, whose weights are large enough for each to say something of its own."""
-    tokenizer = Tokenizer.train([TEXT], SIZES["vocab_size"], mask=True)
+    """Untrained models whose weights are large enough to give distinct outputs."""
+    tokenizer = ByteTokenizer.train([TEXT], SIZES["vocab_size"], mask=True)
     for name, config in CONFIGS.items():
         model = jf.build(config)
         variables = jax.tree.map(lambda x: 4 * x, init(model, jax.random.key(0)))
@@ -65,7 +65,7 @@ def folders(tmp_path):
 
 
 def on_eight(folder, commands):
-    """(exit status, what it says) of each command."""
+    """Returns (exit status, output) of each command."""
     (folder / "verbs.json").write_text(json.dumps(commands))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -79,8 +79,8 @@ def on_eight(folder, commands):
     return json.loads(done.stdout)
 
 
-def test_what_a_verb_says_on_a_mesh(folders, tmp_path):
-    """The same words as on one device; figures to the rounding of float32."""
+def test_output_on_a_mesh_is_that_of_one_device(folders, tmp_path):
+    """The words are the same as on one device; figures agree up to float32 rounding."""
     figure = r"\d+\.\d+(?:e-\d+)?"
     commands = [
         [*words.split(), *where]
@@ -109,6 +109,6 @@ def test_certificates_hold_on_a_mesh(folders, tmp_path):
         ("model=2", "the axes are data, fsdp, tensor"),
     ],
 )
-def test_a_mesh_that_is_not_there_is_refused(folders, capsys, mesh, message):
+def test_an_impossible_mesh_is_refused(folders, capsys, mesh, message):
     assert main(["generate", "decoder", "--mesh", mesh]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A signal while held-out text is scored: whoever sent it does not wait for the score."""
+"""A signal during an evaluation stops the run without waiting for the score."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def figures(folder):
-    """The step and the losses of each line."""
+    """Returns the step and the losses of each line of metrics.jsonl."""
     names = ("step", "loss", "held_out_loss")
     return [{x: line[x] for x in names if x in line} for line in RunFolder(folder).read_metrics()]
 
@@ -24,7 +24,7 @@ def figures(folder):
 def test_the_step_is_saved_and_scored_when_the_run_goes_on(
     step, trained, corpus, capsys, monkeypatch
 ):
-    """In the middle of a run, where no checkpoint was due, and at its end."""
+    """Step 6 has no regular checkpoint; step 12 is the last one."""
     score, left = NextTokens.score, [step // 6]
 
     def interrupted(task, model, variables, *, whole, on_scored=lambda count: None):

@@ -1,4 +1,4 @@
-"""The verbs, from text to sample, as a person uses them."""
+"""Tests of the verbs on a trained run, from its files to its certificate."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from jaxformer.training.tasks.next_tokens import first_words
 from tests.cli.conftest import SETTINGS
 
 
-def test_a_run_leaves_what_a_person_and_a_resumed_run_need(trained):
+def test_a_run_folder_is_complete(trained):
     folder = RunFolder(trained)
     lines = folder.read_metrics()
     losses = [line for line in lines if "loss" in line]
@@ -34,7 +34,7 @@ def test_a_run_leaves_what_a_person_and_a_resumed_run_need(trained):
 
 
 def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path, capsys):
-    """The same held-out bytes, by another way in."""
+    """`evaluate` scores the same held-out bytes from a text file."""
     folder = RunFolder(trained)
     checkpoint = jf.load(trained)
     ids = [int(i) for i in _tokens(folder.held_out_tokens)]
@@ -50,16 +50,18 @@ def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path,
 
 
 @pytest.mark.slow
-def test_what_to_do_next_can_be_done(corpus, tmp_path, capsys):
-    """A command to paste: a prompt of the run's own text, and a name that is quoted; and the
-    vocabulary is said where the text has less than was asked for."""
+def test_the_suggested_command_works(corpus, tmp_path, capsys):
+    """The command quotes the run's name and has a prompt from the run's text.
+
+    A message states the vocabulary if the text yields fewer tokens than configured.
+    """
     import shlex
 
     words = [*SETTINGS, "--steps", "1", "--vocab-size", "9000", "--out", "it's a run"]
     assert main(["train", str(corpus), *words]) == 0
     said = capsys.readouterr().out
     size = jf.load("it's a run").tokenizer.vocab_size
-    assert f"vocabulary: {size:,} tokens (the text has no more; vocab_size was 9,000)\n" in said
+    assert f"vocabulary: {size:,} tokens (the text yields no more; vocab_size was 9,000)\n" in said
     command = next(line for line in said.splitlines() if line.startswith("next: "))
     _, verb, *words = shlex.split(command.removeprefix("next: "))
     assert main([verb, *words, "--max-new-tokens", "1"]) == 0
@@ -72,15 +74,17 @@ def test_what_to_do_next_can_be_done(corpus, tmp_path, capsys):
 @example(text="\n\n  A long first line of many words\nand more", room=40)
 @example(text="-x 猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫\x1b[0m", room=9)
 def test_a_prompt_is_a_short_piece_of_text(text, room):
-    """In one line, that can be shown, and for which the model has room."""
+    """It is one printable line that fits into the model's context."""
     prompt = first_words(text, lambda words: len(words.encode()) < room)
     assert prompt in text and prompt.isprintable()
     assert len(prompt) <= 20 and (len(prompt.encode()) < room or not prompt)
 
 
 def test_every_evaluation_scores_the_same_windows(trained):
-    """The last one too, whose line has the whole text's score beside it; so a curve of them is of
-    one thing, and what the windows say of the finished model is found again."""
+    """The last evaluation scores them besides the whole text, so all points of the curve match.
+
+    Scoring the windows again with the loaded model gives the same figures.
+    """
     from jaxformer.training.data.prepare import read_data
     from jaxformer.training.evaluate import evaluate_windows
 
@@ -101,10 +105,10 @@ def test_every_evaluation_scores_the_same_windows(trained):
     assert last["part_bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-5)
 
 
-def test_evaluation_shows_how_far_it_is_on_a_terminal(trained, corpus, capsys, monkeypatch):
-    """On standard error, and not with --json."""
+def test_evaluate_shows_progress_on_a_terminal(trained, corpus, capsys, monkeypatch):
+    """Progress goes to standard error; with --json there is none."""
     for name in ("FORCE_COLOR", "TTY_INTERACTIVE"):
-        monkeypatch.setenv(name, "1")  # what rich asks whether it writes to a terminal
+        monkeypatch.setenv(name, "1")  # makes rich treat its output as a terminal
     assert main(["evaluate", str(trained), str(corpus)]) == 0
     said, shown = capsys.readouterr()
     assert "scoring" in shown and "tokens" in shown and "scoring" not in said
@@ -126,7 +130,7 @@ def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
         assert main(["generate", str(trained), *arguments]) == 0
         return capsys.readouterr().out
 
-    assert main(["generate", str(trained), "--prompt", "def f"]) == 0  # as much as there is room
+    assert main(["generate", str(trained), "--prompt", "def f"]) == 0  # limited by max_length
     assert capsys.readouterr().out.startswith("def f")
     first = sample(1)
     assert first.startswith("def f")
@@ -136,15 +140,13 @@ def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
 
 
 def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
-    from jaxformer.artifacts.run import newest, next_free
+    from jaxformer.artifacts.run import next_free
 
     assert next_free(tmp_path, "stdlib").name == "stdlib"
     for expected in ("stdlib", "stdlib-2", "stdlib-3"):
         path = next_free(tmp_path, "stdlib")
         assert path.name == expected
         path.mkdir()
-    (tmp_path / "stdlib-other").mkdir()
-    assert newest(tmp_path, "stdlib").name == "stdlib-3"
 
 
 @pytest.mark.slow
@@ -160,9 +162,11 @@ def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
-    """Ended at a step between two evaluations, and told that this was its last: every held-out byte
-    is scored then, and not again by another start."""
+def test_a_run_stopped_at_its_last_step_is_scored_once(trained, tmp_path):
+    """A run stopped at its last step without a final score is scored once when it is resumed.
+
+    Resuming it again does not score it a second time.
+    """
     import shutil
 
     folder = RunFolder(shutil.copytree(trained, tmp_path / "copy"))
@@ -176,15 +180,15 @@ def test_a_run_that_is_to_end_where_it_stands_is_scored_once(trained, tmp_path):
         assert scores[-1] == pytest.approx(final, rel=1e-6)
 
 
-def test_a_name_and_a_sample_are_shown_as_they_are(trained, tmp_path, capsys):
-    """Neither is markup, an emoji or mathematics to what prints and draws it."""
+def test_names_and_samples_are_shown_unchanged(trained, tmp_path, capsys):
+    """Neither printing nor drawing interprets them as markup, emoji or mathematics."""
     import shutil
 
     folder = RunFolder(shutil.copytree(trained, tmp_path / "$x_{$ :smile:"))
     sample = "y = a[n] + c[key]  # [/bold] :smile:\n\tindented" + " long" * 50
     folder.samples.write_text(f"---- step 6\nolder\n---- step 12\n{sample}\n")
     lines = folder.metrics.read_text().splitlines(keepends=True)
-    folder.metrics.write_text("".join(lines[:-1]))  # so that it is scored, and drawn, again
+    folder.metrics.write_text("".join(lines[:-1]))  # so that the run is scored and drawn again
     words = ["train", "--resume", "--out", str(folder.path), "--sample-tokens", "0"]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -194,7 +198,7 @@ def test_a_name_and_a_sample_are_shown_as_they_are(trained, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, monkeypatch):
-    """Status 0 if all properties hold; 1 if one does not, which is named, with its layer."""
+    """The status is 0 if all properties hold, else 1; the output names the failed property."""
     import shutil
 
     from jaxformer.functional.masks import Causal
@@ -234,7 +238,7 @@ def test_a_trained_run_has_all_properties(trained, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_bfloat16_run_is_certified_in_float32(trained, tmp_path, capsys, monkeypatch):
-    """The same parameters, and properties that rounding would break."""
+    """It checks two properties that the rounding of bfloat16 would break."""
     import shutil
 
     from jaxformer.verify import certificate as room
@@ -255,11 +259,11 @@ def test_help_does_not_wait_for_jax():
     import sys
 
     code = (
-        "import sys; from jaxformer.cli import main\n"
+        "import sys; import jaxformer as jf; from jaxformer.cli import main; dir(jf)\n"
         "for words in (['--help'], ['train', '--help'], ['verify', '--help']):\n"
         "    try: main(words)\n"
         "    except SystemExit: pass\n"
-        "heavy = {'jax', 'flax', 'optax', 'grain', 'orbax', 'matplotlib'} & sys.modules.keys()\n"
+        "heavy = {'jax', 'flax', 'optax', 'orbax', 'matplotlib'} & sys.modules.keys()\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

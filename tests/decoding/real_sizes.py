@@ -1,9 +1,9 @@
-"""Generation and long rows at sizes that users have, by programs compiled as users compile them.
+"""Generation and long-sequence attention at realistic sizes, compiled as users compile them.
 
-    python -m tests.decoding.real_sizes    # a minute or two; `pytest -m slow` runs it too
+    python -m tests.decoding.real_sizes    # takes one to two minutes; `pytest -m slow` runs it too
 
-The suite compiles with flags of its own, and one of them hid a wrong program of XLA:CPU: see
-docs/hazards.md. So this is a process of its own, with whatever flags its environment has.
+The test suite compiles with its own XLA flags, and one of them once hid a miscompilation by XLA:CPU
+(docs/hazards.md). Therefore this runs as a separate process with the flags of its environment.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ import numpy as np
 
 import jaxformer as jf
 from jaxformer.functional import Causal, dot_product_attention, layer_norm
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 
 WIDTH, VOCAB_SIZE, NEW = 512, 64, 4
-CHECKED = 6  # rows of a batch that are compared with themselves alone
+CHECKED = 6  # batch elements per case that are compared with a batch of one
 
 TRANSFORMER = jf.DecoderConfig(
     vocab_size=VOCAB_SIZE,
@@ -51,20 +51,20 @@ PAIR = jf.EncoderDecoderConfig(
 
 
 def made(config):
-    """The model and weights that are far from their first values: logits differ clearly."""
+    """Returns a model and enlarged weights, so that logits differ clearly."""
     model = jf.build(config)
     variables = init(model, jax.random.key(0))
     return model, jax.tree.map(lambda x: x if x.ndim == 1 else 3 * x, variables)
 
 
 def ragged(rng, batch: int, longest: int, shortest: int = 1) -> list[list[int]]:
-    """A row of ids for each, one of them as long as can be."""
+    """Draws `batch` token lists with lengths from `shortest` to `longest`, the first `longest`."""
     lengths = [longest, *rng.integers(shortest, longest + 1, batch - 1)]
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
 
 
 def same(what: str, found, alone, row: int) -> None:
-    """A row of the batch is the row alone: its tokens, and log P as far as rounding goes."""
+    """Checks that a batch element has the tokens and log probabilities of a batch of one."""
     np.testing.assert_array_equal(found.tokens[row], alone.tokens[0], f"{what}, row {row}: tokens")
     np.testing.assert_allclose(
         found.log_probs[row], alone.log_probs[0], 0, 2e-3, err_msg=f"{what}, row {row}: log_probs"
@@ -77,7 +77,7 @@ def generated(name: str, batch: int, bucket: int) -> None:
     how = {"max_new_tokens": NEW, "sampler": jf.Sampler(temperature=0.0)}
     found = jf.generate(model, variables, prompts, **how)
     for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
-        if batch == 1:  # alone it is the same program: read in pieces of 64 instead
+        if batch == 1:  # a batch of one is the same program: read the prompt in pieces instead
             alone = by_pieces(model, variables, prompts[0])
         else:
             alone = jf.generate(model, variables, [prompts[row]], **how)
@@ -85,7 +85,7 @@ def generated(name: str, batch: int, bucket: int) -> None:
 
 
 def by_pieces(model, variables, prompt, piece: int = 64):
-    """What `generate` gives, greedily, the prompt read `piece` tokens at a time."""
+    """Generates greedily with `advance`, reading the prompt `piece` tokens at a time."""
     cache = jf.start(model, variables, 1, len(prompt) + NEW)
     for begin in range(0, len(prompt), piece):
         some = np.array([prompt[begin : begin + piece]])
@@ -100,7 +100,7 @@ def by_pieces(model, variables, prompt, piece: int = 64):
 
 
 def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] | None) -> None:
-    """Beam search over many rows: what each row alone gives, its sources too."""
+    """Checks beam search over a batch, with sources if given, against batches of one."""
     config = PAIR if source else dataclasses.replace(CONFIGS["layer norm"], num_kv_heads=1)
     model, variables = made(config)
     rng = np.random.default_rng(batch)
@@ -118,8 +118,11 @@ def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] |
 
 
 def attended(length: int) -> None:
-    """Causal attention over one long row, from a norm and projections for each of two heads: some
-    outputs and gradients against NumPy in float64."""
+    """Checks causal attention over one long sequence against float64 NumPy.
+
+    The inputs come from a norm and projections for two heads. Only some positions are compared,
+    outputs and gradients.
+    """
     rng = np.random.default_rng(length)
     shapes = (length, 64), (3, 2, 64, 64), (2, length, 64)
     x, kernels, cotangent = (np.float32(rng.normal(size=shape)) for shape in shapes)
@@ -144,7 +147,7 @@ def attended(length: int) -> None:
 
 
 def causal_reference(query, key, value, cotangent, some):
-    """Output and gradients of some positions, the scores of 512 queries at a time."""
+    """Computes output and gradients at the positions `some`, for 512 queries at a time."""
     length, head_dim = query.shape
     output, d_query = np.zeros(value.shape), np.zeros(query.shape)
     d_key, d_value = np.zeros((len(some), head_dim)), np.zeros((len(some), head_dim))
@@ -168,7 +171,7 @@ CASES = (
     partial(attended, 8192),
     partial(generated, "layer norm", 32, 128),
     partial(generated, "layer norm", 64, 128),
-    partial(searched, 1024, 1, 4, None),  # 4,096 hypotheses, a token each
+    partial(searched, 1024, 1, 4, None),  # 4,096 hypotheses with one prompt token each
     partial(generated, "layer norm", 128, 32),
     partial(generated, "rms norm, grouped heads", 32, 128),
     partial(generated, "post-norm", 32, 128),
@@ -182,7 +185,7 @@ CASES = (
 def main() -> None:
     for case in CASES:
         case()
-        print(case.func.__name__, *case.args, "is as it should be", flush=True)
+        print(case.func.__name__, *case.args, "passed", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Beam search, of every autoregressive model: greedy at one end, all texts at the other."""
+"""Beam search equals greedy search at width 1 and exhaustive search at full width."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ from tests.properties.models import MODELS, each_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
-# A beam knows no more of a model than its cache: slots of tokens, or a state.
+# Beam search uses only the cache of a model: either slots of tokens or a recurrent state.
 CACHES = ("decoder", "attention lstm")
 VOCAB, NEW = 4, 3
 PROMPTS = [[1], [2, 3, 0], [0, 3], [3]]
@@ -21,15 +21,15 @@ STOPS = st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=1)
 
 
 def setup(name, seed):
-    """A model of a tiny vocabulary, its weights and what it reads."""
+    """Returns a model with a tiny vocabulary, its weights and its sources (or None)."""
     model = tiny.build(**{**MODELS[name], "vocab_size": VOCAB})
     variables = tiny.weights(model, seed)
     return model, variables, tiny.sources(model, seed, len(PROMPTS))
 
 
 def log_prob(model, variables, prompt, continuations, source):
-    """log P of each continuation, by `score`, which knows nothing of beams."""
-    width = max(map(len, PROMPTS)) + NEW  # one shape for all prompts: one compilation
+    """Returns log P of each continuation, computed with `score`."""
+    width = max(map(len, PROMPTS)) + NEW  # one shape for all prompts compiles once
     tokens, segments = np.zeros((2, len(continuations), width), np.int32)
     for row, continuation in enumerate(continuations):
         text = [*prompt, *continuation]
@@ -43,7 +43,7 @@ def log_prob(model, variables, prompt, continuations, source):
 
 
 def every_text(stops):
-    """All continuations: those that stop at their last token, and those that never do."""
+    """Yields all continuations: those that end at a stop token, and full-length ones."""
     for length in range(1, NEW + 1):
         for text in product(range(VOCAB), repeat=length):
             ends = text[-1] in stops
@@ -54,7 +54,7 @@ def every_text(stops):
 @each_model("decoder")
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=2))
 def test_a_beam_of_one_is_greedy(name, seed, stops):
-    """Though length is worth all: a row that went on after its end would find a longer text."""
+    """Holds with an extreme length penalty too, which would reward continuing after a stop."""
     model, variables, source = setup(name, seed)
     how = {"max_new_tokens": 8, "stop_tokens": tuple(stops), "source": source}
     found = jf.beam_search(model, variables, PROMPTS, beam_width=1, length_penalty=20.0, **how)
@@ -67,7 +67,7 @@ def test_a_beam_of_one_is_greedy(name, seed, stops):
 @each_model("decoder")
 @given(seed=tiny.seeds, stops=STOPS, length_penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
 def test_a_wide_beam_is_brute_force(name, seed, stops, length_penalty):
-    """As wide as there are texts, it finds all of them, in the order of their scores."""
+    """A beam whose width is the number of texts finds all of them, sorted by score."""
     model, variables, source = setup(name, seed)
     texts = list(every_text(stops))
     found = jf.beam_search(
@@ -99,8 +99,11 @@ def test_a_wide_beam_is_brute_force(name, seed, stops, length_penalty):
 @pytest.mark.parametrize("name", CACHES)
 @given(seed=tiny.seeds, stops=STOPS)
 def test_hypotheses_are_what_they_say(name, seed, stops):
-    """A narrow beam: each hypothesis has the log P that `score` gives its text, its score is that
-    over its length, none comes twice, and the best come first."""
+    """The hypotheses of a narrow beam are consistent.
+
+    Their log P equals `score` of the text, their score is log P over length, none occurs twice, and
+    they are sorted by score.
+    """
     model, variables, source = setup(name, seed)
     found = jf.beam_search(
         model,
@@ -125,7 +128,7 @@ def test_hypotheses_are_what_they_say(name, seed, stops):
         assert (np.diff(found.scores[row]) <= 0).all()
 
 
-def test_what_cannot_be_searched_is_refused_by_name():
+def test_invalid_search_arguments_are_rejected_by_name():
     model, variables, _ = setup("decoder", 0)
     wrong = {
         "beam_width is 0; it must be a whole number of at least 1": {"beam_width": 0},
@@ -140,8 +143,8 @@ def test_what_cannot_be_searched_is_refused_by_name():
             jf.beam_search(model, variables, PROMPTS, **{"max_new_tokens": 2, **change})
 
 
-def test_a_model_without_a_cache_is_refused_with_the_reason():
-    """By every function of the interface."""
+def test_a_model_without_a_cache_is_rejected_with_the_reason():
+    """Every decoding function rejects it."""
     encoder = tiny.build(kind=jf.EncoderConfig)
     variables = tiny.weights(encoder, 0)
     for call in (
@@ -158,8 +161,8 @@ def test_a_model_without_a_cache_is_refused_with_the_reason():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CACHES)
-def test_a_beam_goes_on_past_its_first_slots(name):
-    """20 tokens after a prompt of 3: from 48 live slots to more; 18 need no other program."""
+def test_a_beam_continues_past_its_first_slots(name):
+    """20 tokens after prompts of 3 need more than the first 48 slots; 18 need no other program."""
     model = tiny.build(**{**MODELS[name], "vocab_size": VOCAB, "max_length": 60})
     variables, source = tiny.weights(model, 5), tiny.sources(model, 5, len(PROMPTS))
     greedy = jf.Sampler(temperature=0.0)

@@ -1,4 +1,4 @@
-"""The cache: however a text is cut up on its way in, the logits are those of one pass."""
+"""Reading a text in chunks through the cache gives the logits of one pass."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import transformer
+from jaxformer.functional import contexts
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH, CAPACITY = 2, tiny.LENGTH
-WINDOW = {  # prefills of 5 are longer than the window
+WINDOW = {  # prefills of 5 tokens exceed the window
     "window": 3,
     "positions": "rotary",
     "norm": "rms",
@@ -28,7 +28,7 @@ WINDOW = {  # prefills of 5 are longer than the window
 
 @given(seed=tiny.seeds, chunks=cuts())
 def test_without_segments_a_row_goes_on(seed, chunks):
-    """segments=None goes on with each row's document, also after a prefill that had segments."""
+    """segments=None continues each document, also after a prefill with segments."""
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     plain, _ = chunked(model, variables, tokens, chunks)
@@ -43,7 +43,7 @@ def test_without_segments_a_row_goes_on(seed, chunks):
 
 @given(seed=tiny.seeds)
 def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
-    """Prefix-LM: once the prefix has been read whole, the rest may come in any pieces."""
+    """A prefix LM must read the prefix in one chunk; the rest may come in any chunks."""
     model = tiny.build(prefix=3, positions="sinusoidal")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, _ = chunked(model, variables, tokens, [6, 6])
@@ -52,18 +52,21 @@ def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_long_chunks_are_one_pass(seed, segments, chunks):
-    """More new tokens than are scored all at once, after others: here more than two."""
-    model = tiny.build(**WINDOW, rotary_base=9.0)  # a model that nothing was compiled for before
+    """Chunks above FEW_QUERIES take another code path after a cached text; here the limit is 2."""
+    model = tiny.build(**WINDOW, rotary_base=9.0)  # a config that was not compiled before
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
-    with mock.patch.object(transformer, "FEW_TOKENS", 2):
+    with mock.patch.object(contexts, "FEW_QUERIES", 2):
         logits, _ = chunked(model, variables, tokens, chunks, segments)
     tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
 
 
 @given(seed=tiny.seeds)
 def test_a_prefix_torn_apart_is_refused(seed):
-    """A chunk that ends inside a prefix: a ValueError with the row; inside jit, NaN for that row;
-    no prompt is shorter. A document shorter than the prefix may be followed by another."""
+    """A chunk that ends inside a prefix raises ValueError, and inside jit gives NaN.
+
+    `generate` rejects prompts shorter than the prefix. A document shorter than the prefix is valid
+    if another document follows it in the chunk.
+    """
     model = tiny.build(prefix=3)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 4)
     cache = jf.start(model, variables, BATCH, CAPACITY)
@@ -90,7 +93,7 @@ def step_in_jit(model):
 
 @given(seed=tiny.seeds)
 def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
-    """The cache holds the compute dtype; what is lost is rounding and no more."""
+    """The cache stores the compute dtype, so the difference is rounding only."""
     model = tiny.build(**WINDOW, dtype="bfloat16")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, cache = chunked(model, variables, tokens, [6, 6])
@@ -100,7 +103,7 @@ def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
 
 
 def test_the_live_slots_grow_with_the_text():
-    """From 48 live slots to 80, of 80: the values stay those of one pass, nothing is lost."""
+    """The live slots grow from 48 to 80, the capacity, and the logits stay those of one pass."""
     model = tiny.build(max_length=80, num_layers=1)
     variables, tokens = tiny.weights(model, 1), tiny.tokens(1, BATCH, 60)
     cache = jf.start(model, variables, BATCH, 80)
@@ -110,7 +113,7 @@ def test_the_live_slots_grow_with_the_text():
 
 @cache
 def scanned(model):
-    """Token by token inside one compiled scan, the whole capacity live."""
+    """Compiles one scan that reads token by token, with the whole capacity live."""
 
     def run(variables, tokens):
         def step(cache, token):
@@ -125,7 +128,7 @@ def scanned(model):
 
 @given(seed=tiny.seeds)
 def test_inside_jit_it_is_one_pass_until_it_overflows_to_nan(seed):
-    """Within the capacity of 8 the values of one pass; after it NaN, never a clamped write."""
+    """Up to the capacity of 8, the logits of one pass; beyond it NaN, never a clamped write."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits = np.asarray(scanned(model)(variables, tokens))
@@ -134,8 +137,10 @@ def test_inside_jit_it_is_one_pass_until_it_overflows_to_nan(seed):
 
 
 def test_a_chunk_that_does_not_fit_is_refused():
-    """Eagerly a ValueError that counts the slots; inside jit NaN for the whole chunk; a chunk
-    longer than the cache itself is refused from its shape even there."""
+    """Outside jit the error counts the slots; inside jit the whole chunk gives NaN.
+
+    A chunk longer than the cache raises inside jit too, because its shape is static.
+    """
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 9)
     cache = jf.start(model, variables, BATCH, 8)
@@ -155,8 +160,8 @@ def test_a_chunk_that_does_not_fit_is_refused():
         jf.advance(model, variables, tokens[:1], cache)
 
 
-def test_more_tokens_of_a_document_than_positions_are_refused():
-    """Chunk by chunk as in one: 16 are read, the 17th is not, unless it begins a new document."""
+def test_more_tokens_of_a_document_than_positions_are_rejected():
+    """16 tokens are accepted in chunks. The 17th is not, unless it starts a new document."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 17)
     cache = jf.start(model, variables, BATCH, 24)
@@ -170,7 +175,7 @@ def test_more_tokens_of_a_document_than_positions_are_refused():
 
 @pytest.mark.slow
 def test_a_cache_from_outside_may_be_closed_over_in_jit():
-    """The cache is known there and the tokens are not: what can be checked is, the rest is NaN."""
+    """The cache is concrete and the tokens are traced: checks on the cache alone still run."""
     model = tiny.build(prefix=3)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 6)
     cache = jf.start(model, variables, BATCH, CAPACITY)
@@ -184,8 +189,10 @@ def test_a_cache_from_outside_may_be_closed_over_in_jit():
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
 def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
-    """Empty slots and those of padding may hold NaN: not one bit of the output changes. The cache
-    handed in is a value: it can be gone on from twice."""
+    """NaN in empty and padding slots leaves the logits bitwise equal.
+
+    The cache is immutable, so both continuations start from the same one.
+    """
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 10)
     _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
@@ -202,7 +209,7 @@ def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
 
 
 def test_gradients_through_a_poisoned_cache_are_finite():
-    """Backward too: 0 × NaN is kept out of the gradient for weights and embeddings."""
+    """0 × NaN does not reach the gradients of weights and embeddings."""
     model = tiny.build(**WINDOW)
     variables, x = tiny.weights(model, 3), tiny.embeddings(3, BATCH, 3, model.config.embed_dim)
     cache = jf.start(model, variables, BATCH, CAPACITY)
@@ -218,8 +225,7 @@ def test_gradients_through_a_poisoned_cache_are_finite():
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
 def test_embeddings_are_read_like_tokens(seed, segments):
-    """advance takes rows of the embedding table in place of ids, scaling included; those of padding
-    may be NaN."""
+    """`advance` accepts embeddings in place of ids and scales them. Padding may hold NaN."""
     model = tiny.build(num_layers=1, scale_embeddings=True, positions="sinusoidal")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 5)
     rows = np.array(variables["params"]["embedding"]["tokens"])[tokens]

@@ -1,4 +1,4 @@
-"""Filling in: the most probable tokens at each mask, and at no other place."""
+"""`fill` returns the most probable tokens at each mask, and nothing elsewhere."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.decoding.fill import fill
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 
 MASK = 28
 CONFIG = jf.EncoderConfig(vocab_size=29, max_length=40, num_layers=1, embed_dim=8, num_heads=2)
@@ -19,7 +19,7 @@ rows = st.lists(st.lists(st.integers(0, MASK), min_size=1, max_size=40), min_siz
 
 @given(rows=rows, top_k=st.integers(1, 4))
 def test_each_mask_has_the_most_probable_tokens(rows, top_k):
-    """Those of the model's own logits of the row alone, whatever stands beside it in the batch."""
+    """They follow from the logits of the text alone, whatever else is in the batch."""
     for row, found in zip(rows, fill(MODEL, VARIABLES, rows, MASK, top_k), strict=True):
         assert found.positions.tolist() == [i for i, token in enumerate(row) if token == MASK]
         logits = np.asarray(jax.jit(MODEL.apply)(VARIABLES, np.array([row])), np.float64)[0]
@@ -39,18 +39,18 @@ def test_each_mask_has_the_most_probable_tokens(rows, top_k):
         ([[MASK]], 30, r"top_k is 30; it must be in 1 … vocab_size \(29\)"),
     ],
 )
-def test_what_cannot_be_filled_in_is_refused(rows, top_k, message):
+def test_invalid_fill_arguments_are_rejected(rows, top_k, message):
     with pytest.raises(ValueError, match=message):
         fill(MODEL, VARIABLES, rows, MASK, top_k)
 
 
-def test_nothing_is_made_of_nan():
+def test_nan_weights_raise():
     broken = jax.tree.map(lambda x: x * np.nan, VARIABLES)
     with pytest.raises(FloatingPointError):
         fill(MODEL, broken, [[MASK]], MASK)
 
 
-def test_a_model_that_sees_one_side_is_refused():
+def test_a_causal_model_is_rejected():
     model = jf.build(
         jf.DecoderConfig(vocab_size=29, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
     )

@@ -1,4 +1,4 @@
-"""Generation: each token is the one that a full pass, a seed and the sampler's rule determine."""
+"""Each generated token follows from a full pass, the key and the sampler's definition."""
 
 from collections import Counter
 from dataclasses import astuple
@@ -12,10 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.decoding import beam as beam_module
+from jaxformer.decoding import generate as generate_module
+from jaxformer.decoding.fill import fill
+from jaxformer.functional.taps import Patch
 from tests.properties import oracle, tiny
+from tests.properties.models import MODELS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
-COMPILED = Counter()  # by name, what is traced ("f") or compiled ("jit(f)") while this counts
+COMPILED = Counter()  # functions traced ("f") or compiled ("jit(f)") since the last clear()
 
 
 @jax.monitoring.register_event_duration_secs_listener
@@ -36,7 +41,7 @@ SAMPLERS = st.builds(
 
 
 def setup(seed, **changes):
-    """A model, its weights and three prompts of different lengths."""
+    """Returns a model, its weights and three prompts of different lengths."""
     model, rng = tiny.build(**{**MODEL, **changes}), np.random.default_rng(seed)
     prompts = [tiny.tokens(seed + i, n).tolist() for i, n in enumerate(rng.integers(1, 12, 3))]
     return model, tiny.weights(model, seed), prompts
@@ -47,7 +52,7 @@ def run(model, variables, prompts, max_new_tokens=NEW, **options):
 
 
 def predictions(model, variables, prompt, generated):
-    """Logits [generated, vocab] from which each generated token was to be chosen, by one pass."""
+    """Returns the logits [generated, vocab] before each generated token, from one pass."""
     row = np.zeros((1, model.config.max_length), np.int32)
     text = [*prompt, *generated]
     row[0, : len(text)] = text
@@ -57,8 +62,10 @@ def predictions(model, variables, prompt, generated):
 
 @pytest.mark.slow
 def test_long_generation_goes_on_past_every_bucket():
-    """A prompt of 30 and 40 more tokens, block after block, into wider caches: still the argmax,
-    by two programs for three blocks of steps."""
+    """After a prompt of 30 tokens, 40 more tokens grow the cache and are still the argmax.
+
+    Two programs run the three blocks of steps.
+    """
     model, variables, _ = setup(0, max_length=70, positions="rotary", window=None)
     prompts = tiny.tokens(0, 1, 30)
     COMPILED.clear()
@@ -71,7 +78,7 @@ def test_long_generation_goes_on_past_every_bucket():
 
 @cache
 def draws():
-    """(key, row, logits [steps, vocab]) → what fold_in(fold_in(key, row), step) draws."""
+    """Compiles (key, row, logits [steps, vocab]) → draws with fold_in(fold_in(key, row), step)."""
 
     def draw(key, row, logits):
         keys = jax.vmap(jax.random.fold_in, (None, 0))(
@@ -84,8 +91,10 @@ def draws():
 
 @given(seed=tiny.seeds, sampler=SAMPLERS)
 def test_row_i_step_t_draws_with_its_own_key_from_what_is_kept(seed, sampler):
-    """Temperature, then truncation, then a draw with fold_in(fold_in(key, i), t); and log_probs
-    are those of the model itself, whatever the sampler."""
+    """Applies temperature, then truncation, then draws with fold_in(fold_in(key, i), t).
+
+    `log_probs` are those of the model itself, whatever the sampler.
+    """
     model, variables, prompts = setup(seed)
     key, numbers = jax.random.key(seed), astuple(sampler)
     out = run(model, variables, prompts, sampler=sampler, key=key)
@@ -101,16 +110,19 @@ def test_row_i_step_t_draws_with_its_own_key_from_what_is_kept(seed, sampler):
 
 @given(seed=tiny.seeds)
 def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
-    """The same key gives the same text, another key another; other prompts around a row, more of
-    them and of other lengths, leave it as it is; equal prompts in two rows get different text."""
+    """A text depends on the key and its batch index, not on the other prompts.
+
+    The same key gives the same text, another key another text. Equal prompts at two indices get
+    different texts. The number and lengths of the other prompts do not matter.
+    """
     model, variables, prompts = setup(seed)
     key, other = jax.random.split(jax.random.key(seed))
-    hot = jf.Sampler(temperature=5.0)  # nearly uniform: two draws of 16 tokens never agree
+    hot = jf.Sampler(temperature=5.0)  # nearly uniform: two draws of 16 tokens always differ
 
     def tokens(prompts, key):
         return run(model, variables, prompts, sampler=hot, key=key).tokens
 
-    drawn, company = tokens(prompts, key), [[1], prompts[1], prompts[1], [2, 3]]
+    drawn, company = tokens(prompts, key), [[1], prompts[1], prompts[1], [2, 3], [4]]
     np.testing.assert_array_equal(drawn, tokens(prompts, key))
     assert (drawn != tokens(prompts, other)).any()
     among_others = tokens(company, key)
@@ -121,7 +133,7 @@ def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
 @pytest.mark.slow
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, 12), min_size=2, max_size=2))
 def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
-    """A row is what it would be without stop tokens up to and with its first one, then zeros."""
+    """The text is unchanged up to and including its first stop token, and 0 after it."""
     model, variables, prompts = setup(seed)
     key = jax.random.key(seed)
     free = run(model, variables, prompts, 20, key=key)
@@ -132,15 +144,15 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
         length = ends[0] + 1 if len(ends) else 20
         assert out.lengths[row] == length
         np.testing.assert_array_equal(out.tokens[row, :length], free.tokens[row, :length])
-        # Another number of stop tokens is another program, which may round otherwise.
+        # Another number of stop tokens is another program, which may round differently.
         tiny.close(out.log_probs[row, :length], free.log_probs[row, :length], 1e-6)
         assert not out.tokens[row, length:].any() and not out.log_probs[row, length:].any()
         streamed = [token for block in told for token in block[row]]
         assert streamed == out.tokens[row, :length].tolist()
 
 
-def test_stop_tokens_may_come_once():
-    """Whatever can be gone through: a generator is not used up by looking at it."""
+def test_stop_tokens_may_be_an_iterator():
+    """Checking the stop tokens must not exhaust the iterator."""
     model, variables, prompts = setup(3)
     free = run(model, variables, prompts, key=jax.random.key(0))
     stop = int(free.tokens[0, 2])
@@ -149,7 +161,7 @@ def test_stop_tokens_may_come_once():
 
 
 def test_the_smallest_temperature_is_greedy():
-    """Divided by it logits overflow: the largest is drawn all the same."""
+    """Dividing by it overflows the logits; the largest logit must still be drawn."""
     model, variables, prompts = setup(4)
     cold = run(model, variables, prompts, sampler=jf.Sampler(1e-38), key=jax.random.key(0))
     greedy = run(model, variables, prompts, sampler=jf.Sampler(0.0))
@@ -158,10 +170,12 @@ def test_the_smallest_temperature_is_greedy():
 
 @pytest.mark.slow
 def test_compilations_are_few_and_never_repeated():
-    """Prompt lengths fall into buckets: at most 2 log₂(max_length) programs for all of them, and as
-    many for greedy decoding. What was seen before compiles and traces nothing: not for another
-    length of the same bucket, another seed or sampler, other stop tokens, or a new module of an
-    equal config."""
+    """Prompt lengths fall into buckets, so few programs compile, and each compiles once.
+
+    Sampling needs at most 2 log₂(max_length) programs, and greedy decoding as many. After that
+    nothing compiles or traces again: not for another length of the same bucket, another seed or
+    sampler, other stop tokens, or a new module with an equal config.
+    """
     model, variables, _ = setup(0, max_length=64)
     COMPILED.clear()
     lengths = (1, 3, 17, 30, 32, 33, 40, 48)
@@ -185,14 +199,86 @@ def test_compilations_are_few_and_never_repeated():
     assert not COMPILED, COMPILED
 
 
-def test_variables_that_are_none_are_refused():
+def test_another_batch_size_of_a_bucket_compiles_nothing():
+    """Three prompts run the programs of four, and each gets the same text."""
+    model, variables, prompts = setup(5)
+    key = jax.random.key(0)
+    four = run(model, variables, [*prompts, [1]], key=key)
+    COMPILED.clear()
+    three = run(model, variables, prompts, key=key)
+    assert not COMPILED, COMPILED
+    np.testing.assert_array_equal(three.tokens, four.tokens[:3])
+    np.testing.assert_array_equal(three.log_probs, four.log_probs[:3])
+
+
+@pytest.mark.slow
+def test_batch_sizes_fall_into_buckets():
+    """For sizes 3 to 7 only the batch sizes 4 and 8 are compiled.
+
+    This holds for generation, beam search, scoring and filling. Captured values and patches have
+    the caller's batch size.
+    """
+    model, variables, _ = setup(6)
+    encoder = tiny.build(kind=jf.EncoderConfig)
+    own = tiny.weights(encoder, 6)
+    greedy, point = jf.Sampler(temperature=0.0), "block.output"
+    COMPILED.clear()
+    for size in range(3, 8):
+        prompts = tiny.tokens(0, 7, 5)[:size]
+        out = run(model, variables, prompts, 3, sampler=greedy, capture=(point,))
+        assert out.captured[point].shape[:3] == (1, size, 3) and len(out.lengths) == size
+        found = jf.beam_search(model, variables, prompts, max_new_tokens=3, beam_width=2)
+        assert found.tokens.shape == (size, 1, 3)
+        assert jf.score(model, variables, prompts).shape == (size,)
+        assert len(fill(encoder, own, prompts, mask_token=1)) == size
+    for name in ("prefill", "choose_first", "_begin", "_go_on", "_score", "_most_probable"):
+        assert COMPILED[f"jit({name})"] <= (4 if name == "prefill" else 2), COMPILED
+    value = np.arange(3.0)[None, :, None, None]
+    patch = {point: Patch(np.ones((1, 3, 1, 1), bool), value)}
+    seen = run(model, variables, prompts[:3], 2, sampler=greedy, capture=(point,), patch=patch)
+    np.testing.assert_array_equal(seen.captured[point][0, :, 0, 0], [0.0, 1.0, 2.0])
+
+
+@pytest.mark.slow
+def test_memory_follows_the_generated_length(monkeypatch):
+    """A large `max_new_tokens` changes no token and allocates only the slots that are reached."""
+    model = tiny.build(**{**MODELS["encoder-decoder"], "max_length": 2000})
+    variables, prompts = tiny.weights(model, 1), [[1], [2]]
+    source, sizes = tiny.sources(model, 1, 2), []
+
+    def watched(function):
+        def watch(*arguments, **named):
+            sizes.extend(max(x.shape, default=0) for x in jax.tree.leaves(arguments[2]))
+            return function(*arguments, **named)
+
+        return watch
+
+    monkeypatch.setattr(generate_module, "decode_block", watched(generate_module.decode_block))
+    monkeypatch.setattr(beam_module, "_go_on", watched(beam_module._go_on))
+    greedy = jf.Sampler(temperature=0.0)
+    free = run(model, variables, prompts, 20, sampler=greedy, source=source)
+    stops = {*range(0, 13, 2), *free.tokens[:, 3].tolist()}
+    how = {"stop_tokens": stops, "source": source}
+    for find in (
+        lambda n: run(model, variables, prompts, n, sampler=greedy, **how),
+        lambda n: jf.beam_search(model, variables, prompts, max_new_tokens=n, **how),
+    ):
+        few, many = find(20), find(1990)
+        assert few.lengths.max() < 20
+        np.testing.assert_array_equal(many.lengths, few.lengths)
+        np.testing.assert_array_equal(many.tokens[..., :20], few.tokens)
+        assert not many.tokens[..., 20:].any()
+    assert 32 <= max(sizes) <= 96
+
+
+def test_variables_without_params_are_rejected():
     model, variables, _ = setup(0)
     with pytest.raises(ValueError, match=r"hold .*; they must hold 'prepared' or 'params'"):
         run(model, variables["params"], [[1]], 1, key=jax.random.key(0))
 
 
 def test_what_cannot_be_generated_is_refused_by_name():
-    """Each wrong argument of generate and of Sampler: a ValueError with its name and value."""
+    """Each invalid argument of `generate` and `Sampler` raises ValueError with name and value."""
     model, variables, prompts = setup(0)
     wrong = {
         "max_new_tokens is 0": {"max_new_tokens": 0},

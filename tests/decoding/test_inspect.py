@@ -1,5 +1,7 @@
-"""Hooks on every path: what is captured and patched is the same in one pass, in chunks over a cache
-and in the compiled loop of `generate`, for every model."""
+"""Hooks capture and patch the same values in every mode.
+
+The modes are one pass, chunks with a cache, and the compiled loop of `generate`, for every model.
+"""
 
 from functools import cache
 
@@ -20,8 +22,8 @@ from tests.slow import mostly_slow
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
 GREEDY = jf.Sampler(temperature=0.0)
-few = settings(max_examples=max(4, settings().max_examples // 5))  # each is several loops
-CHANGED = {  # where a patch is tried, by the kind of model
+few = settings(max_examples=max(4, settings().max_examples // 5))  # an example runs several loops
+CHANGED = {  # the point to patch for each kind of model
     jf.DecoderConfig: "block.middle",
     jf.EncoderDecoderConfig: "block.crossed",
     jf.RecurrentConfig: "recurrent.hidden",
@@ -36,12 +38,12 @@ def setup(name, seed):
 
 
 def own_points(model):
-    """Of the tokens, not of a source."""
+    """Returns the points of the target tokens, without those of a source encoder."""
     return tuple(name for name in model.points if not name.startswith("encoder."))
 
 
 def in_chunks(model, variables, tokens, chunks, source, **hooks):
-    """(logits, captured) of the tokens read chunk by chunk."""
+    """Reads the tokens chunk by chunk. Returns (logits, captured)."""
     kept, parts, start = jf.start(model, variables, len(tokens), LENGTH, source), [], 0
     for size in chunks:
         some = tokens[:, start : start + size]
@@ -51,7 +53,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     captured = {}
     for name in hooks.get("capture", ()):
         found = [part.captured[name] for part in parts]
-        if name == "attention.weights":  # the keys of a chunk are the slots that are live
+        if name == "attention.weights":  # the key axis of a chunk has the live slots
             found = [np.asarray(x)[..., :LENGTH] for x in found]
             found = [np.pad(x, [(0, 0)] * 4 + [(0, LENGTH - x.shape[-1])]) for x in found]
         captured[name] = np.concatenate(found, axis=-2)
@@ -62,7 +64,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_chunks_capture_what_one_pass_does(name, seed, chunks):
-    """Every point of the model, whatever the chunks; and the logits are those without hooks."""
+    """Captures every point for any chunks. The logits are those without hooks."""
     model, variables, source = setup(name, seed)
     tokens, points = tiny.tokens(seed, BATCH, LENGTH), own_points(model)
     whole = jf.inspect(model, variables, tokens, source=source, capture=points)
@@ -78,8 +80,10 @@ def test_chunks_capture_what_one_pass_does(name, seed, chunks):
 @few
 @given(seed=tiny.seeds)
 def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
-    """captured[t] is what passed at the token before the t-th generated one, prompts of any
-    lengths; the weights of attention have the positions of the row as keys."""
+    """`captured` at step t holds the values at the token before the t-th generated one.
+
+    Prompts have different lengths. Keys of attention weights are positions of the text.
+    """
     model, variables, source = setup(name, seed)
     prompts, points = [tiny.tokens(seed, 3), tiny.tokens(seed + 1, 7)], model.points
     how = {"max_new_tokens": NEW, "source": source}
@@ -103,7 +107,7 @@ def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
 
 
 def test_the_encoders_points_are_captured_once():
-    """Of the pass over the sources, in generate as in a pass over everything."""
+    """`generate` captures them in its pass over the sources, as a full pass does."""
     model, variables, source = setup("encoder-decoder", 0)
     points = tuple(name for name in model.points if name.startswith("encoder."))
     prompts = tiny.tokens(0, BATCH, 3)
@@ -119,8 +123,10 @@ def test_the_encoders_points_are_captured_once():
 @few
 @given(seed=tiny.seeds, chunks=cuts())
 def test_an_empty_patch_changes_no_bit(name, seed, chunks):
-    """No names: the same bits as without hooks, in a pass, in chunks and in generate. A patch that
-    is true nowhere is another program, which rounds otherwise."""
+    """Without names the bits are those without hooks, in a pass, in chunks and in `generate`.
+
+    A patch that is false everywhere compiles another program, which may round differently.
+    """
     model, variables, source = setup(name, seed)
     tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
     nowhere = {point: Patch(np.zeros((1, 1, 1, 1), bool), np.zeros((1, 1, 1, 1), np.float32))}
@@ -138,8 +144,10 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
 def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):
-    """One patch of some positions in one layer: in a pass and in chunks the same logits, which are
-    not those without it; and in generate the same tokens' log P."""
+    """A patch at some positions of one layer gives the same logits in a pass and in chunks.
+
+    They differ from the unpatched logits. `generate` reports matching log probabilities.
+    """
     model, variables, source = setup(name, seed)
     tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
     count = data.draw(st.integers(1, 3))
@@ -171,7 +179,7 @@ def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks,
 @few
 @given(seed=tiny.seeds, step=st.integers(1, NEW - 1))
 def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):
-    """The t-th generated token is predicted by the pass over the token before it."""
+    """Step t patches the token before the t-th generated one, which predicts it."""
     model, variables, _ = setup(name, seed)
     prompt, point = tiny.tokens(seed, BATCH, 5), CHANGED[type(model.config)]
     always = np.ones((1, 1, 1, 1), bool)
@@ -192,7 +200,7 @@ def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):
 
 @cache
 def swept(model):
-    """(variables, tokens, donor, layer, position) → logits, patched there; compiled."""
+    """Compiles (variables, tokens, donor, layer, position) → logits patched at that place."""
 
     def run(variables, tokens, donor, layer, position):
         layers = jnp.arange(model.config.num_layers)
@@ -208,7 +216,7 @@ def swept(model):
 @few
 @given(seed=tiny.seeds)
 def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):
-    """Activation patching: a donor's value put in at each layer and each position in turn."""
+    """Activation patching: inserts a donor's value at each layer and each position."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, LENGTH)
     donor = tiny.embeddings(seed, 1, 1, 1, model.config.embed_dim)
@@ -220,7 +228,7 @@ def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):
 
 
 def test_padding_and_packed_documents_are_not_patched():
-    """A position is one in a document: in each of two, and never where there is padding."""
+    """Positions count within each document, so both documents are patched and padding is not."""
     model = tiny.build(positions="rotary")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 8)
     segments = np.array([[0, 1, 1, 1, 2, 2, 0, 0]])
@@ -257,14 +265,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_hooks_that_do_not_fit_are_named(message):
+def test_invalid_hooks_are_named(message):
     model = tiny.build()
     with pytest.raises(ValueError, match=message):
         jf.inspect(model, tiny.weights(model, 0), np.zeros((1, 4), int), **WRONG[message])
 
 
-def test_a_cache_has_read_its_source():
-    """Neither a source nor points of its encoder beside a cache."""
+def test_a_cache_rejects_a_source_and_encoder_points():
+    """The cache has read its source already."""
     model, variables, source = setup("encoder-decoder", 0)
     kept = jf.start(model, variables, BATCH, 8, source)
     tokens = tiny.tokens(0, BATCH, 2)

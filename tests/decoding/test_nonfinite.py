@@ -1,4 +1,4 @@
-"""Weights that give NaN: said, and never turned into tokens."""
+"""Weights that give NaN raise an error and never give tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ GREEDY = jf.Sampler(temperature=0.0)
 @each_model("decoder")
 @given(seed=tiny.seeds, which=st.integers(0, 99), ready=st.booleans())
 def test_nan_weights_are_named_and_give_no_tokens(name, seed, which, ready):
-    """NaN in any one array of the parameters, prepared or not."""
+    """NaN in any one array of the parameters, with and without `prepare`."""
     model = tiny.build(**MODELS[name])
     leaves, treedef = jax.tree.flatten(tiny.weights(model, seed))
     which %= len(leaves)
@@ -38,8 +38,8 @@ def test_nan_weights_are_named_and_give_no_tokens(name, seed, which, ready):
 
 
 @pytest.mark.slow
-def test_weights_that_overflow_are_told_from_nan():
-    """Finite weights, infinite logits."""
+def test_the_error_distinguishes_overflow_from_nan_weights():
+    """Finite weights give infinite logits."""
     model = tiny.build()
     variables = jax.tree.map(lambda x: 1e30 * x, tiny.weights(model, 0))
     with pytest.raises(FloatingPointError, match="not finite; the weights are"):

@@ -1,7 +1,6 @@
-"""`generate` packs the weights once for as long as they stay the same, and never uses old ones."""
+"""`generate` packs weights that are not prepared, and never uses stale ones."""
 
 import gc
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -23,35 +22,22 @@ def log_probs(model, variables):
     return jf.generate(model, variables, PROMPTS, **how).log_probs
 
 
-@pytest.fixture
-def packed(monkeypatch):
-    """The variables that were packed, in order."""
-    calls, prepare = [], prepared.prepare
-
-    def counted(model, variables):
-        calls.append(variables)
-        return prepare(model, variables)
-
-    monkeypatch.setattr(prepared, "prepare", counted)
-    monkeypatch.setattr(prepared, "_LAST", prepared.LastPrepared())
-    return calls
-
-
-@pytest.mark.slow
-def test_the_same_weights_are_packed_once(packed):
-    model = tiny.build()
+def test_prepared_weights_are_not_packed_again(monkeypatch):
+    model, calls = tiny.build(), []
     variables = tiny.weights(model, 0)
-    first = log_probs(model, variables)
-    again = {"params": dict(variables["params"])}  # another dict of the same arrays
-    np.testing.assert_array_equal(log_probs(model, again), first)
-    jf.beam_search(model, variables, PROMPTS, max_new_tokens=2)
-    log_probs(jf.Decoder(model.config, execution=model.execution), variables)
-    assert len(packed) == 1
+    ready, packed = jf.prepare(model, variables), prepared.prepare_weights
+    expected = log_probs(model, variables)
+    monkeypatch.setattr(prepared, "prepare_weights", lambda *x: calls.append(x) or packed(*x))
+    np.testing.assert_array_equal(log_probs(model, ready), expected)
+    jf.beam_search(model, ready, PROMPTS, max_new_tokens=2)
+    assert not calls
+    log_probs(model, variables)
+    assert len(calls) == 1
 
 
 @given(order=st.lists(st.sampled_from(["a", "b", "changed", "other model"]), max_size=8))
 def test_what_is_used_is_what_was_given(order):
-    """Weights and models in any order: each call as if it were the first."""
+    """Weights and models in any order give what explicitly prepared variables give."""
     model, other = tiny.build(), tiny.build(dtype="bfloat16")
     a = tiny.weights(model, 0)
     changed = {
@@ -69,7 +55,7 @@ def test_what_is_used_is_what_was_given(order):
         np.testing.assert_array_equal(log_probs(which, variables), log_probs(which, ready))
 
 
-def test_arrays_that_may_be_written_to_are_packed_anew():
+def test_writable_arrays_are_packed_again():
     model = tiny.build()
     variables = jax.tree.map(np.array, tiny.weights(model, 0))
     before = log_probs(model, variables)
@@ -79,25 +65,30 @@ def test_arrays_that_may_be_written_to_are_packed_anew():
     np.testing.assert_array_equal(after, log_probs(model, jf.prepare(model, variables)))
 
 
-def test_nothing_is_kept_beyond_the_parameters():
-    """The packed copy goes with any one of the arrays that it was made of."""
+def test_nothing_is_kept_after_a_call():
     model = tiny.build()
     variables = jax.tree.map(jnp.array, tiny.weights(model, 0))
     log_probs(model, variables)
-    kept = prepared.prepared_variables(model, variables)
-    leaf = weakref.ref(jax.tree.leaves(kept)[0])
-    del kept
     gc.collect()
-    assert leaf() is not None
-    variables["params"]["final_norm"] = tiny.weights(model, 1)["params"]["final_norm"]
+    before = len(jax.live_arrays())
+    log_probs(model, variables)
     gc.collect()
-    assert leaf() is None
+    assert len(jax.live_arrays()) == before
 
 
-def test_donated_parameters_are_not_used_through_their_copy():
+def test_deleted_parameters_are_refused():
     model = tiny.build()
     variables = jax.tree.map(jnp.array, tiny.weights(model, 0))
     log_probs(model, variables)
     jax.tree.leaves(variables)[0].delete()
     with pytest.raises(RuntimeError, match="deleted"):
         log_probs(model, variables)
+
+
+def test_a_checkpoint_prepares_its_own_weights(tmp_path):
+    model = tiny.build()
+    variables = tiny.weights(model, 0)
+    jf.save(tmp_path / "saved", model, variables)
+    ready = jf.load(tmp_path / "saved").prepared()
+    assert ready.keys() == {"prepared"}
+    np.testing.assert_array_equal(log_probs(model, ready), log_probs(model, variables))

@@ -1,4 +1,4 @@
-"""Batches of thousands of tokens, in a process that compiles programs as users compile them."""
+"""Runs `real_sizes` in a process that compiles programs as users compile them."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_thousands_of_tokens_at_once_are_each_row_alone():
-    """Batch × bucket of 4,096 and 8,192 tokens, and as many hypotheses: see `real_sizes`."""
+    """Batches of 4,096 and 8,192 prompt tokens, and 4,096 hypotheses: see `real_sizes`."""
     flags = os.environ.get("XLA_FLAGS", "").replace(SUITE_XLA_FLAGS, "")
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-m", "tests.decoding.real_sizes"]

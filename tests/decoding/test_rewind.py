@@ -1,4 +1,4 @@
-"""A cache that forgets its last tokens, and one whose slots are used again."""
+"""Rewinding a cache, and ring caches, which reuse their slots."""
 
 from functools import cache
 
@@ -21,7 +21,7 @@ REWOUND = [{"positions": "rotary"}, {"kind": jf.EncoderDecoderConfig, "num_layer
 @pytest.mark.parametrize("options", mostly_slow(REWOUND, REWOUND[0]))
 @given(seed=tiny.seeds, forgotten=st.lists(st.integers(0, 5), min_size=BATCH, max_size=BATCH))
 def test_rewound_rows_go_on_as_if_they_had_not_read(options, seed, forgotten):
-    """Each row forgets as many tokens as it likes; what it reads next is as in one pass."""
+    """Each batch element forgets its own number of tokens and continues as in one pass."""
     model = tiny.build(**options)
     variables, source = tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
     old, new = tiny.tokens(seed, BATCH, 5), tiny.tokens(seed + 1, BATCH, 5)
@@ -33,7 +33,7 @@ def test_rewound_rows_go_on_as_if_they_had_not_read(options, seed, forgotten):
         own = None if source is None else source[row : row + 1]
         whole = jf.inspect(model, variables, text, source=own).logits
         tiny.close(logits[row], whole[0, 5 - count :])
-    assert kept.length == 5 - min(forgotten) + 5  # the slots that nobody needs are free again
+    assert kept.length == 5 - min(forgotten) + 5  # slots that no batch element needs are free
 
 
 def test_rewinding_ends_at_the_start_of_a_document():
@@ -85,8 +85,10 @@ def in_ring(model, variables, tokens, chunks, slots, segments=None):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
-    """A window of 4 and chunks of up to 5 need 8 slots, however long the text, with padding and
-    packed documents anywhere; padding takes none."""
+    """A window of 4 and chunks of up to 5 need 8 slots for a text of any length.
+
+    Documents and padding are random. Padding takes no slots.
+    """
     model = windowed()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, LENGTH)
     slots = WINDOW - 1 + max(chunks)
@@ -98,8 +100,8 @@ def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rotary", "none"])
-def test_a_ring_goes_on_past_the_maximal_length(positions):
-    """2,000 tokens through 32 + 8 slots, chunk by chunk, are what one pass over all of them is."""
+def test_a_ring_continues_past_max_length(positions):
+    """2,000 tokens in chunks through 32 + 8 slots give the logits of one pass."""
     model, long = (windowed(positions, window=32, max_length=length) for length in (64, 2000))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 2000)
     logits, _ = in_ring(model, variables, tokens, [8] * 250, 32 + 8)

@@ -1,4 +1,4 @@
-"""The sampler keeps exactly the tokens that its definition names, and refuses what is none."""
+"""The sampler keeps exactly the tokens of its definition and rejects invalid settings."""
 
 from dataclasses import astuple
 from decimal import Decimal
@@ -20,7 +20,7 @@ LARGEST = float(np.finfo(np.float32).max)
 HOTTEST = 2.0**126
 DENORMAL = float(np.finfo(np.float32).smallest_subnormal)
 
-# Values that recur, so that there are ties; the two zeros, the smallest arrays, neighbours.
+# Repeated values make ties; also both zeros, the smallest floats, and neighbouring floats.
 special = st.sampled_from(
     [0.0, -0.0, DENORMAL, -DENORMAL, 1e-40, -1e-40, 1.0, 1.0 + 2.0**-23, -3.0]
 )
@@ -29,7 +29,7 @@ few = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5])
 rows = st.one_of(
     st.lists(values, min_size=SIZE, max_size=SIZE) for values in (finite, special, few)
 )
-# Differences of 1e-38 and less are 0 to most devices: no temperature is near to that.
+# Most devices flush differences of 1e-38 to 0, so no temperature here is that small.
 samplers = st.builds(
     jf.Sampler,
     temperature=st.sampled_from([0.5, 1.0, 2.0, 1e-30, 1e30, HOTTEST]),
@@ -47,7 +47,7 @@ def truncation():
 @settings(max_examples=20 * settings().max_examples)
 @given(row=rows, sampler=samplers)
 def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
-    """Of any finite logits; and the kept ones are as they were."""
+    """For any finite logits. Logits that are kept do not change."""
     logits = np.float32(row)
     temperature = max(sampler.temperature, float(np.finfo(np.float32).tiny))
 
@@ -55,7 +55,7 @@ def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
         thresholds = (min(1.0, p * factor) for p in (sampler.top_p, sampler.min_p))
         return oracle.kept(logits, temperature, sampler.top_k, *thresholds)
 
-    # On the threshold itself float32 may decide either way.
+    # Exactly at a threshold, rounding to float32 may decide either way.
     expected = nearly(1.0)
     assume((nearly(1 - 1e-4) == nearly(1 + 1e-4)).all())
     found = np.asarray(truncation()(sampler.arrays(), logits[None]))[0]
@@ -65,7 +65,7 @@ def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_the_two_zeros_are_one_number(zeros):
-    """Tied at the threshold, both are kept, whichever of them it is."""
+    """If −0.0 and 0.0 tie at the threshold, both are kept."""
     logits = np.float32([[-1.0, *zeros, -2.0]])
     for sampler in (jf.Sampler(top_k=1), jf.Sampler(top_p=0.3), jf.Sampler(min_p=1.0)):
         left = np.asarray(truncation()(sampler.arrays(), logits))[0] > -np.inf
@@ -74,8 +74,11 @@ def test_the_two_zeros_are_one_number(zeros):
 
 @pytest.mark.parametrize("temperature", [1e-38, 1.0, 1e30, HOTTEST])
 def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
-    """Divided by a large one they are all zero, next to a large one small ones are the same
-    number: the k largest are the k largest all the same."""
+    """Truncation keeps the k largest logits even if tempering would make some equal.
+
+    A huge temperature divides all of them to 0. Beside a large logit, differences of small ones are
+    rounded away.
+    """
     logits = np.float32([20.0, 2e-7, 3e-7, 1e-7, -5.0])
     sampler = jf.Sampler(temperature=temperature, top_k=2)
     drawn = jax.jit(sample_tokens)(
@@ -87,8 +90,8 @@ def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
 
 
 @pytest.mark.slow
-def test_the_largest_temperature_draws_from_all_alike():
-    """4,000 draws of 4 tokens: each a quarter of them, within 5 σ."""
+def test_the_largest_temperature_draws_uniformly():
+    """4,000 draws of 4 tokens: each occurs in a quarter of them, within 5 σ."""
     rows = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))
     arrays = jf.Sampler(temperature=HOTTEST).arrays()
     drawn = jax.jit(sample_tokens)(arrays, jax.random.key(1), 0, rows)
@@ -97,7 +100,7 @@ def test_the_largest_temperature_draws_from_all_alike():
 
 
 def test_draws_have_the_frequencies_of_what_is_left():
-    """20,000 draws: each token as often as its renormalised probability says, within 5 σ."""
+    """20,000 draws: the frequencies equal the renormalized probabilities within 5 σ."""
     logits = np.float32([2.0, 1.0, 0.5, 0.0, -1.0, -6.0])
     sampler = jf.Sampler(temperature=0.7, top_k=4, top_p=0.95, min_p=0.02)
     number = 20_000
@@ -133,8 +136,8 @@ def test_a_top_k_beyond_the_vocabulary_keeps_everything(top_k):
 
 
 @pytest.mark.parametrize("kind", [float, Decimal, np.float32, np.float64, np.array, jnp.float32])
-def test_numbers_of_every_kind_are_taken(kind):
-    """And the sampler can still be hashed, as what is compiled for is looked up."""
+def test_numbers_of_every_type_are_accepted(kind):
+    """The sampler stays hashable, because compiled programs are looked up by it."""
     sampler = jf.Sampler(kind(0.5), np.int64(3), kind(0.5), kind(0.5))
     assert sampler == jf.Sampler(0.5, 3, 0.5, 0.5) and hash(sampler) == hash(
         jf.Sampler(0.5, 3, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""`score`: log P of a text is the sum over its tokens, and the one that generation reports."""
+"""`score` sums log probabilities over the tokens and agrees with those of `generate`."""
 
 from itertools import pairwise
 
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 @pytest.mark.parametrize("prefix", [0, 3])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2))
 def test_score_is_the_sum_over_documents(prefix, seed, segments):
-    """Σ log P(x_i | x_<i) of each document, its first token (or its prefix) given, padding
-    anywhere."""
+    """Σ log P(x_i | x_<i) over documents; the first token or the prefix is the condition."""
     model = tiny.build(prefix=prefix)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     scores = jf.score(model, variables, tokens, segments=segments)
@@ -37,7 +36,7 @@ def test_score_is_the_sum_over_documents(prefix, seed, segments):
 @pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_log_probs_add_up_to_scores(seed):
-    """score(prompt + generated) − score(prompt) = Σ log_probs, whatever the sampler."""
+    """score(prompt + generated) − score(prompt) = Σ log_probs for any sampler."""
     model = tiny.build(num_layers=1, max_length=40, window=5)
     variables = tiny.weights(model, seed)
     prompts = tiny.tokens(seed, 3, 8)
@@ -48,9 +47,9 @@ def test_log_probs_add_up_to_scores(seed):
 
 
 def test_score_refuses_a_token_that_is_none():
-    """An id outside the vocabulary is a ValueError, and inside jit NaN: never some other token."""
+    """An id outside the vocabulary raises ValueError, and gives NaN inside jit."""
     model = tiny.build()
-    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 11)  # the last: a block alone
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 11)  # the last one: its own block
     for bad in (-1, 13):
         tokens[0, -1] = bad
         with pytest.raises(ValueError, match=f"tokens hold id {bad}; vocab_size is 13"):

@@ -1,16 +1,16 @@
-"""Translations come in the order of the texts, each as if it had been asked for alone."""
+"""`translate` keeps the order of the texts and translates each as if it were alone."""
 
 import jax
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.decoding.translate import translate
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from tests.slow import mostly_slow
 
 TEXTS = [f"{word} {number}" for word in ("one", "two", "three") for number in range(8)]
-TOKENIZER = Tokenizer.train(TEXTS, 300)
+TOKENIZER = ByteTokenizer.train(TEXTS, 300)
 CONFIG = jf.RecurrentEncoderDecoderConfig(
     vocab_size=TOKENIZER.vocab_size, max_length=32, embed_dim=8, num_layers=1
 )
@@ -20,7 +20,7 @@ VARIABLES = jax.tree.map(lambda x: 3 * x, init(MODEL, jax.random.key(0)))
 
 @pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
 def test_translations_come_in_the_order_of_the_texts(beam_width, quick_compilation):
-    """Sorted by length, in batches, the last one filled up; an empty text stays empty."""
+    """Texts are sorted by length into batches, the last one padded. Empty texts stay empty."""
     asked = [" ".join(TEXTS[:3]), TEXTS[5], "", " ".join(TEXTS[9:11]), TEXTS[20], TEXTS[7]]
 
     def found(texts):
@@ -32,7 +32,7 @@ def test_translations_come_in_the_order_of_the_texts(beam_width, quick_compilati
     assert together == [found([text])[0] for text in asked]
 
 
-def test_what_cannot_be_translated_is_refused():
+def test_untranslatable_texts_and_models_are_rejected():
     with pytest.raises(ValueError, match=r"text 2 has .* max_source_length is 32"):
         translate(MODEL, VARIABLES, TOKENIZER, ["one", "one " * 40])
     decoder = jf.build(

@@ -1,4 +1,4 @@
-"""The experiments: what translation is asked of, and what they refuse."""
+"""The experiments: their data, their error messages and their analysis functions."""
 
 import importlib
 import subprocess
@@ -25,8 +25,8 @@ def run(*arguments, cwd, script="translate.py"):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
-def test_what_is_held_out_was_never_seen():
-    """Not as a phrase of its own either; both sides are of one value, however many phrases."""
+def test_held_out_phrases_never_occur_in_training():
+    """Not as single phrases either. A chain of phrases is translated consistently on both sides."""
     pytest.importorskip("babel")
     from phrases import LONGEST, phrases, strung
 
@@ -54,13 +54,18 @@ REFUSED = {
         ("translate", "--source", "a")
     ),
     "--vocab-size needs --source": ("translate", "--vocab-size", "300"),
-    "--minutes is inf; it must be above 0, and finite": ("translate", "--minutes", "inf"),
+    "--minutes is inf; it must be above 0 and finite": ("translate", "--minutes", "inf"),
     "--beam-width: '0' is not accepted; it must be a whole number of at least 1": (
         ("translate", "--beam-width", "0")
     ),
     "--steps: '3' is not accepted": ("zoo", "--steps", "3"),
     "--rounds: '0' is not accepted": ("bench_translate", "--rounds", "0"),
-    "--batch-sizes is not for --capacity": ("bench_decode", "--capacity", "--batch-sizes", "8"),
+    "--batch-sizes cannot be used with --capacity": (
+        "bench_decode",
+        "--capacity",
+        "--batch-sizes",
+        "8",
+    ),
     "--before: 'nowhere' is not accepted": ("bench_attention", "--before", "nowhere"),
     "--seed: 'x' is not accepted; it must be a whole number": ("fill_in", "--seed", "x"),
     "--picture: 'none/zoo.png' is not accepted": ("zoo", "--picture", "none/zoo.png"),
@@ -81,7 +86,7 @@ def texts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys):
-    """The message, and nothing made."""
+    """The script prints only the message and creates no file."""
     import record
 
     script, *arguments = REFUSED[message]
@@ -93,41 +98,81 @@ def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys)
     assert {path.name for path in texts.iterdir()} == {"a", "b", "c"}
 
 
-def test_what_an_experiment_will_need_is_asked_for_at_once(texts, monkeypatch, capsys):
-    """Not after an hour of training."""
+def test_a_missing_dependency_is_reported_before_training(texts, monkeypatch, capsys):
+    """The error comes immediately, not after an hour of training."""
     import record
 
     monkeypatch.setattr(record, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["translate"])
     with pytest.raises(SystemExit, match="2"):
         record.run(importlib.import_module("translate").main)
-    assert "babel is not installed; pip install" in capsys.readouterr().err
+    assert "babel is not installed; run: pip install" in capsys.readouterr().err
 
 
-def test_a_script_ends_with_that_status(texts):
+def test_a_script_exits_with_status_2(texts):
     done = run("--vocab-size", "300", cwd=texts)
     assert done.returncode == 2 and done.stderr == "translate.py: --vocab-size needs --source\n"
 
 
 @pytest.mark.parametrize("detector, behind", enumerate([1, 0, None, 4, 3]))
-def test_a_detector_finds_the_head_that_looks_there(detector, behind):
-    """All of its weight so many places back (None: at the first), and nobody else's."""
+def test_each_detector_finds_only_its_own_head(detector, behind):
+    """The head puts all its weight `behind` positions back, or on the first one if None."""
     import heads
 
     length = 8
     rows = np.arange(length)
-    weights = np.zeros((2, 3, 2, length, length))  # layer 1's head 0 looks there, the others around
+    weights = np.zeros((2, 3, 2, length, length))  # layer 1, head 0 is the one to find
     weights[:] = np.eye(length)[(rows - 2) % length]
     weights[1, :, 0] = np.eye(length)[0 * rows if behind is None else (rows - behind) % length]
     scores = heads.detected(weights, weights)
     assert scores[detector, 1, 0] == 1.0 and scores[detector].sum() == 1.0
 
 
-@pytest.mark.slow
-def test_a_head_that_nobody_hears_costs_nothing():
+def test_heads_are_scored_on_the_text_of_their_run(tmp_path):
+    """By default that is the held-out part of the run's text. The name of the text is returned."""
     import heads
 
-    from jaxformer.models.build import init
+    from jaxformer.artifacts.run import RunFolder
+    from jaxformer.training.config import Inputs
+    from jaxformer.training.data.corpus import read_documents
+    from jaxformer.training.data.prepare import read_data, write_data
+    from jaxformer.training.presets import training_preset
+    from jaxformer.training.run_folders import write_run
+    from jaxformer.training.screen import Screen
+
+    for name in ("tinyshakespeare.txt", "other.txt"):
+        (tmp_path / name).write_text(f"Of {name}, some lines\n" * 400)
+    own, other = tmp_path / "tinyshakespeare.txt", tmp_path / "other.txt"
+    folder, config = RunFolder(tmp_path / "run"), training_preset("tiny", "decoder")
+    folder.path.mkdir()
+    write_data(folder, config, *read_documents([own]), Screen(quiet=True))
+    write_run(folder, Inputs((own,)), config)
+    tokenizer = read_data(folder).tokenizer
+    name, ids = heads.held_out_ids([], folder.path, tokenizer)
+    assert name == "tinyshakespeare" and tokenizer.decode(ids.tolist()) in own.read_text()
+    name, ids = heads.held_out_ids([other], folder.path, tokenizer)
+    assert name == "other" and tokenizer.decode(ids.tolist()) in other.read_text()
+
+
+def test_a_picture_is_announced(monkeypatch, capsys, tmp_path):
+    """Every experiment announces its picture through `record.run`."""
+    import record
+
+    def main():
+        parser = record.Parser("Draws.")
+        parser.add_argument("--picture", type=record.picture, default="drawn.png")
+        parser.parse_args([])
+
+    monkeypatch.setattr(record.Parser, "picture", None)
+    record.run(main)
+    assert capsys.readouterr().err == "picture: drawn.png\n"
+
+
+@pytest.mark.slow
+def test_a_head_without_influence_costs_nothing_to_remove():
+    import heads
+
+    from jaxformer.models.parameters import init
 
     config = jf.DecoderConfig(vocab_size=11, max_length=8, num_layers=2, embed_dim=8, num_heads=2)
     model = jf.build(config)

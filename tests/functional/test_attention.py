@@ -1,4 +1,4 @@
-"""Attention: blockwise = explicit = the formula in float64, values and gradients, every rule."""
+"""Blockwise and explicit attention equal the float64 formula for every rule, with gradients."""
 
 from functools import cache
 from inspect import unwrap
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import Causal, Packed, Prefix, TokenInfo, Window, blockwise
+from jaxformer.functional import Causal, Packed, Prefix, TokenInfo, Window, blockwise, platforms
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
@@ -21,13 +21,13 @@ IMPLEMENTATIONS = ("explicit", "blockwise")
 RULES = {
     "causal": (Causal(), {}),
     "window": (Causal() & Window(3), {"window": 3}),
-    "prefix": (Prefix(7), {"prefix": 7}),  # more than a block
+    "prefix": (Prefix(7), {"prefix": 7}),  # longer than a block
     "prefix+window": (Prefix(7) & Window(5), {"prefix": 7, "window": 5}),
 }
 
 
 def random_inputs(seed, kv_heads, length=LENGTH, size=1.0, batch=2):
-    """query, key, value and a cotangent of the output, NumPy float32, of magnitude `size`."""
+    """Returns NumPy float32 query, key, value and output cotangent, scaled by `size`."""
     rng = np.random.default_rng(seed)
     shapes = [(HEADS, HEAD_DIM), (kv_heads, HEAD_DIM), (kv_heads, VALUE_DIM), (HEADS, VALUE_DIM)]
     return [
@@ -37,7 +37,7 @@ def random_inputs(seed, kv_heads, length=LENGTH, size=1.0, batch=2):
 
 @cache
 def with_gradients(mask, implementation):
-    """(query, key, value, cotangent, places or table) → (output, (d_query, d_key, d_value))."""
+    """Compiles (query, key, value, cotangent, token info or table) → (output, gradients)."""
 
     def run(query, key, value, cotangent, told):
         table = mask is None
@@ -60,7 +60,7 @@ def with_gradients(mask, implementation):
 
 
 def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
-    """Output and gradients against the oracle, row by row; seen: bool [batch, queries, keys]."""
+    """Compares output and gradients with the oracle. `seen` is bool [batch, queries, keys]."""
     agree(
         with_gradients(mask, implementation)(*map(jnp.asarray, inputs), told),
         inputs,
@@ -70,7 +70,7 @@ def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
 
 
 def agree(found, inputs, seen, tolerance=1e-5):
-    """(output, gradients) with the oracle's, row by row."""
+    """Compares `found`, (output, gradients), with the oracle, one batch element at a time."""
     for row in range(len(inputs[0])):
         query, key, value, cotangent = (x[row] for x in inputs)
         output = oracle.attention(query, key, value, seen[row])
@@ -86,22 +86,22 @@ def agree(found, inputs, seen, tolerance=1e-5):
     size=st.sampled_from([0.1, 1.0, 10.0]),
 )
 def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
-    """Packed documents under each rule, small scores and saturated ones, two queries a key head."""
+    """Packed documents under each rule, unsaturated and saturated scores, grouped key heads."""
     mask, numbers = RULES[rule]
     read = [rules.read(ids) for ids in segments]
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
     inputs = random_inputs(seed, 2, size=size)
     seen = [rules.visible(ids, **numbers) for ids in segments]
     places = TokenInfo(LENGTH, positions, documents)
-    # Scores of size² are rounded in their last digits, and gradients multiply that: at size 10 they
-    # were off by up to 1.1e-3 of the largest, which may be small where softmax is saturated.
+    # Scores of magnitude size² lose their last digits to rounding, and gradients amplify the error.
+    # At size 10 it reached 1.1e-3 of the largest gradient, which saturation can make small.
     check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**3))
 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=tiny.seeds)
 def test_a_row_in_order_needs_no_places(rule, seed):
-    """Positions 0, 1, 2, … known while tracing: ruled-out blocks are skipped, the values stay."""
+    """With positions 0, 1, 2, … known while tracing, masked blocks are skipped."""
     mask, numbers = RULES[rule]
     seen = [rules.visible([1] * LENGTH, **numbers)] * 2
     check(mask, "blockwise", random_inputs(seed, 2), None, seen)
@@ -109,7 +109,7 @@ def test_a_row_in_order_needs_no_places(rule, seed):
 
 @pytest.mark.parametrize("rule", ["causal", "window", "prefix"])
 def test_real_block_sizes_are_the_formula(rule, monkeypatch):
-    """150 queries, three blocks as they are in use, the last one ragged."""
+    """150 queries make three blocks of the production size; the last block is ragged."""
     monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
     mask, numbers = RULES[rule]
     inputs = random_inputs(0, 2, length=150, batch=1)
@@ -118,8 +118,8 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, segments=tiny.segment_batches())
-def test_padding_is_hidden_whatever_the_rule(implementation, seed, segments):
-    """A rule that says nothing of padding: its keys are seen by no one all the same."""
+def test_padding_keys_are_masked_under_every_rule(implementation, seed, segments):
+    """Padding keys are masked although the rule itself does not mention padding."""
     inputs = random_inputs(seed, 2)
     places = TokenInfo(LENGTH, None, jnp.asarray(segments))
     found = under_causal(implementation)(*map(jnp.asarray, inputs[:3]), places)
@@ -141,7 +141,7 @@ def under_causal(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, start=st.integers(0, LENGTH - 5))
 def test_queries_may_stand_anywhere(implementation, seed, start):
-    """Five queries at positions `start` … against twelve stored keys, as in a cache."""
+    """Five queries at positions `start` to `start + 4` attend to twelve cached keys."""
     query, key, value, cotangent = random_inputs(seed, 2)
     seen = rules.visible([1] * LENGTH, window=3)[start : start + 5]
     five = [query[:, :, :5], key, value, cotangent[:, :, :5]]
@@ -169,7 +169,7 @@ def offset(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
-    """All keys masked for some queries, and for all: 0, not NaN, and no gradient through it."""
+    """Queries whose keys are all masked give output 0, not NaN, and pass no gradient."""
     inputs = random_inputs(0, 2)
     for table in (np.zeros((2, LENGTH, LENGTH), bool), np.tri(LENGTH, k=-4, dtype=bool)[None]):
         run = with_gradients(None, implementation)
@@ -183,7 +183,7 @@ def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, segments=tiny.segment_batches())
 def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments):
-    """NaN in query, key and value of padding: the same output and gradients to the last bit."""
+    """NaN in the padding of query, key and value leaves output and gradients bitwise equal."""
     run = with_gradients(RULES["causal"][0] & Packed(), implementation)
     documents = jnp.array([rules.read(ids)[0] for ids in segments])
     places = TokenInfo(LENGTH, None, documents)
@@ -197,7 +197,7 @@ def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments)
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_scores_and_softmax_are_float32(implementation):
-    """Large scores that differ by little: the error stays that of rounding the weights once."""
+    """For large scores with small differences, the only error is rounding the weights once."""
     mask, seen = Causal(), rules.visible([1] * LENGTH)
     query, key, value, _ = (jnp.asarray(x, jnp.bfloat16) for x in random_inputs(0, 2))
     output = attend(query * 8, key + 8, value, mask, implementation=implementation)
@@ -209,7 +209,7 @@ def test_bfloat16_scores_and_softmax_are_float32(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_one_sequence_a_batch_and_vmap_agree(implementation):
-    """Leading axes are free: none, one, two, or one that vmap takes away."""
+    """Attention accepts any number of leading axes: none, one, two, or one removed by vmap."""
     inputs = [jnp.asarray(x) for x in random_inputs(0, 2, batch=4)[:3]]
 
     def one(query, key, value):
@@ -226,8 +226,11 @@ def test_one_sequence_a_batch_and_vmap_agree(implementation):
 
 
 def program_size(function, *arguments):
-    """(size of the largest array, number of exponentials, number of equations) in the program of
-    `function`; what a loop does counts once for each of its steps, but for the equations."""
+    """Measures the program of `function`.
+
+    Returns the size of its largest array, the number of exponentials and the number of equations.
+    A loop counts its exponentials once per iteration and its equations once.
+    """
     largest = exponentials = equations = 0
     programs = [(jax.make_jaxpr(function)(*arguments).jaxpr, 1)]
     while programs:
@@ -248,8 +251,10 @@ def program_size(function, *arguments):
 
 @pytest.mark.parametrize("mask, share", [(Causal(), 0.54), (Causal() & Window(64), 0.13)])
 def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
-    """Blockwise, 2048 tokens: never all scores at once, and the exponentials are those that the
-    rule lets through and a margin, forward and with the gradient."""
+    """Blockwise attention over 2048 tokens never holds all scores at once.
+
+    The exponentials are those that the rule allows plus a margin, forward and with gradients.
+    """
     monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
     length = 2048
     x = jax.ShapeDtypeStruct((1, length, 8), jnp.float32)
@@ -263,9 +268,22 @@ def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
     assert largest <= length**2 / 16 and exponentials <= 2 * share * length**2
 
 
+def test_fused_on_a_gpu_is_refused_for_arguments_that_cudnn_lacks(monkeypatch):
+    """On a GPU, "auto" falls back to blockwise for them."""
+    query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
+    expected = attend(query, key, value, implementation="explicit")
+    monkeypatch.setattr(platforms, "platform", lambda: "gpu")
+    with pytest.raises(ValueError, match='"fused" cannot run this: it needs bfloat16'):
+        attend(query, key, value, implementation="fused")
+    tiny.close(attend(query, key, value, implementation="auto"), expected)
+
+
 def test_what_cannot_be_done_is_refused_with_the_reason():
-    """ "fused" by name where it cannot run, in a function and in a model; heads that do not divide;
-    a name that is none; a query and a key that do not fit."""
+    """Each error message states the reason.
+
+    The cases: "fused" without a GPU (in a function and in a model), an unknown implementation, key
+    heads that do not divide the query heads, and incompatible shapes.
+    """
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
     with pytest.raises(ValueError, match=r"\"fused\" cannot run this: it needs a GPU.*'cpu'"):
         attend(query, key, value, implementation="fused")
@@ -276,7 +294,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
         attend(query, key, value, implementation="flash")
     with pytest.raises(ValueError, match="4 heads and key 3"):
         attend(query, key[:, [0, 0, 1]], value[:, [0, 0, 1]])
-    with pytest.raises(ValueError, match="window is 0"):
+    with pytest.raises(ValueError, match=r"size \(a token sees itself\) is 0"):
         Window(0)
     wrong = {
         r"mask is float32 \(12, 12\); it must be bool": {"mask": jnp.zeros((LENGTH, LENGTH))},
@@ -288,4 +306,4 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
     for message, change in wrong.items():
         given = {"query": query, "key": key, "value": value, **change}
         with pytest.raises(ValueError, match=message):
-            unwrap(attend)(**given)  # without the tests' own check of shapes
+            unwrap(attend)(**given)  # without the shape checks that the tests install

@@ -1,4 +1,4 @@
-"""Attention under a mask that is an array: of all heads, of each head, and together with a rule."""
+"""Attention with a mask array: shared by all heads, per head, and combined with a rule."""
 
 from functools import cache
 from inspect import unwrap
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 @pytest.mark.parametrize("kv_heads, implementation", [(1, "blockwise"), (2, "explicit")])
 @given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
 def test_any_table_is_its_formula(kv_heads, implementation, seed, table):
-    """Any bool array may be the mask; consecutive query heads share a key head."""
-    table[:, ::5] = False  # some queries see nothing
+    """Any bool array can be the mask. Consecutive query heads share a key head."""
+    table[:, ::5] = False  # some queries have no visible key
     check(None, implementation, random_inputs(seed, kv_heads), jnp.asarray(table), table)
 
 
 @given(seed=tiny.seeds, table=arrays(bool, (2, LENGTH, LENGTH), elements=st.booleans()))
-def test_a_table_and_a_rule(seed, table):
-    """DenseMask & Causal: both hold, in several blocks of queries as well."""
+def test_a_table_combines_with_a_rule(seed, table):
+    """DenseMask & Causal allows a key only if both do, also over several query blocks."""
     inputs, causal = random_inputs(seed, 2), rules.visible([1] * LENGTH)
     found = under_table_and_causal()(*map(jnp.asarray, (*inputs[:3], table)))
     for row in range(2):
@@ -63,7 +63,7 @@ def under_table_and_causal():
     table=arrays(bool, (2, HEADS, LENGTH, LENGTH), elements=st.booleans()),
 )
 def test_a_table_may_have_an_axis_of_heads(mask_heads, implementation, seed, segments, table):
-    """[batch, heads or 1, queries, keys], the layout of torch and Flax, padding hidden besides."""
+    """[batch, heads or 1, queries, keys], as in torch and Flax, with padding masked as well."""
     inputs, table = random_inputs(seed, 2), table[:, :mask_heads]
     places = TokenInfo(LENGTH, None, jnp.asarray(segments))
     found = np.asarray(by_head(implementation)(*map(jnp.asarray, (*inputs[:3], table)), places))
@@ -85,7 +85,7 @@ def by_head(implementation):
     return jax.jit(run)
 
 
-def test_an_axis_of_other_heads_is_refused():
+def test_a_mask_with_the_wrong_number_of_heads_is_rejected():
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
     with pytest.raises(ValueError, match=r"mask is \(2, 3, 12, 12\); .* 1 or 4, the query's"):
         unwrap(attend)(query, key, value, jnp.ones((2, 3, LENGTH, LENGTH), bool))

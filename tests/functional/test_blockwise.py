@@ -1,5 +1,7 @@
-"""Long rows: attention in a loop over tiles is the formula, and its scores and its program are
-those of one tile, however long the row."""
+"""Attention over long sequences, computed in a loop over tiles.
+
+It equals the formula, and neither its score arrays nor its program grow with the length.
+"""
 
 from functools import cache, partial
 from itertools import product
@@ -22,14 +24,14 @@ from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
-# Tiles of 5 queries × 4 keys: the first length is a multiple of neither, the other of both.
+# Tiles have 5 queries × 4 keys: RAGGED is a multiple of neither, EVEN of both.
 LENGTHS = (14, 20)
 RAGGED, EVEN = LENGTHS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_tiles():
-    """Every row is long."""
+    """Shrinks the tiles so that every sequence counts as long."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"_LARGEST_TILE": 0, "_LOOP_QUERIES": 5, "_LOOP_KEYS": 4}
         for name, size in sizes.items():
@@ -39,8 +41,10 @@ def small_tiles():
 
 @cache
 def looped(mask=None):
-    """(query, key, value, cotangent, query places, key places, table or None) → (output, gradients)
-    under the rule, and with the table if there is one; compiled."""
+    """Compiles (query, key, value, cotangent, infos, table) → (output, gradients).
+
+    The mask is `mask`, combined with the table if there is one.
+    """
 
     def run(query, key, value, cotangent, query_info=None, key_info=None, table=None):
         rule = mask if table is None else mask & DenseMask(table)
@@ -52,8 +56,8 @@ def looped(mask=None):
     return jax.jit(run)
 
 
-def test_these_rows_are_looped_over():
-    """Or nothing below is about the loop."""
+def test_these_lengths_use_the_loop():
+    """Guards the tests below, which are about the loop."""
     inputs = random_inputs(0, 2, length=RAGGED)
     assert "scan" in str(jax.make_jaxpr(looped(Causal()))(*inputs))
 
@@ -63,7 +67,7 @@ def test_these_rows_are_looped_over():
 )
 @given(seed=tiny.seeds, size=st.sampled_from([0.1, 1.0, 10.0]))
 def test_a_row_in_order_is_its_formula(rule, length, seed, size):
-    """Tiles are ruled out while tracing; scores are small and saturated, two queries a key head."""
+    """Tiles are skipped while tracing. Scores may saturate. Two query heads share a key head."""
     mask, numbers = RULES[rule]
     inputs = random_inputs(seed, 2, length, size)
     seen = [rules.visible([1] * length, **numbers)] * 2
@@ -73,7 +77,7 @@ def test_a_row_in_order_is_its_formula(rule, length, seed, size):
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(length=RAGGED))
 def test_packed_documents_are_their_formula(rule, seed, segments):
-    """Positions and documents are arrays: each tile is asked about as the program runs."""
+    """Positions and documents are arrays, so the program evaluates the rule tile by tile."""
     mask, numbers = RULES[rule]
     read = [rules.read(ids) for ids in segments]
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
@@ -84,12 +88,12 @@ def test_packed_documents_are_their_formula(rule, seed, segments):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(length=RAGGED))
 def test_padding_is_hidden(seed, segments):
-    """A rule that says nothing of padding, its positions known while tracing and its ids not."""
+    """The rule ignores padding; positions are known while tracing, segment ids are not."""
     inputs, places = random_inputs(seed, 2, RAGGED), TokenInfo(RAGGED, None, jnp.asarray(segments))
     inputs[3] *= (segments != 0)[:, None, :, None]
     output, gradients = looped(Causal())(*inputs, places, places)
     tokens = (segments != 0)[:, None, :, None]
-    inputs[0] *= tokens  # a query of padding is nothing, and what it gives is not said
+    inputs[0] *= tokens  # the output of a padding query is unspecified: compare none
     seen = [np.tri(RAGGED, dtype=bool) & (ids != 0) & (ids != 0)[:, None] for ids in segments]
     agree((output * tokens, gradients), inputs, seen)
 
@@ -100,7 +104,7 @@ def test_padding_is_hidden(seed, segments):
     table=arrays(bool, (2, RAGGED, RAGGED), elements=st.booleans()),
 )
 def test_a_table_is_its_formula(seed, kv_heads, table):
-    """Any bool array, alone and together with a rule; some queries and some tiles see nothing."""
+    """Any bool array, alone and with a rule. Some queries and some tiles are fully masked."""
     table[:, ::5], table[:, :9, 5:] = False, False
     inputs = random_inputs(seed, kv_heads, RAGGED)
     agree(looped(All())(*inputs, None, None, table), inputs, table)
@@ -111,7 +115,7 @@ def test_a_table_is_its_formula(seed, kv_heads, table):
 @pytest.mark.parametrize("rule", ["causal", "window"])
 @given(seed=tiny.seeds, start=st.integers(0, EVEN - 7))
 def test_queries_may_stand_anywhere(rule, seed, start):
-    """Seven queries at positions `start` … against twenty stored keys, as in a cache."""
+    """Seven queries at positions `start` to `start + 6` attend to twenty cached keys."""
     mask, numbers = RULES[rule]
     query, key, value, cotangent = random_inputs(seed, 2, EVEN)
     inputs = query[:, :, :7], key, value, cotangent[:, :, :7]
@@ -122,15 +126,17 @@ def test_queries_may_stand_anywhere(rule, seed, start):
 
 @given(seed=tiny.seeds)
 def test_a_tile_in_which_no_one_is_seen_is_not_computed(seed):
-    """NaN in the keys and values of a document that fills its tiles: 0 × NaN would reach those
-    whose tiles were computed all the same."""
+    """Masked tiles are skipped, so NaN in their keys and values cannot spread.
+
+    In a computed tile, 0 × NaN would reach the output of every query of the tile.
+    """
     segments = np.repeat([[1] * 8 + [2] * 12], 2, axis=0)
     places = TokenInfo(EVEN, None, jnp.asarray(segments))
     query, key, value, cotangent = random_inputs(seed, 2, EVEN)
     clean = looped(Packed())(query, key, value, cotangent, places, places)
     key, value = (np.where(segments[:, None, :, None] == 2, np.nan, x) for x in (key, value))
     dirty = looped(Packed())(query, key, value, cotangent, places, places)
-    # Queries 5 … 9 share a tile with some of the other document, the first five do not.
+    # Queries 5 to 9 share a tile with queries of the other document; queries 0 to 4 do not.
     for found, expected in ((dirty[0], clean[0]), (dirty[1][0], clean[1][0])):
         np.testing.assert_array_equal(found[:, :, :5], expected[:, :, :5])
         assert np.isnan(found[:, :, 10:]).all()
@@ -138,7 +144,7 @@ def test_a_tile_in_which_no_one_is_seen_is_not_computed(seed):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(length=RAGGED))
 def test_nan_of_padding_reaches_nothing(seed, segments):
-    """Output and gradients are the same to the last bit, and finite."""
+    """Outputs and gradients are bitwise equal to those without NaN, and finite."""
     run = looped(Causal() & Packed())
     places = TokenInfo(RAGGED, None, jnp.array([rules.read(ids)[0] for ids in segments]))
     *given, cotangent = random_inputs(seed, 2, RAGGED)
@@ -149,8 +155,8 @@ def test_nan_of_padding_reaches_nothing(seed, segments):
     assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), expected))
 
 
-def test_bfloat16_sums_are_float32():
-    """Sums over tiles too: many tiles are no less exact than the one of a short row."""
+def test_bfloat16_inputs_are_summed_in_float32():
+    """Summing over many tiles is as exact as one tile over a short sequence."""
     length, dtypes = 200, (jnp.float32, jnp.bfloat16)
     inputs = [jnp.asarray(x, jnp.bfloat16) for x in random_inputs(0, 2, length)]
     exact, found = (looped(Causal())(*(x.astype(dtype) for x in inputs)) for dtype in dtypes)
@@ -159,7 +165,7 @@ def test_bfloat16_sums_are_float32():
 
 
 def test_vmap_remat_and_leading_axes_agree():
-    """Rows of one batch, one by one, mapped over with places of their own, and computed again."""
+    """Compares a batch with vmap over its elements, two batch axes, and rematerialization."""
     inputs = [jnp.asarray(x) for x in random_inputs(0, 2, RAGGED, batch=4)]
     segments = np.sort(np.random.default_rng(0).integers(1, 4, (4, RAGGED)))
     places = TokenInfo(RAGGED, None, jnp.asarray(segments))
@@ -177,8 +183,8 @@ def test_vmap_remat_and_leading_axes_agree():
         tiny.all_close(other, batched)
 
 
-def test_a_table_is_no_part_of_the_gradient():
-    """It is an array among arrays, under jit and grad, and none is asked of it."""
+def test_the_mask_array_needs_no_gradient():
+    """A mask array passes through jit and grad like any other array and gets no gradient."""
     query, key, value, cotangent = map(jnp.asarray, random_inputs(0, 2, RAGGED))
     table = jnp.asarray(np.tri(RAGGED, dtype=bool))
 
@@ -191,7 +197,7 @@ def test_a_table_is_no_part_of_the_gradient():
     tiny.close(jax.grad(loss)(query, table), expected)
 
 
-# ---- at the sizes in use
+# ---- with the production tile sizes
 
 
 @pytest.fixture
@@ -203,7 +209,7 @@ def real_tiles(monkeypatch):
 
 
 def sizes_of(mask, length, places=None, *, gradients=True):
-    """What `program_size` finds for one head of 8 features."""
+    """Returns `program_size` for one head of 8 features."""
 
     def run(query, key, value, places):
         told = {"query_info": places, "key_info": places}
@@ -219,8 +225,10 @@ SHARES = {"causal": (Causal(), 0.54), "window": (RULES["window"][0], 0.04)}
 
 @pytest.mark.parametrize("rule", mostly_slow(RULES, "prefix+window"))
 def test_no_array_is_larger_than_a_tile_or_a_row(rule, real_tiles):
-    """Never [length, length], nor a share of it: twice the length, at most twice the largest array,
-    where positions are known and where they are arrays."""
+    """No array has [length, length] elements or a fixed share of them.
+
+    Doubling the length at most doubles the largest array, with static and with traced positions.
+    """
     for length in (2048, 4096, 8192, 16384):
         ids = jax.ShapeDtypeStruct((length,), jnp.int32)
         for places in (None, TokenInfo(length, ids, ids)):
@@ -230,23 +238,23 @@ def test_no_array_is_larger_than_a_tile_or_a_row(rule, real_tiles):
 
 @pytest.mark.parametrize("rule", SHARES)
 @pytest.mark.parametrize("passes", [1, 2])
-def test_what_is_ruled_out_costs_nothing(rule, passes, real_tiles):
-    """The exponentials are those that the rule lets through and a margin, forward and back."""
+def test_masked_tiles_cost_nothing(rule, passes, real_tiles):
+    """The exponentials are those that the rule allows plus a margin, forward and backward."""
     (mask, share), length = SHARES[rule], 16384
     exponentials = sizes_of(mask, length, gradients=passes == 2)[1]
     assert exponentials <= passes * share * length**2
 
 
 @pytest.mark.parametrize("rule", mostly_slow(RULES, "prefix+window"))
-def test_the_program_is_as_small_for_any_length(rule, real_tiles):
-    """What is compiled does not grow, and is smaller than what is spelled out for a short row."""
+def test_the_program_does_not_grow_with_the_length(rule, real_tiles):
+    """The number of equations is the same for 8,192 and 32,768 tokens."""
     mask = RULES[rule][0]
     at_8k, at_32k = (sizes_of(mask, length)[2] for length in (8192, 32768))
     assert at_32k == at_8k
 
 
 def test_memory_of_the_compiled_program_is_linear(real_tiles):
-    """Twice the length takes at most twice the memory: the compiler copies no sums in the loop."""
+    """Doubling the length at most doubles the memory: the compiler copies no sums in the loop."""
 
     def temporary(length):
         x = jax.ShapeDtypeStruct((1, length, 64), jnp.float32)

@@ -12,7 +12,7 @@ from tests.properties import oracle, tiny
 
 
 def random_weights(seed, activation, use_bias=True):
-    """Weights of the shapes that the initialiser gives, none of them zero."""
+    """Draws nonzero weights with the shapes of `init_feed_forward`."""
     shapes = init_feed_forward(jax.random.key(0), 6, 10, activation, use_bias=use_bias)
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: np.float32(rng.normal(size=leaf.shape)), shapes)
@@ -22,8 +22,10 @@ def random_weights(seed, activation, use_bias=True):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @given(seed=tiny.seeds)
 def test_it_is_its_formula(activation, use_bias, seed):
-    """act(x W₁ + b₁) W₂ + b₂, gated where gated, gelu by erf and by tanh apart; and with the
-    activation after the second map too where lecture 10 has it."""
+    """act(x W₁ + b₁) W₂ + b₂, gated for the gated activations, with both forms of GELU.
+
+    `output_activation` applies the activation after the second map too, as in lecture 10.
+    """
     weights, x = random_weights(seed, activation, use_bias), tiny.embeddings(seed, 3, 6)
     device = jax.tree.map(jnp.asarray, weights)
     for twice in (False, True):
@@ -34,8 +36,8 @@ def test_it_is_its_formula(activation, use_bias, seed):
 
 
 @given(seed=tiny.seeds)
-def test_each_position_is_on_its_own(seed):
-    """Position by position, in any batch, under vmap: nothing is mixed."""
+def test_positions_are_independent(seed):
+    """The layer gives the same values position by position, under vmap, and mixes none."""
     weights = jax.tree.map(jnp.asarray, random_weights(seed, "swiglu"))
     x = tiny.embeddings(seed, 2, 3, 6)
     y = feed_forward(weights, x, "swiglu")

@@ -1,4 +1,4 @@
-"""Kernels: each is the array that it stands for, alone, stacked, jitted and vmapped."""
+"""Each kernel acts as the array that it represents: alone, stacked, jitted and vmapped."""
 
 import re
 
@@ -14,7 +14,7 @@ from jaxformer.functional.kernels import (
     Int8Kernel,
     LowRankKernel,
     PackedKernel,
-    concatenated,
+    concatenate_kernels,
     dense,
     for_small_steps,
     init_low_rank,
@@ -51,7 +51,7 @@ KINDS = {
     "packed low rank": lambda array: for_small_steps(low_rank(array), "float32", 2),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-compiled = jax.jit(product)  # few shapes, since each compiles anew
+compiled = jax.jit(product)  # few shapes, because each one compiles
 
 
 def float64(x):
@@ -62,7 +62,7 @@ def float64(x):
 @given(
     seed=seeds,
     out_dim=st.sampled_from([1, 4, 9]),
-    rows=st.sampled_from([1, 2, 10, 80]),  # more than 64 rows go another way
+    rows=st.sampled_from([1, 2, 10, 80]),  # above 64 rows another code path runs
 )
 def test_product_is_that_of_the_array(kind, seed, out_dim, rows):
     kernel, x = KINDS[kind](normal(seed, IN_DIM, out_dim)), normal(seed + 1, rows, IN_DIM)
@@ -86,10 +86,13 @@ def test_packing_loses_nothing(kind, seed, out_dim):
     few_roundings=st.booleans(),
 )
 def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size, shift, few_roundings):
-    """A step is a 254th of what lies between an output's smallest and largest weight; where they
-    are the same they stay so."""
+    """The error of each weight is at most half a step, plus float32 rounding.
+
+    A step is (largest − smallest weight of an output) / 254. If all weights of an output are equal,
+    quantization preserves them exactly.
+    """
     array = (np.array(normal(seed, IN_DIM, out_dim)) + np.float32(shift)) * np.float32(size)
-    if few_roundings:  # an output whose weights are neighbours in float32
+    if few_roundings:  # one output has only two distinct weights, neighbouring floats
         array[:, -1] = np.where(array[:, -1] > array[0, -1], 1.0 + 2.0**-23, 1.0 + 2.0**-22)
     array[:, 0] = np.float32(shift) * np.float32(size)
     kernel = quantize(jnp.asarray(array))
@@ -103,7 +106,7 @@ def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size, shift, few_roun
 
 @pytest.mark.parametrize("rows", [1, 8, FEW_ROWS + 1])
 def test_integers_stay_integers_in_a_loop(rows):
-    """A decoding loop holds no floating-point copy of them, which would be four times as large."""
+    """A decoding loop carries no floating-point copy of them: it would be four times as large."""
     kernel = quantize(normal(0, 256, 4096))
 
     def loop(x, kernel):
@@ -116,8 +119,8 @@ def test_integers_stay_integers_in_a_loop(rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stacked_scanned_and_vmapped_are_one_by_one(kind):
-    """Three layers: as a scan runs them, as vmap does, and each alone."""
+def test_stacked_kernels_equal_single_kernels_in_scan_and_vmap(kind):
+    """Three layers, run by scan, by vmap and one at a time."""
     arrays, x = normal(0, 3, IN_DIM, 5), normal(1, 4, IN_DIM)
     stacked = KINDS[kind](arrays)
     assert stacked.shape == (3, IN_DIM, 5)
@@ -140,7 +143,7 @@ def test_the_gradient_of_the_input_is_that_of_the_array(kind):
 
 
 def test_only_the_update_of_low_rank_learns():
-    """∂/∂A and ∂/∂B are those of x (W + s A B); the frozen kernel gets none."""
+    """∂/∂A and ∂/∂B are those of x (W + s A B); the frozen kernel gets no gradient."""
     x, cotangent = normal(0, 3, IN_DIM), normal(1, 3, 5)
     array = normal(2, IN_DIM, 5)
     for frozen in (array, quantize(array)):
@@ -158,7 +161,7 @@ def test_only_the_update_of_low_rank_learns():
     assert not gradient.frozen.any() and gradient.down.any() and gradient.up.any()
 
 
-def test_a_new_update_changes_nothing():
+def test_a_new_low_rank_kernel_leaves_the_product_unchanged():
     array, x = normal(0, IN_DIM, 5), normal(1, 3, IN_DIM)
     kernel = init_low_rank(jax.random.key(0), array, rank=3)
     np.testing.assert_array_equal(product(x, kernel), product(x, array))
@@ -168,10 +171,10 @@ def test_a_new_update_changes_nothing():
 
 
 @pytest.mark.parametrize("kinds", [("dense", "dense"), ("int8", "int8"), ("int8", "dense")])
-def test_side_by_side_is_one_after_the_other(kinds):
-    """Kernels of one kind become one; of two kinds they stay apart."""
+def test_concatenated_kernels_give_concatenated_products(kinds):
+    """Kernels of one kind fuse into one. Kernels of different kinds do not (None)."""
     kernels = [KINDS[kind](normal(i, IN_DIM, 3 + i)) for i, kind in enumerate(kinds)]
-    x, one = normal(9, 2, IN_DIM), concatenated(kernels)
+    x, one = normal(9, 2, IN_DIM), concatenate_kernels(kernels)
     assert (one is None) == (len(set(kinds)) > 1)
     if one is not None:
         wanted = np.concatenate([product(x, kernel) for kernel in kernels], axis=-1)
@@ -180,7 +183,7 @@ def test_side_by_side_is_one_after_the_other(kinds):
 
 @pytest.mark.parametrize("kind", ["dense", "packed", "int8"])
 def test_float32_results_are_not_rounded_to_the_operands_dtype(kind):
-    """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
+    """Logits of a bfloat16 model are float32, so `product(..., "float32")` must not round them."""
     array = normal(0, 64, 5)
     kernel = pack(array, "bfloat16", 2) if kind == "packed" else KINDS[kind](array)
     x = normal(1, 3, 64).astype("bfloat16")
@@ -191,8 +194,8 @@ def test_float32_results_are_not_rounded_to_the_operands_dtype(kind):
 
 
 @given(seed=seeds, index=st.lists(st.integers(0, 6), min_size=1, max_size=4))
-def test_a_table_of_integers_is_its_rows(seed, index):
-    """Looked up, and transposed as an output map; a row that there is not is NaN."""
+def test_a_quantized_table_gives_the_rows_of_its_array(seed, index):
+    """As an embedding lookup and, transposed, as an output head. An invalid index gives NaN."""
     table = normal(seed, 7, IN_DIM)
     found = quantize_table(table)
     whole = dense(found.T).T
@@ -201,7 +204,7 @@ def test_a_table_of_integers_is_its_rows(seed, index):
     assert np.isnan(found.take(jnp.array([7]))).all()
 
 
-def test_a_tree_of_weights_is_quantized_where_matrices_are():
+def test_quantize_all_quantizes_only_the_matrices():
     params = {
         "embedding": {"tokens": normal(0, 7, IN_DIM), "positions": normal(1, 5, IN_DIM)},
         "blocks": {"up": {"kernel": normal(2, 3, IN_DIM, 4), "bias": normal(3, 3, 4)}},
@@ -216,7 +219,7 @@ def test_a_tree_of_weights_is_quantized_where_matrices_are():
     np.testing.assert_allclose(linear(layer, x), wanted, atol=0.1)
 
 
-def test_what_is_packed_is_left_so():
+def test_for_small_steps_keeps_packed_and_int8_kernels():
     packed, integers = pack(normal(0, 400, 5), "float32", 2), quantize(normal(0, 400, 5))
     assert for_small_steps(packed, "float32", 3) is packed
     assert for_small_steps(integers, "float32", 3) is integers

@@ -1,4 +1,4 @@
-"""The affine map: against float64, and laid out by rows against itself."""
+"""The affine map equals its float64 formula with a dense and with a packed kernel."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxformer.functional.kernels import pack
 from jaxformer.functional.linear import init_linear, linear
 
-compiled = jax.jit(linear)  # few shapes, since each compiles anew
+compiled = jax.jit(linear)  # few shapes, because each one compiles
 
 
 def drawn(seed, in_dim, out_dim, use_bias):
@@ -24,7 +24,7 @@ def drawn(seed, in_dim, out_dim, use_bias):
     seed=st.integers(0, 99),
     in_dim=st.just(8),
     out_dim=st.sampled_from([1, 9]),
-    rows=st.sampled_from([1, 40]),  # times 2: beyond 64 rows packed weights go another way
+    rows=st.sampled_from([1, 40]),  # times 2: above 64 rows packed kernels take another path
     use_bias=st.booleans(),
 )
 def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
@@ -39,7 +39,7 @@ def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
 @pytest.mark.parametrize("rows", [3, 70])
 @pytest.mark.parametrize("out_dim", [4, 5])
 def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
-    """Logits of a bfloat16 model are float32: a product asked for in float32 keeps its bits."""
+    """Logits of a bfloat16 model are float32, so `linear(..., "float32")` must not round them."""
     weights = drawn(0, 64, out_dim, True)
     x = jax.random.normal(jax.random.key(1), (rows, 64)).astype("bfloat16")
     kernel = np.asarray(weights["kernel"].astype("bfloat16"), np.float64)

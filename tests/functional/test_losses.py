@@ -1,7 +1,6 @@
-"""Cross-entropy by hand, and in chunks."""
+"""Cross-entropy equals its definition, computed from all logits and in chunks."""
 
 from functools import cache, partial
-from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ def log_softmax(logits):
 
 
 def reference(logits, targets, weights, smoothing):
-    """The definition, token by token, in float64."""
+    """Computes the definition, token by token, in float64."""
     log_probs, total, count = log_softmax(logits), 0.0, 0.0
     for index, target in np.ndenumerate(targets):
         if weights[index]:
@@ -32,7 +31,7 @@ def reference(logits, targets, weights, smoothing):
     return total / count if count else 0.0
 
 
-def test_by_hand():
+def test_cross_entropy_by_hand():
     """Logits 0, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8."""
     logits = jnp.log(jnp.array([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]]))
     targets = jnp.array([2, 0])
@@ -51,8 +50,11 @@ SMOOTHING = st.sampled_from([0.0, 0.1])
 
 @given(seed=tiny.seeds, weights=WEIGHTS, smoothing=SMOOTHING, size=st.sampled_from([1.0, 1e3]))
 def test_it_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
-    """Σ w loss / Σ w over tokens, not over rows; weight 0 counts nowhere, whatever its target
-    (−100 too); no weight at all gives 0; huge logits do not overflow."""
+    """Σ w loss / Σ w over tokens, not over batch elements.
+
+    A token of weight 0 is ignored whatever its target (−100 too). If all weights are 0 the loss is
+    0. Huge logits do not overflow.
+    """
     weights = np.float32(weights).reshape(2, 5)
     logits = np.float32(size * np.random.default_rng(seed).normal(size=(2, 5, 7)))
     targets = tiny.tokens(seed, 2, 5, vocab_size=7)
@@ -61,8 +63,8 @@ def test_it_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
     tiny.close(loss, reference(logits, targets, weights, smoothing))
 
 
-def test_a_target_that_is_no_class_is_refused_or_nan():
-    """Where it counts: ValueError when known, NaN in jit; never the loss of some other class."""
+def test_an_out_of_range_target_raises_or_gives_nan():
+    """If its weight is not 0: ValueError for a concrete target, NaN inside jit."""
     hidden, kernel = tiny.embeddings(0, 1, 3, 4), tiny.embeddings(1, 4, 7)
     weights = jnp.array([[1.0, 0.5, 1.0]])
     for loss in (
@@ -79,14 +81,14 @@ def test_a_target_that_is_no_class_is_refused_or_nan():
 
 
 def test_an_ignored_target_leaves_finite_gradients():
-    """The gradient for a token of weight 0 is 0, though its target is −100."""
+    """The gradient at a token of weight 0 is 0 even if its target is −100."""
     logits, weights = tiny.embeddings(0, 3, 7), jnp.array([1.0, 0.0, 1.0])
     gradient = jax.grad(cross_entropy)(logits, jnp.array([1, -100, 2]), weights)
     assert np.isfinite(gradient).all() and not gradient[1].any() and gradient[0].any()
 
 
 def test_bfloat16_logits_are_scored_in_float32():
-    """The loss of bfloat16 logits is that of the same numbers in float32, to its precision."""
+    """The loss of bfloat16 logits equals that of the same numbers in float32."""
     logits = (10 + tiny.embeddings(0, 64, 50)).astype(jnp.bfloat16)
     targets = jnp.asarray(tiny.tokens(0, 64, vocab_size=50))
     loss = cross_entropy(logits, targets)
@@ -97,8 +99,10 @@ def test_bfloat16_logits_are_scored_in_float32():
 
 @cache
 def both(chunk, with_bias, smoothing):
-    """Loss and gradients (for hidden, kernel, bias, weights) of the chunked loss and of the plain
-    one; where there is a bias, the logits have a cap too."""
+    """Compiles loss and gradients of the chunked and of the plain loss.
+
+    The gradients are for hidden, kernel, bias and weights. With a bias, the logits are capped too.
+    """
 
     def chunked(hidden, kernel, bias, targets, weights):
         return 3 * chunked_cross_entropy(
@@ -126,8 +130,10 @@ def both(chunk, with_bias, smoothing):
 )
 @given(seed=tiny.seeds, weights=WEIGHTS)
 def test_chunked_is_plain(chunk, with_bias, smoothing, seed, weights):
-    """Values and gradients, for chunks that do not divide the tokens, with weights 0 and targets
-    −100 among them; a factor on the loss is a factor on the gradients."""
+    """Values and gradients agree when the chunk size does not divide the number of tokens.
+
+    Some weights are 0 with target −100. The factor 3 on the loss must scale the gradients too.
+    """
     weights = np.float32(weights).reshape(2, 5)
     targets = np.where(weights == 0, -100, tiny.tokens(seed, 2, 5, vocab_size=7))
     hidden, kernel = tiny.embeddings(seed, 2, 5, 4), tiny.embeddings(seed + 1, 4, 7)
@@ -146,7 +152,7 @@ def in_chunks_of(chunk):
 
 @given(seed=tiny.seeds)
 def test_chunked_token_losses_are_those_of_all_logits(seed):
-    """For chunks that do and do not divide the tokens; out of range is NaN as ever."""
+    """The chunk size may or may not divide the tokens. An out-of-range target gives NaN."""
     hidden, kernel = tiny.embeddings(seed, 2, 5, 4), tiny.embeddings(seed + 1, 4, 7)
     bias, targets = tiny.embeddings(seed + 2, 7), tiny.tokens(seed, 2, 5, vocab_size=8)
     wanted = token_losses(hidden @ kernel + bias, jnp.asarray(targets))
@@ -156,18 +162,18 @@ def test_chunked_token_losses_are_those_of_all_logits(seed):
         tiny.close(found, wanted, where=targets < 7)
 
 
-def test_shapes_that_do_not_fit_are_refused_even_in_jit():
-    """A broadcast weight would be summed once for all the tokens that it is spread over."""
+def test_incompatible_shapes_are_rejected_even_in_jit():
+    """Otherwise a broadcast weight would be counted once, not once per token."""
     logits, targets = jnp.zeros((2, 5, 7)), jnp.zeros((2, 5), int)
 
     def in_chunks(logits, *rest):
-        return unwrap(chunked_cross_entropy)(logits, jnp.eye(7), *rest)
+        return chunked_cross_entropy(logits, jnp.eye(7), *rest)
 
-    for loss in (unwrap(cross_entropy), in_chunks):  # without the tests' own check of shapes
+    for loss in (cross_entropy, in_chunks):
         for call in (loss, jax.jit(loss)):
-            with pytest.raises(ValueError, match=r"weights are \(2, 1\); outputs are \(2, 5\)"):
+            with pytest.raises(ValueError, match=r"weights is float32 \[2, 1\]"):
                 call(logits, targets, jnp.ones((2, 1)))
-            with pytest.raises(ValueError, match=r"targets are \(2, 4\)"):
+            with pytest.raises(ValueError, match=r"targets is int32 \[2, 4\]"):
                 call(logits, targets[:, 1:])
         assert loss(logits[:0], targets[:0]) == 0.0
     with pytest.raises(ValueError, match="chunk is 0"):
@@ -175,7 +181,7 @@ def test_shapes_that_do_not_fit_are_refused_even_in_jit():
 
 
 def operations(function, *arguments):
-    """Every equation of the program of `function`, inner programs included."""
+    """Yields every equation of the program of `function`, including nested programs."""
     programs = [jax.make_jaxpr(function)(*arguments).jaxpr]
     while programs:
         for equation in programs.pop().eqns:
@@ -184,8 +190,10 @@ def operations(function, *arguments):
 
 
 def test_chunked_never_holds_all_logits_and_keeps_float32():
-    """512 tokens in chunks of 64: no array of the program is as large as [512, vocab], and the
-    product that makes a chunk's logits is float32, whatever the dtype of the activations."""
+    """512 tokens in chunks of 64: no array is nearly as large as [512, vocab].
+
+    The logits of a chunk are float32 whatever the dtype of the activations.
+    """
     hidden, kernel = jnp.zeros((512, 4), jnp.bfloat16), jnp.zeros((4, 100))
     targets = jnp.zeros(512, int)
 

@@ -1,4 +1,4 @@
-"""Rules as literal matrices of 0 and 1, combined by &, in parts, and the ranges they promise."""
+"""Mask rules: their literal matrices, their combination with &, their tiles and key ranges."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,7 @@ def matrix(rows):
 
 @pytest.mark.parametrize("name", LITERAL)
 def test_a_rule_is_its_matrix(name):
-    """Row: query; column: key. Known while tracing, the answer is NumPy's and stays static."""
+    """Rows are queries, columns are keys. For static positions the result is a NumPy array."""
     rule, rows = LITERAL[name]
     answer = rule(TokenInfo(4), TokenInfo(4))
     assert isinstance(answer, (np.ndarray, np.bool_))
@@ -44,14 +44,14 @@ def test_a_rule_is_its_matrix(name):
 
 @pytest.mark.parametrize("name", SEGMENTED)
 def test_a_rule_about_documents_is_its_matrix(name):
-    """Documents see themselves alone; padding is seen by no one."""
+    """Documents see only themselves. Padding keys are masked."""
     rule, segments, rows = SEGMENTED[name]
     places = TokenInfo(4, None, np.array(segments))
     np.testing.assert_array_equal(np.broadcast_to(rule(places, places), (4, 4)), matrix(rows))
 
 
-def test_positions_count_not_columns():
-    """Slots in any order: the rule asks where a token stands, not where it is stored."""
+def test_rules_use_positions_not_slot_indices():
+    """Cache slots are in any order: a rule uses a token's position, not the slot's index."""
     query, key = TokenInfo(2, np.array([5, 7])), TokenInfo(4, np.array([7, 5, 4, 6]))
     np.testing.assert_array_equal((Causal() & Window(2))(query, key), matrix(["0110", "1001"]))
 
@@ -64,8 +64,8 @@ TILES = st.tuples(st.integers(0, 4), st.sampled_from([1, 5]))  # (start, size)
 
 
 @given(one=RULES, other=RULES)
-def test_combined_rules_hold_together(one, other):
-    """a & b sees what both see, in either order."""
+def test_combined_rules_allow_what_both_allow(one, other):
+    """`a & b` and `b & a` are the elementwise and of both matrices."""
     places = TokenInfo(LENGTH)
     both = np.logical_and(one(places, places), other(places, places))
     for combined in (one & other, other & one):
@@ -78,9 +78,8 @@ def test_combined_rules_hold_together(one, other):
     rows=st.tuples(st.integers(0, 8), st.integers(1, 9)),
     columns=st.tuples(st.integers(0, 8), st.integers(1, 9)),
 )
-def test_a_tile_is_a_part_and_a_range_hides_nothing(rule, other, rows, columns):
-    """Asked block by block a rule answers as when asked whole; outside its key_range it sees
-    nothing."""
+def test_a_tile_is_part_of_the_matrix_and_key_range_loses_no_key(rule, other, rows, columns):
+    """`tile` equals that part of the whole matrix. No key outside `key_range` is visible."""
     rule, places = rule & other, TokenInfo(LENGTH)
     whole = np.broadcast_to(rule(places, places), (LENGTH, LENGTH))
     rows, columns = (slice(start, min(start + size, LENGTH)) for start, size in (rows, columns))
@@ -98,9 +97,8 @@ def test_a_tile_is_a_part_and_a_range_hides_nothing(rule, other, rows, columns):
     rows=TILES,
     columns=TILES,
 )
-def test_a_tile_may_be_found_as_the_program_runs(rule, segments, rows, columns):
-    """Starts that are traced give the tile that starts known beforehand give: of a row in order, of
-    documents, of counted positions, and of a table."""
+def test_a_tile_with_a_traced_start_equals_the_static_tile(rule, segments, rows, columns):
+    """Holds for default positions, for documents, for counted positions, and for a mask array."""
     documents, positions = map(np.array, rules.read(segments))
     table = np.random.default_rng(rows[0]).random((LENGTH, LENGTH)) < 0.5
     static = [slice(start, start + size) for start, size in (rows, columns)]
@@ -113,8 +111,8 @@ def test_a_tile_may_be_found_as_the_program_runs(rule, segments, rows, columns):
 
 
 @given(start=st.integers(0, 8), size=st.integers(1, 5), window=st.integers(1, 9))
-def test_ranges_are_tight(start, size, window):
-    """The first and the last key of the range are seen by someone: no block too many."""
+def test_key_ranges_are_tight(start, size, window):
+    """Some query sees the first key of the range and some query sees the last."""
     stop = min(start + size, LENGTH)
     for rule in (Causal(), Causal() & Window(window), Prefix(4)):
         seen = rule(TokenInfo(LENGTH), TokenInfo(LENGTH))[start:stop].any(axis=0)
@@ -123,8 +121,8 @@ def test_ranges_are_tight(start, size, window):
 
 
 @given(segments=tiny.segment_rows(), window=st.integers(1, 5), prefix=st.integers(0, 5))
-def test_rules_on_counted_positions_are_the_loops(segments, window, prefix):
-    """Window, prefix and documents together, positions counted per document, against the oracle."""
+def test_rules_on_document_positions_equal_the_loops(segments, window, prefix):
+    """Window, prefix and documents with positions per document, against `verify.rules`."""
     documents, positions = rules.read(segments)
     places = TokenInfo(len(segments), positions, documents)
     rule = Prefix(prefix) & Window(window) & Packed()
@@ -133,7 +131,7 @@ def test_rules_on_counted_positions_are_the_loops(segments, window, prefix):
     )
 
 
-def test_a_window_without_room_is_refused():
-    """A token sees at least itself."""
-    with pytest.raises(ValueError, match="window is 0"):
+def test_a_window_of_size_0_is_rejected():
+    """A token always sees itself, so the smallest size is 1."""
+    with pytest.raises(ValueError, match=r"size \(a token sees itself\) is 0"):
         Window(0)

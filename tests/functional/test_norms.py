@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation against float64, where float32 is easily lost."""
+"""Layer and RMS norm equal their float64 formulas where float32 easily loses digits."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxformer as jf
 from jaxformer.functional import layer_norm, rms_norm
-from jaxformer.functional.norms import init_norm, normalizer
+from jaxformer.functional.norms import init_norm, normalize
 from tests.properties import oracle, tiny
 
 
@@ -25,11 +26,13 @@ def random_inputs(seed, mean=0.0, size=1.0, dim=64):
     epsilon=st.sampled_from([1e-6, 1e-5, 0.1, 1.0]),
 )
 def test_layer_norm_is_its_formula(seed, mean, size, epsilon):
-    """γ (x − μ) / √(σ² + ε) + β in float64, with ε inside the root, and no cancellation when the
-    mean is 10⁶ deviations from 0 (E[x²] − μ² would even be negative)."""
+    """γ (x − μ) / √(σ² + ε) + β in float64, with ε inside the root.
+
+    No digits cancel when the mean is 10⁶ deviations from 0, where E[x²] − μ² would be negative.
+    """
     x, scale, bias = random_inputs(seed, mean, size)
     y = layer_norm(*map(jnp.asarray, (x, scale, bias)), epsilon=epsilon)
-    # The mean itself is only known to some roundings of x: that much of x − μ may be missing.
+    # μ is only known to a few roundings of x, so x − μ may be wrong by as much.
     rounding = abs(mean) * 2.0**-23 / max(size, epsilon**0.5)
     tiny.close(y, oracle.layer_norm(x, scale, bias, epsilon), 1e-5 + 4 * rounding)
 
@@ -40,7 +43,7 @@ def test_layer_norm_is_its_formula(seed, mean, size, epsilon):
     epsilon=st.sampled_from([1e-6, 1e-5, 0.1, 1.0]),
 )
 def test_rms_norm_is_its_formula(seed, size, epsilon):
-    """γ x / √(mean(x²) + ε) in float64, ε inside the root."""
+    """γ x / √(mean(x²) + ε) in float64, with ε inside the root."""
     x, scale, _ = random_inputs(seed, 0.5 * size, size)
     y = rms_norm(jnp.asarray(x), jnp.asarray(scale), epsilon)
     tiny.close(y, oracle.rms_norm(x, scale, epsilon))
@@ -48,7 +51,7 @@ def test_rms_norm_is_its_formula(seed, size, epsilon):
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
 def test_equal_features_give_the_bias_and_finite_gradients(value):
-    """Variance 0: nothing to divide by but √ε. The output is β; its gradient stays finite."""
+    """With variance 0, x − μ is divided by √ε only: the output is β and the gradient is finite."""
     x, scale, bias = jnp.full((2, 8), value), jnp.ones(8), jnp.arange(8.0)
     tiny.close(layer_norm(x, scale, bias), np.tile(np.arange(8.0), (2, 1)))
     for norm in (layer_norm, rms_norm):
@@ -59,7 +62,7 @@ def test_equal_features_give_the_bias_and_finite_gradients(value):
 
 @given(seed=tiny.seeds, mean=st.sampled_from([0.0, 100.0]))
 def test_statistics_are_float32_whatever_the_dtype(seed, mean):
-    """bfloat16 in and out: the error is that of rounding the result once."""
+    """bfloat16 in and out: the only error is rounding the result once."""
     x, scale, bias = (jnp.asarray(part) for part in random_inputs(seed, mean))
     narrow = x.astype(jnp.bfloat16)
     for y, expected in (
@@ -70,8 +73,8 @@ def test_statistics_are_float32_whatever_the_dtype(seed, mean):
         np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-4)
 
 
-def test_a_config_names_its_norm():
-    """normalizer(name) with weights of init_norm: the function, or for "none" nothing at all."""
+def test_normalize_applies_the_norm_of_a_config():
+    """`normalize` with weights of `init_norm`; "none" returns the input unchanged."""
     x = jnp.asarray(random_inputs(0, dim=8)[0])
     for use_bias in (True, False):
         for name, expected in (
@@ -81,4 +84,5 @@ def test_a_config_names_its_norm():
         ):
             weights = init_norm(name, 8, use_bias=use_bias)
             assert ("bias" in weights) == (name == "layer" and use_bias)
-            tiny.close(normalizer(name, 0.1)(weights, x), expected)
+            config = jf.DecoderConfig(norm=name, norm_epsilon=0.1)
+            tiny.close(normalize(weights, x, config), expected)

@@ -1,4 +1,4 @@
-"""Sinusoids, rotations and counting within documents, against loops in float64."""
+"""Sinusoids, rotary embeddings and positions within documents equal float64 loops."""
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ from tests.properties import oracle, tiny
 
 
 def test_sinusoids_by_hand():
-    """p[t] = sin t, cos t, sin t/100, cos t/100 for dim 4: sine and cosine alternate."""
+    """p[t] = sin t, cos t, sin t/100, cos t/100 for dim 4: sines and cosines alternate."""
     table = sinusoidal_positions(jnp.arange(3), 4)
     expected = [[np.sin(t), np.cos(t), np.sin(t / 100), np.cos(t / 100)] for t in range(3)]
     tiny.close(table, expected, 1e-6)
 
 
 @given(positions=st.lists(st.integers(0, 10_000), min_size=5, max_size=5))
-def test_sinusoids_are_their_formula_far_out(positions):
-    """At positions up to 10,000 the float32 phase is good to 1e-3."""
+def test_sinusoids_are_their_formula_at_large_positions(positions):
+    """At positions up to 10,000 the float32 phase is accurate to 1e-3."""
     table = sinusoidal_positions(jnp.array(positions), 8)
     tiny.close(table, oracle.sinusoids(positions, 8), 1e-3)
 
@@ -34,7 +34,7 @@ def test_sinusoids_are_their_formula_far_out(positions):
     base=st.sampled_from([100.0, 10_000.0, 500_000.0]),
 )
 def test_rotary_is_a_complex_rotation_of_halves(seed, positions, base):
-    """(x[i], x[i + d/2]) times e^{i t / base^(2i/d)}, in the halves layout, at 8192 too."""
+    """(x[i], x[i + d/2]) is multiplied by e^{i t / base^(2i/d)}, up to position 8192."""
     x = tiny.embeddings(seed, 2, 5, 8)
     turned = rotary(x, jnp.array(positions), base)
     tiny.close(turned, oracle.rotary(np.asarray(x), positions, base), 2e-3)
@@ -44,7 +44,7 @@ def test_rotary_is_a_complex_rotation_of_halves(seed, positions, base):
 
 @given(seed=tiny.seeds, one=st.integers(0, 50), other=st.integers(0, 50), shift=st.integers(0, 50))
 def test_rotary_scores_depend_on_distance_alone(seed, one, other, shift):
-    """⟨R_s q, R_t k⟩ = ⟨R_{s+c} q, R_{t+c} k⟩, and a rotation keeps lengths."""
+    """⟨R_s q, R_t k⟩ = ⟨R_{s+c} q, R_{t+c} k⟩, and a rotation preserves lengths."""
     query, key = tiny.embeddings(seed, 2, 1, 1, 8)
     here, there = (
         (rotary(query, jnp.array([one + by])) * rotary(key, jnp.array([other + by]))).sum()
@@ -55,8 +55,8 @@ def test_rotary_scores_depend_on_distance_alone(seed, one, other, shift):
 
 
 @pytest.mark.parametrize("position", [256, 4096, 8190])
-def test_rotary_in_bfloat16_still_tells_neighbours_apart(position):
-    """The phase is float32: neighbours differ, each within one rounding of the float64 rotation."""
+def test_rotary_in_bfloat16_distinguishes_neighbouring_positions(position):
+    """The phase is float32: each result is within one rounding of the float64 rotation."""
     x = tiny.embeddings(0, 1, 1, 64).astype(jnp.bfloat16)
     turned = [rotary(x, jnp.array([position + step])) for step in (0, 1)]
     assert turned[0].dtype == jnp.bfloat16 and (turned[0] != turned[1]).any()
@@ -67,11 +67,13 @@ def test_rotary_in_bfloat16_still_tells_neighbours_apart(position):
 
 @given(seed=tiny.seeds, positions=st.lists(st.integers(0, 50), min_size=5, max_size=5))
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
-def test_the_other_layouts_are_a_rotation_too(fraction, seed, positions):
-    """Of the first features alone; and of neighbours, which is that of halves, features in another
-    order. The rest is as it was, bit for bit."""
+def test_partial_and_interleaved_rotary_are_rotations(fraction, seed, positions):
+    """`fraction` rotates only the first features and leaves the rest bitwise equal.
+
+    `interleaved` pairs neighbours: it equals the halves layout with the features permuted.
+    """
     x, dim = tiny.embeddings(seed, 2, 5, 16), int(16 * fraction)
-    order = np.arange(dim).reshape(2, -1).T.ravel()  # feature 2i is i, and 2i + 1 is i + d/2
+    order = np.arange(dim).reshape(2, -1).T.ravel()  # features 2i, 2i + 1 come from i, i + d/2
     halves = rotary(x, jnp.array(positions), fraction=fraction)
     neighbours = rotary(
         x.at[..., :dim].set(x[..., order]),
@@ -93,9 +95,12 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_scaling_slows_long_waves_and_leaves_short_ones(kind):
-    """Linear: all are slowed by the factor. The others: the fastest pair keeps its speed, the
-    slowest has 1/factor of it, and the share that is kept never rises between."""
+def test_scaling_slows_low_frequencies_and_keeps_high_ones(kind):
+    """Linear scaling divides all frequencies by the factor.
+
+    "llama3" and "yarn" keep the highest frequency and divide the lowest by the factor. The ratio
+    never rises in between.
+    """
     scaling = SCALINGS[kind]
     plain, _ = rotary_frequencies(64, 10_000.0)
     scaled, factor = rotary_frequencies(64, 10_000.0, scaling)
@@ -106,8 +111,8 @@ def test_scaling_slows_long_waves_and_leaves_short_ones(kind):
     assert (factor > 1.0) == (kind == "yarn")
 
 
-def test_the_bounds_between_the_waves_are_those_of_their_definitions():
-    """llama3: by waves in the text trained on; yarn: by the ramp over pair numbers."""
+def test_scaling_thresholds_are_those_of_the_definitions():
+    """llama3 counts wavelengths in the original length; yarn ramps over the pair index."""
     plain, _ = rotary_frequencies(64, 10_000.0)
     scaled, _ = rotary_frequencies(64, 10_000.0, SCALINGS["llama3"])
     waves = 512 * plain / (2 * np.pi)
@@ -126,13 +131,13 @@ def test_the_bounds_between_the_waves_are_those_of_their_definitions():
     np.testing.assert_allclose(longer, factor, rtol=1e-6)
 
 
-def test_an_odd_width_is_refused():
-    """Pairs need an even width."""
+def test_an_odd_width_is_rejected():
+    """Sinusoids and rotations pair the features, so their number must be even."""
     with pytest.raises(ValueError, match="dim is 5"):
         sinusoidal_positions(jnp.arange(3), 5)
-    with pytest.raises(ValueError, match="head_dim is 5"):
+    with pytest.raises(ValueError, match="x has head_dim 5"):
         rotary(jnp.ones((1, 3, 5)), jnp.arange(3))
-    with pytest.raises(ValueError, match="head_dim is 12, of which 3 features turn"):
+    with pytest.raises(ValueError, match=r"head_dim 12, .* fraction \(0.25\) rotates 3"):
         rotary(jnp.ones((1, 3, 12)), jnp.arange(3), fraction=0.25)
 
 
@@ -140,8 +145,8 @@ read = jax.jit(document_positions)
 
 
 @given(segments=tiny.segment_batches(3, ids=(1, 2, 7, -1)))
-def test_documents_and_positions_are_counted_as_by_a_loop(segments):
-    """A maximal run of one id is a document, padding left out; an id that returns begins anew."""
+def test_documents_and_positions_equal_those_of_a_loop(segments):
+    """A document is a maximal run of one nonzero id. A repeated id starts a new document."""
     documents, positions, _ = read(segments, DocumentCursor.begin(3))
     for row, ids in enumerate(segments):
         expected = rules.read(ids)
@@ -150,8 +155,8 @@ def test_documents_and_positions_are_counted_as_by_a_loop(segments):
 
 
 @given(segments=tiny.segment_batches(2), cuts=st.sets(st.sampled_from([4, 8])))
-def test_reading_goes_on_where_it_stopped(segments, cuts):
-    """Cut into chunks, each told what the last one left: the same documents and positions."""
+def test_reading_continues_across_chunks(segments, cuts):
+    """Chunks that pass on the cursor give the same documents and positions as one call."""
     whole = read(segments, DocumentCursor.begin(2))
     cursor, parts = DocumentCursor.begin(2), []
     for part in np.split(segments, sorted(cuts), axis=1):

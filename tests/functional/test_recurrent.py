@@ -1,4 +1,4 @@
-"""What a recurrent model is made of before it has learnt anything."""
+"""Initialization of recurrent models."""
 
 import re
 from functools import partial
@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional.cells import CELLS, init_recurrent_layer
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 
-WIDTHS = st.sampled_from([64, 96])  # each width compiles anew
+WIDTHS = st.sampled_from([64, 96])  # few widths, because each one compiles
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 @settings(max_examples=6)
 @given(WIDTHS, WIDTHS, st.integers(1, 2), st.integers(0, 99))
-def test_the_first_inputs_of_a_cell_are_of_size_1(cell, embed_dim, hidden_dim, num_layers, seed):
-    """Var(W x) = 1 in every layer, for token vectors of variance 1/dim and for states of ±1: so
-    that an input is neither lost beside the state nor closes a gate for good."""
+def test_input_projections_have_variance_1(cell, embed_dim, hidden_dim, num_layers, seed):
+    """Var(W x) = 1 in every layer, for token vectors of variance 1/dim and states of ±1.
+
+    A smaller input would be lost beside the state; a larger one would saturate the gates.
+    """
     config = jf.RecurrentConfig(
         vocab_size=256,
         embed_dim=embed_dim,
@@ -40,10 +42,12 @@ def test_the_first_inputs_of_a_cell_are_of_size_1(cell, embed_dim, hidden_dim, n
         x = jax.random.rademacher(jax.random.key(seed), (256, hidden_dim), jnp.float32)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="LAPACK is what a CPU uses")
-def test_many_layers_are_made_at_once_without_batched_factorisations():
-    """A batch of LAPACK's factorisations beside another waits for ever on two threads (seen on the
-    seeds of an LSTM)."""
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend uses LAPACK")
+def test_layers_are_initialized_under_vmap_without_batched_factorizations():
+    """Two batched LAPACK factorizations side by side deadlock on two threads.
+
+    It happened when the seeds of an LSTM were mapped over.
+    """
     keys = jax.random.split(jax.random.key(0), 3)
     made = jax.jit(jax.vmap(lambda key: init_recurrent_layer(key, "lstm", 5, 4)))
     batches = re.findall(r'@lapack_\w+.*num_batch_dims = "(\d+)"', made.lower(keys).as_text())

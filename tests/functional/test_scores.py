@@ -1,4 +1,4 @@
-"""What becomes of the products of queries and keys: caps, ALiBi, T5's bias, and its gradient."""
+"""Score modifiers: caps, ALiBi, T5's relative bias and its gradient."""
 
 from itertools import product
 
@@ -45,7 +45,7 @@ def scores_of(config, table, cap):
 
 
 def set_rows(kind, monkeypatch):
-    """Short: rows of a few tiles that are spelled out; long: rows that are looped over."""
+    """Selects "short" sequences (unrolled tiles) or "long" ones (a loop over tiles)."""
     if kind == "long":
         for name, size in (("_LARGEST_TILE", 0), ("_LOOP_QUERIES", 5), ("_LOOP_KEYS", 4)):
             monkeypatch.setattr(blockwise, name, size)
@@ -58,8 +58,11 @@ def set_rows(kind, monkeypatch):
     ),
 )
 def test_scores_are_their_formula(kind, rows, monkeypatch):
-    """Values as in float64 loops; gradients of queries, keys, values and the table, in tiles as
-    by differentiating the formula. Packed documents, whose positions restart."""
+    """Values equal float64 loops. Tiled gradients equal those of the explicit formula.
+
+    The gradients are for queries, keys, values and the bias table. Documents are packed, so
+    positions restart.
+    """
     set_rows(rows, monkeypatch)
     config = CONFIGS[kind]
 
@@ -101,27 +104,29 @@ def test_scores_are_their_formula(kind, rows, monkeypatch):
     both=st.booleans(),
 )
 def test_buckets_are_those_of_t5(buckets, far, both):
-    """Every offset falls into the bucket that the formula says, one by one."""
+    """Every offset falls into the bucket of T5's formula."""
     config = (EncoderConfig if both else DecoderConfig)(
         positions="relative", relative_buckets=buckets, relative_distance=far
     )
     found = relative_buckets(buckets, far, both)
     expected = np.array([oracle.relative_bucket(x, config) for x in range(-far, far + 1)])
-    # A bound may fall on a whole number, which rounding decides.
+    # Rounding decides offsets for which the formula gives a whole number.
     assert (found != expected).sum() <= 4 and np.abs(found - expected).max() <= 1
 
 
 def test_slopes_are_those_of_the_paper():
-    """Press et al. 2022: 1/2, 1/4, … for eight heads; for twelve those of eight, and every second
-    one of sixteen."""
+    """Eight heads have 1/2, 1/4, …; twelve have those of eight and every second one of sixteen.
+
+    Reference: Press et al. 2022.
+    """
     assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(12) == alibi_slopes(8) + alibi_slopes(16)[0:8:2]
 
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_a_mask_and_a_bias_for_each_head(seed):
-    """Arrays from elsewhere, both by head: as each head alone."""
+def test_per_head_masks_and_biases_apply_head_by_head(seed):
+    """Dense arrays with a head axis give the result of each head alone."""
     rng = np.random.default_rng(seed)
     query, key, value, _ = map(jnp.asarray, random_inputs(seed, HEADS, 6))
     mask, bias = rng.random((2, HEADS, 6, 6)) < 0.7, np.float32(rng.normal(size=(2, HEADS, 6, 6)))

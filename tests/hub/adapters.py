@@ -1,4 +1,4 @@
-"""Runs that have learnt an adapter of a folder of theirs."""
+"""Runs that trained an adapter of a model in Hugging Face's format."""
 
 import json
 from dataclasses import asdict
@@ -13,16 +13,22 @@ from jaxformer.artifacts.origin import Origin, digest_of
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.lora import init_adapter
+from jaxformer.models.lora import adapt
+from jaxformer.models.trainable import partition
 from tests.hub.foreign import tokenizer
 
 
 def learnt(base, lora: LoraConfig, folder):
-    """The folder of a run that began from a folder of theirs, its adapter as if it had learnt
-    something."""
+    """Writes a run that trained an adapter, with random updates.
+
+    Args:
+        base: A folder in Hugging Face's format, the base model.
+        lora: The settings of the adapter.
+        folder: The folder of the run.
+    """
     model, variables, _ = jf.load(base)
     params = variables["params"]
-    adapter = init_adapter(jax.random.key(0), params, lora)
+    adapter, _ = partition(adapt(jax.random.key(0), params, lora))
     rng = np.random.default_rng(0)
     adapter = jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype), adapter)
     run, family = RunFolder(folder), json.loads((base / "config.json").read_text())["model_type"]

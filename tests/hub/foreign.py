@@ -1,4 +1,4 @@
-"""Small folders in Hugging Face's format, which our own export wrote, and ways to break them."""
+"""Small folders in Hugging Face's format, written by our export, and functions that damage them."""
 
 import atexit
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxformer as jf
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from tests.properties import tiny
 
 TEXT = ["the tide came in twice that morning, and nobody knew why", "a bright cold day"]
@@ -32,13 +32,13 @@ MODELS = {"gpt2": GPT2, "qwen2": LLAMA | {"query_key_value_bias": True}}
 
 
 @cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXT * 3, 280)
+def tokenizer() -> ByteTokenizer:
+    return ByteTokenizer.train(TEXT * 3, 280)
 
 
 @cache
 def made(family: str) -> tuple:
-    """(a folder that is made once, model, variables)."""
+    """Returns (folder, model, variables); the folder is created once per family."""
     folder = Path(tempfile.mkdtemp()) / family
     size = {"vocab_size": tokenizer().vocab_size, "max_length": 32}
     model = tiny.build(**{**size, **MODELS[family]})
@@ -49,14 +49,14 @@ def made(family: str) -> tuple:
 
 
 def write(folder: Path, family: str) -> tuple:
-    """(model, variables) of the folder that is made."""
+    """Copies the family's folder to `folder` and returns (model, variables)."""
     source, model, variables = made(family)
     shutil.copytree(source, folder)
     return model, variables
 
 
 def options(folder: Path, **changes):
-    """Change options of config.json; None: leave it out."""
+    """Changes options of config.json. The value None removes an option."""
     path = folder / "config.json"
     content = json.loads(path.read_text()) | changes
     left = {name: value for name, value in content.items() if value is not None}
@@ -64,7 +64,7 @@ def options(folder: Path, **changes):
 
 
 def header(folder: Path, change, data=lambda data: data):
-    """Rewrite the header of model.safetensors (a dict, or text), and what follows it."""
+    """Rewrites the header of model.safetensors (a dict or bytes) and the data after it."""
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     (length,) = struct.unpack("<Q", whole[:8])
@@ -74,7 +74,7 @@ def header(folder: Path, change, data=lambda data: data):
 
 
 def tensors(folder: Path, change):
-    """Rewrite the tensors, by name."""
+    """Rewrites the tensors, which `change` gets by name."""
     from safetensors.numpy import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -83,7 +83,7 @@ def tensors(folder: Path, change):
 
 
 def shards(folder: Path, change=lambda index: index):
-    """Cut model.safetensors in two, with an index."""
+    """Splits model.safetensors into two files with an index."""
     from safetensors.numpy import load_file, save_file
 
     path = folder / "model.safetensors"

@@ -1,4 +1,4 @@
-"""What goes out and comes back: our own folders for every kind of model, and exports."""
+"""Folders are read as they were written: our own format for every kind of model, and exports."""
 
 import json
 
@@ -13,9 +13,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import jaxformer as jf
 from jaxformer.artifacts import tensors
-from jaxformer.artifacts.subwords import SpecialTokens, Subwords
-from jaxformer.artifacts.tokenizer_files import read_tokenizer
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.cli import main
+from jaxformer.hub.tokenizers.files import read_tokenizer
 from tests.hub import foreign
 from tests.properties import tiny
 from tests.properties.models import MODELS
@@ -54,8 +55,8 @@ FULL = {"embed_dim": 16, "num_heads": 4, "head_dim": 4}
 
 
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn", "encoder"))
-def test_what_is_saved_is_loaded(name, tmp_path):
-    """Config, parameters and tokenizer, bit for bit, of every kind of model."""
+def test_a_saved_model_is_loaded(name, tmp_path):
+    """Config, parameters and tokenizer are equal bit for bit, for every kind of model."""
     model = tiny.build(**KINDS[name])
     variables = tiny.weights(model, 0)
     jf.save(tmp_path / "saved", model, variables, foreign.tokenizer())
@@ -63,13 +64,13 @@ def test_what_is_saved_is_loaded(name, tmp_path):
     assert found.model.config == model.config and type(found.model) is type(model)
     jax.tree.map(np.testing.assert_array_equal, found.variables, variables)
     assert found.tokenizer.fingerprint == foreign.tokenizer().fingerprint
-    with pytest.raises(ValueError, match="holds something already"):
+    with pytest.raises(ValueError, match="already exists"):
         jf.save(tmp_path / "saved", model, variables)
 
 
 @pytest.mark.parametrize("family", mostly_slow(EXPORTED, "gpt_neox", "marian"))
-def test_what_is_exported_is_loaded(family, tmp_path, monkeypatch):
-    """Through their names and layouts and back, in one file and in several."""
+def test_an_exported_model_is_loaded(family, tmp_path, monkeypatch):
+    """From the names and layouts of transformers, in one file and in several."""
     model = tiny.build(**FULL | EXPORTED[family])
     variables = tiny.weights(model, 0)
     jf.export(tmp_path / "one", model, variables, family=family)
@@ -84,7 +85,7 @@ def test_what_is_exported_is_loaded(family, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_options_of_loading(tmp_path):
-    """bfloat16 parameters and activations; integer kernels; how it runs; and what is refused."""
+    """bfloat16 parameters and activations, integer kernels, the execution, and wrong values."""
     model, variables = foreign.write(tmp_path / "model", "gpt2")
     half = jf.load(tmp_path / "model", dtype="bfloat16")
     assert half.model.config.dtype == "bfloat16"
@@ -105,7 +106,7 @@ def test_options_of_loading(tmp_path):
         jf.load(tmp_path / "model", kernels="int4")
 
 
-def test_a_model_that_they_have_not_is_refused_by_its_field(tmp_path):
+def test_a_model_that_transformers_lacks_is_refused_by_its_field(tmp_path):
     model = tiny.build(**FULL, num_kv_heads=4, positions="alibi")
     with pytest.raises(
         ValueError, match="nearest is gpt_neox: positions is 'alibi', there 'rotary'"
@@ -118,8 +119,8 @@ def test_a_model_that_they_have_not_is_refused_by_its_field(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_verbs_take_such_folders(tmp_path, capsys):
-    """generate of an export, of an import of it, and of an export of that: the same text."""
+def test_the_commands_accept_exported_folders(tmp_path, capsys):
+    """An export, an import of it, and an export of that generate the same text."""
     foreign.write(tmp_path / "theirs", "gpt2")
     said = []
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
@@ -193,15 +194,15 @@ BACKENDS = {"wordpiece": wordpiece, "unigram": unigram, "byte fallback": byte_fa
 
 @pytest.fixture(params=BACKENDS, scope="module")
 def subwords(request, tmp_path_factory):
-    """(the tokenizer as it is read from its file, its library's own, what its template adds)."""
+    """Returns (tokenizer read from its file, the library's own, ids before and after a text)."""
     backend, before, after = BACKENDS[request.param]()
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     backend.save(str(path))
     return Subwords.load(path, SpecialTokens((1,))), backend, before, after
 
 
-def test_ids_and_template_are_the_librarys(subwords):
-    """Without the template, and with it as a source; special tokens in a text are text."""
+def test_ids_and_template_equal_those_of_the_library(subwords):
+    """Without the template, and with it for a source. A spelled-out special token is plain text."""
     tokenizer, backend, before, after = subwords
     for text in (*CORPUS, "", "  two  spaces ", "zzz 猫 é"):
         plain = backend.encode(text, add_special_tokens=False).ids
@@ -214,10 +215,10 @@ def test_ids_and_template_are_the_librarys(subwords):
 
 
 @given(data=st.data())
-def test_a_stream_is_the_whole_text(subwords, data):
-    """Ids one by one or in groups, words or bytes: joined they are what `decode` gives."""
+def test_a_stream_returns_the_whole_text(subwords, data):
+    """For ids pushed one by one or in groups, it returns the text that `decode` returns."""
     tokenizer, *_ = subwords
-    # A model may have ids that no token has.
+    # A model may have ids without a token.
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=20))
     groups, stream, given = (
         data.draw(st.lists(st.integers(1, 4), max_size=20)),
@@ -232,8 +233,11 @@ def test_a_stream_is_the_whole_text(subwords, data):
 
 
 def test_older_vocabularies_are_converted(tmp_path):
-    """vocab.txt, and GPT-2's vocab.json with merges.txt, which another model's may not mean the
-    same; a sentencepiece model is refused, with how."""
+    """vocab.txt is read, and vocab.json with merges.txt for GPT-2 only.
+
+    Another model may read those differently. A sentencepiece model is refused; the message says how
+    to convert it.
+    """
     backend, *_ = wordpiece()
     words = sorted(backend.get_vocab(), key=backend.get_vocab().get)
     (tmp_path / "vocab.txt").write_text("\n".join(words))

@@ -1,28 +1,64 @@
-"""GGUF: what llama.cpp makes of the file. Its Python package takes a quarter of an hour to build
-(pip install llama-cpp-python)."""
+"""llama.cpp reads a GGUF file as the same model.
 
+Its Python package takes a quarter of an hour to build (pip install llama-cpp-python).
+"""
+
+import jax
 import numpy as np
 import pytest
 
 import jaxformer as jf
 from jaxformer.hub.gguf import export_gguf
 from tests.hub import foreign
+from tests.hub.test_presets import PROMPT, default_run
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need the package gguf")
 SIZES = {"embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 96, "max_length": 96}
-LLAMA = {name: value for name, value in foreign.LLAMA.items() if name != "window"}
+LLAMA = {name: value for name, value in foreign.LLAMA.items() if name not in ("window", *SIZES)}
 MODELS = {
     "gpt2": {"num_kv_heads": 4},
     "llama": LLAMA | {"rotary_base": 500.0},
     "llama3": LLAMA | {"rotary_scaling": jf.RotaryScaling("llama3", 8.0, 32)},
+    "llama linear": LLAMA | {"rotary_scaling": jf.RotaryScaling("linear", 4.0)},
+    "llama tied": LLAMA | {"tie_embeddings": True, "attention_scale": 0.25},
+    "llama with biases": LLAMA
+    | {
+        "head_dim": 8,
+        "query_key_value_bias": True,
+        "attention_output_bias": True,
+        "feedforward_bias": True,
+    },
     "qwen2": LLAMA | {"query_key_value_bias": True},
+    "qwen2 linear": LLAMA
+    | {"query_key_value_bias": True, "rotary_scaling": jf.RotaryScaling("linear", 4.0)},
+    "qwen2 tied": LLAMA | {"query_key_value_bias": True, "tie_embeddings": True},
     "qwen3": LLAMA | {"query_key_norm": "head"},
+    "qwen3 linear": LLAMA
+    | {"query_key_norm": "head", "rotary_scaling": jf.RotaryScaling("linear", 4.0)},
+    "qwen3 with narrow heads": LLAMA | {"query_key_norm": "head", "head_dim": 8},
+}
+# Models that llama.cpp's architecture cannot represent: (options, the field that is named).
+QWEN2, QWEN3 = MODELS["qwen2"], MODELS["qwen3"]
+LLAMA3, YARN = jf.RotaryScaling("llama3", 8.0, 32), jf.RotaryScaling("yarn", 4.0, 32)
+REFUSED = {
+    "qwen2 llama3": (QWEN2 | {"rotary_scaling": LLAMA3}, "rotary_scaling"),
+    "qwen3 llama3": (QWEN3 | {"rotary_scaling": LLAMA3}, "rotary_scaling"),
+    "llama yarn": (LLAMA | {"rotary_scaling": YARN}, "rotary_scaling"),
+    "qwen3 with biases": (
+        QWEN3 | {"query_key_value_bias": True, "attention_output_bias": True},
+        "query_key_value_bias",
+    ),
+    "qwen2 with narrow heads": (QWEN2 | {"head_dim": 8}, "head_dim"),
+    "a part of each head": (LLAMA | {"rotary_fraction": 0.5}, "rotary_fraction"),
+    "scaling by layer": (LLAMA | {"rotary_scaling": (LLAMA3, None)}, "rotary_scaling"),
+    "window": (LLAMA | {"window": 5}, "window"),
 }
 
 
 def written(name, path, dtype="f32"):
-    options = {**MODELS[name], **SIZES, "vocab_size": foreign.tokenizer().vocab_size}
+    options = {**SIZES, **MODELS[name], "vocab_size": foreign.tokenizer().vocab_size}
     model = tiny.build(**options)
     variables = tiny.weights(model, 0)
     export_gguf(path, model, variables, foreign.tokenizer(), dtype=dtype)
@@ -31,8 +67,8 @@ def written(name, path, dtype="f32"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_llama_cpp_says_the_same(name, tmp_path):
-    """The same ids for a text, and the same 40 greedy tokens after it."""
+def test_llama_cpp_generates_the_same_tokens(name, tmp_path):
+    """The ids of a text are equal, and so are the 40 greedy tokens after it."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     model, variables = written(name, tmp_path / "model.gguf")
     text = "the tide came in twice"
@@ -46,8 +82,20 @@ def test_llama_cpp_says_the_same(name, tmp_path):
     np.testing.assert_array_equal(out.tokens[0], found)
 
 
-def test_q8_0_is_a_quarter(tmp_path):
-    """Matrices are integers with a scale for each 32, norms and biases stay as they are."""
+@pytest.mark.slow
+def test_the_default_run_writes_the_same_text_in_llama_cpp(tmp_path):
+    """The run is trained and exported as in the README."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    _, prompt, expected = default_run(tmp_path)
+    theirs = llama_cpp.Llama(str(tmp_path / "out.gguf"), n_ctx=128, verbose=False)
+    assert theirs.tokenize(PROMPT.encode(), add_bos=True) == prompt
+    stream = theirs.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)
+    found = [token for token, _ in zip(stream, range(len(expected)), strict=False)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_q8_0_stores_matrices_as_integers(tmp_path):
+    """34 bytes for 32 numbers, which share a scale. Norms and biases are unchanged."""
     sizes = {}
     for dtype in ("f32", "q8_0"):
         written("llama", tmp_path / dtype, dtype)
@@ -59,8 +107,34 @@ def test_q8_0_is_a_quarter(tmp_path):
             assert sizes["q8_0"][name].n_bytes * 32 == tensor.n_elements * 34
 
 
-def test_what_has_no_file_is_refused(tmp_path):
-    """A window, a tokenizer of another kind, none at all, a path that holds something."""
+@pytest.mark.parametrize("name", mostly_slow(["llama linear", "qwen3 linear"], "qwen3 linear"))
+def test_linear_scaling_is_stored_as_two_keys(name, tmp_path):
+    """There is no tensor of factors, which only the architecture LLAMA has."""
+    written(name, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    scaling = {key.partition(".")[2]: x for key, x in reader.fields.items() if "scaling" in key}
+    assert scaling["rope.scaling.type"].contents() == "linear"
+    assert scaling["rope.scaling.factor"].contents() == 4.0
+    assert "rope_freqs.weight" not in {tensor.name for tensor in reader.tensors}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_an_architecture_lacks_is_refused(name, tmp_path):
+    options, field = REFUSED[name]
+    model = tiny.build(**SIZES | options)
+    family = name.split()[0] if name.startswith("qwen") else None
+    with pytest.raises(ValueError, match=field):
+        export_gguf(tmp_path / "x", model, shapes(model), foreign.tokenizer(), family=family)
+    assert not list(tmp_path.iterdir())
+
+
+def shapes(model):
+    """Returns variables of zeros."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, np.float32), tiny.shapes(model))
+
+
+def test_a_model_or_path_that_cannot_be_written_is_refused(tmp_path):
+    """A missing tokenizer, a window, and a path that exists."""
     model = tiny.build(**{**MODELS["llama"], **SIZES})
     variables = tiny.weights(model, 0)
     with pytest.raises(ValueError, match="tokenizer is None"):
@@ -69,6 +143,6 @@ def test_what_has_no_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="window is 5"):
         export_gguf(tmp_path / "x", windowed, variables, foreign.tokenizer())
     (tmp_path / "y").write_text("mine")
-    with pytest.raises(ValueError, match="holds something already"):
+    with pytest.raises(ValueError, match="already exists"):
         export_gguf(tmp_path / "y", model, variables, foreign.tokenizer())
     assert [path.name for path in tmp_path.iterdir()] == ["y"]

@@ -1,5 +1,7 @@
-"""Folders that are not what they should be: each is refused in one line that says where and what,
-before anything large is read, and nothing is written."""
+"""Malformed folders are refused in one line that names the file and the fault.
+
+They are refused before anything large is read, and nothing is written.
+"""
 
 import json
 import os
@@ -33,7 +35,7 @@ def header(change, data=lambda data: data):
 
 
 def of_entry(**changes):
-    """Change the entry of one tensor in the header."""
+    """Returns a function that changes the entry of one tensor in the header."""
 
     def change(entries):
         entries["transformer.ln_f.bias"] |= changes
@@ -96,7 +98,7 @@ def slow_pattern(folder):
 
 
 def of_tokenizer(**changes):
-    """Change sections of tokenizer.json."""
+    """Returns a function that changes sections of tokenizer.json."""
 
     def change(folder):
         content = json.loads((folder / "tokenizer.json").read_text())
@@ -106,7 +108,7 @@ def of_tokenizer(**changes):
 
 
 def growing(times):
-    """A normalizer that makes a text so many times as long."""
+    """Returns a normalizer that makes a text up to `times` times as long."""
     return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
 
 
@@ -120,7 +122,7 @@ def without(name):
     return lambda arrays: arrays.pop(name) is None
 
 
-# what is wrong: (how it is made so, words that the line must hold); in all of them a GPT-2.
+# Fault: (function that damages the folder of a GPT-2, words that the message must contain).
 BROKEN = {
     "no config": (lambda folder: (folder / "config.json").unlink(), ["config.json"]),
     "config is no JSON": (text("config.json", "{"), ["config.json", "cannot be read"]),
@@ -176,7 +178,7 @@ BROKEN = {
     "heads are true": (config(n_head=True), ["config.json", "n_head", "True"]),
     "heads do not divide": (config(n_head=3), ["config.json", "num_heads", "3"]),
     "no vocabulary": (config(vocab_size=None), ["config.json", "vocab_size", "missing"]),
-    "vocabulary is absurd": (config(vocab_size=2**31), [WEIGHTS, "wte.weight", str(2**31)]),
+    "vocabulary is absurd": (config(vocab_size=2**31 - 1), [WEIGHTS, "wte.weight", str(2**31 - 1)]),
     "activation is unknown": (config(activation_function="xielu"), ["activation_function"]),
     "activation is a list": (config(activation_function=["gelu"]), ["activation_function"]),
     "epsilon is text": (config(layer_norm_epsilon="small"), ["layer_norm_epsilon", "small"]),
@@ -191,7 +193,7 @@ BROKEN = {
     ),
     "it has cross-attention": (config(add_cross_attention=True), ["add_cross_attention"]),
     "two more layers than weights": (config(n_layer=4), ["transformer.h.2", "missing"]),
-    "a layer fewer than weights": (config(n_layer=1), ["transformer.h.1", "without place"]),
+    "a layer fewer than weights": (config(n_layer=1), ["transformer.h.1", "unknown in this model"]),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), [WEIGHTS]),
     "a pickle alone": (pickle_alone, ["pytorch_model.bin", "save_pretrained"]),
     "weights are empty": (text(WEIGHTS, ""), [WEIGHTS, "cannot be read"]),
@@ -224,7 +226,7 @@ BROKEN = {
     ),
     "a tensor is too many": (
         tensors(lambda arrays: arrays | {"transformer.extra": arrays["transformer.ln_f.bias"]}),
-        ["transformer.extra", "without place"],
+        ["transformer.extra", "unknown in this model"],
     ),
     "a tensor has another shape": (
         tensors(lambda x: x | {"transformer.ln_f.bias": x["transformer.ln_f.bias"][:8].copy()}),
@@ -243,7 +245,7 @@ BROKEN = {
     "index leads down": (places(lambda x: f"below/{x}"), [INDEX, "below/"]),
     "index leads to another kind": (places(lambda x: "config.json"), [INDEX, "config.json"]),
     "a file of the index is missing": (places(lambda x: "gone.safetensors"), [INDEX, "gone"]),
-    "a file of the index leads away": (link_away, [INDEX, FIRST]),
+    "a file of the index leads away": (link_away, [FIRST, "is a link", "outside"]),
     "a tensor is in the other file": (
         places(lambda x: x.replace("00001", "00002")),
         [INDEX, "transformer", "against the index"],
@@ -283,7 +285,7 @@ BROKEN = {
     ),
 }
 
-# The same for a relative of Llama, whose options are others.
+# The same for a family related to Llama, which has other options.
 ROTARY = "rope_parameters"
 BROKEN_LLAMA = {
     "activation": (config(hidden_act="gelu"), ["config.json", "hidden_act", "'silu'"]),
@@ -320,7 +322,7 @@ MOST_MEMORY = 100 * 2**20
 
 @pytest.fixture(scope="module")
 def memory():
-    """How much more memory the process has ever had than when it was asked last."""
+    """A function that returns the growth of the process's peak memory since its last call."""
     last = [0]
 
     def more():
@@ -334,7 +336,7 @@ def memory():
 @pytest.mark.parametrize(
     "wrong",
     [*BROKEN, *(f"llama: {name}" for name in BROKEN_LLAMA)],
-    ids=lambda wrong: wrong.replace(" ", "-"),  # a name that the catalogue of bugs can give
+    ids=lambda wrong: wrong.replace(" ", "-"),  # a name that tests/mutation can use
 )
 def test_a_broken_folder_is_refused(wrong, tmp_path, capsys, memory):
     """One line with file and key, exit status 2, no output folder, little memory."""
@@ -355,7 +357,7 @@ def test_a_broken_folder_is_refused(wrong, tmp_path, capsys, memory):
 
 
 def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
-    """Neither a folder nor a hub id; a hub id without network; an output that holds something."""
+    """The source is neither a folder nor a hub id, there is no network, or the output exists."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     foreign.write(tmp_path / "model", "gpt2")
@@ -364,7 +366,7 @@ def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
     cases = {
         ("no/such/folder", "out"): "no/such/folder is no folder",
         ("nobody/nothing-of-this-name", "out"): "nobody/nothing-of-this-name is no folder",
-        (str(tmp_path / "model"), str(tmp_path / "full")): "full holds something already",
+        (str(tmp_path / "model"), str(tmp_path / "full")): "full already exists",
         (str(tmp_path / "model"), str(tmp_path / "no" / "out")): "no is not a folder",
     }
     for (source, out), said in cases.items():
@@ -375,5 +377,5 @@ def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
     assert not Path("out").exists() and os.listdir(tmp_path / "full") == ["mine.txt"]
 
 
-def test_at_least_64():
+def test_there_are_at_least_64_cases():
     assert len(BROKEN) + len(BROKEN_LLAMA) >= 64

@@ -1,4 +1,4 @@
-"""An adapter in PEFT's layout, by their formula: W + (alpha / r) B A."""
+"""An adapter in PEFT's layout follows PEFT's formula: W + (alpha / r) B A."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxformer as jf
-from jaxformer.artifacts.saved import flat
+from jaxformer.artifacts.trees import flat
 from jaxformer.hub.peft import export_adapter
 from jaxformer.models.config.lora import LoraConfig
 from tests.hub import foreign
@@ -16,7 +16,7 @@ from tests.hub.adapters import learnt
 
 @pytest.mark.parametrize("family", foreign.MODELS)
 def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
-    """Tensor by tensor, maps that are several of ours as one among them; the rest is the base's."""
+    """Compares each tensor, also maps that fuse several of ours. Other tensors equal the base's."""
     _, variables = foreign.write(tmp_path / "base", family)
     paths = [path for path in flat(variables["params"]) if path.endswith("/kernel")]
     maps = sorted({path.split("/")[-2] for path in paths})

@@ -1,4 +1,4 @@
-"""A checkpoint that is loaded on a mesh: each parameter is where the table of its model says."""
+"""A checkpoint that is loaded on a mesh has each parameter's sharding from the model's table."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.opened import RunArguments, opened
+from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.placement import make_mesh, shardings
@@ -45,7 +45,7 @@ def run(folder):
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("make", [theirs, saved, adapted, run])
 def test_parameters_are_loaded_to_where_they_live(make, how, tmp_path):
-    """In any format, with the same values; on one device, which a mesh can be of."""
+    """For each format, with the same values, on a mesh of one device."""
     make(tmp_path / "found")
     mesh = make_mesh({"fsdp": 1}, jax.devices()[:1])
     model, variables, _ = jf.load(tmp_path / "found", **how)
@@ -61,7 +61,7 @@ def test_a_verb_computes_on_its_mesh(tmp_path):
         (None, ()),
         (MeshSizes(tensor=jax.device_count()), ("data", "fsdp", "tensor")),
     ):
-        with opened(RunArguments(str(tmp_path / "found"), mesh=mesh)) as checkpoint:
+        with load_model(RunArguments(str(tmp_path / "found"), mesh=mesh)) as checkpoint:
             assert jax.sharding.get_abstract_mesh().axis_names == axes
         is_placed = {
             isinstance(x.sharding, NamedSharding) for x in jax.tree.leaves(checkpoint.variables)

@@ -1,4 +1,4 @@
-"""What config.json of published checkpoints holds: every option of it is known, and means this."""
+"""Options in the config.json of published checkpoints are all known and set the right fields."""
 
 import json
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.options import Options
-from jaxformer.hub.load import family_of
+from jaxformer.hub.families import t5
+from jaxformer.hub.foreign import family_of
+from jaxformer.hub.options import Options
 from tests.hub import foreign
 
 BERT = {
@@ -58,7 +59,7 @@ LLAMA = {
 }
 GEMMA2 = LLAMA | {"hidden_act": "gelu_pytorch_tanh", "sliding_window": 16, "head_dim": 16}
 
-# model_type, class: (options, fields that they mean)
+# (model_type, class): (options, fields that they set)
 PUBLISHED = {
     ("gpt2", "GPT2LMHeadModel"): (
         {
@@ -138,15 +139,15 @@ def test_every_option_is_known(name):
     assert {field: getattr(config, field) for field in meant} == meant
 
 
-def test_an_option_that_contradicts_what_it_repeats_is_refused():
+def test_an_option_that_contradicts_the_one_it_repeats_is_refused():
     content = PUBLISHED["gpt2", "GPT2LMHeadModel"][0] | {"n_ctx": 512, "model_type": "gpt2"}
     options = Options(content, "config.json")
     with pytest.raises(ValueError, match="n_ctx is 512"):
         family_of(options).to_config(options)
 
 
-def test_a_file_of_the_bare_model_has_shorter_names(tmp_path):
-    """As GPT-2's own: its tensors are called without the model's name."""
+def test_a_file_of_a_bare_model_omits_the_prefix(tmp_path):
+    """Like GPT-2's own file, whose tensor names lack the name of the model."""
     _, variables = foreign.write(tmp_path / "model", "gpt2")
     foreign.tensors(
         tmp_path / "model",
@@ -157,8 +158,8 @@ def test_a_file_of_the_bare_model_has_shorter_names(tmp_path):
 
 
 @pytest.mark.parametrize("is_beside", [True, False], ids=["beside", "alone"])
-def test_the_embeddings_may_go_by_the_name_of_the_head(is_beside, tmp_path):
-    """Files hold a tied table twice, or under its second name alone."""
+def test_the_embeddings_may_have_the_name_of_the_head(is_beside, tmp_path):
+    """Files store a tied table twice, or only under the name of the head."""
     _, variables = foreign.write(tmp_path / "model", "gpt2")
     table = "transformer.wte.weight"
 
@@ -171,11 +172,21 @@ def test_the_embeddings_may_go_by_the_name_of_the_head(is_beside, tmp_path):
     np.testing.assert_array_equal(found, variables["params"]["embedding"]["tokens"])
 
 
-def test_windows_of_some_layers_are_no_mistral(tmp_path):
-    """Their class gives every layer the window: such a model is another family's."""
+def test_a_model_with_windows_in_some_layers_is_not_exported_as_mistral(tmp_path):
+    """That class gives every layer the window, so another family is used."""
     options = {**foreign.LLAMA, "num_layers": 2, "use_bias": False}
     model = foreign.tiny.build(**options)
     variables = foreign.tiny.weights(model, 0)
     assert jf.export(tmp_path / "out", model, variables) != "MistralForCausalLM"
     with pytest.raises(ValueError, match="window is"):
         jf.export(tmp_path / "no", model, variables, family="mistral")
+
+
+@pytest.mark.parametrize(
+    "said, length",
+    [({}, 512), ({"n_positions": 256}, 256), ({"jaxformer_max_length": 9, "n_positions": 256}, 9)],
+)
+def test_a_t5_has_the_length_of_its_config_or_512(said, length):
+    """No table limits its positions, but a cache needs a length."""
+    options = Options({"num_layers": 1, **said}, "config.json")
+    assert t5.read(options)["max_length"] == length

@@ -1,12 +1,12 @@
-"""sentencepiece's files, made by hand: what is read of them, and what is refused."""
+"""Handmade sentencepiece files are read correctly or refused."""
 
 import json
 import struct
 
 import pytest
 
-from jaxformer.artifacts.sentencepiece import read_unigram
-from jaxformer.artifacts.tokenizer_files import read_tokenizer
+from jaxformer.hub.tokenizers.files import read_tokenizer
+from jaxformer.hub.tokenizers.sentencepiece import read_unigram
 
 PIECES = (
     ("<unk>", 0.0, 2),
@@ -21,7 +21,7 @@ PIECES = (
 
 
 def field(number: int, value) -> bytes:
-    """A field of a protocol buffer: an integer below 128, a float or bytes below 128."""
+    """Encodes a field of a protocol buffer: an integer below 128, a float, or up to 127 bytes."""
     if isinstance(value, int):
         return bytes([number << 3, value])
     if isinstance(value, float):
@@ -50,8 +50,8 @@ def test_the_most_probable_pieces_are_chosen(tmp_path):
     assert tokenizer.vocab_size == len(PIECES) + 100
 
 
-def test_a_file_that_is_cut_off_is_refused_or_shorter(tmp_path):
-    """Between two pieces it is a file of fewer pieces, and nowhere else."""
+def test_a_truncated_file_is_refused_or_has_fewer_pieces(tmp_path):
+    """It is valid only if it ends between two pieces."""
     path = tmp_path / "spiece.model"
     for size in range(1, len(model())):
         path.write_bytes(model()[:size])
@@ -64,7 +64,7 @@ def test_a_file_that_is_cut_off_is_refused_or_shorter(tmp_path):
 
 
 REFUSED = {
-    "of another kind": (model(kind=2), "another kind than unigram"),
+    "of another kind": (model(kind=2), "not a unigram model"),
     "no unknown token": (model(PIECES[1:]), "one unknown token"),
     "text is no UTF-8": (model() + field(1, field(1, b"\xff")), "damaged"),
     "an endless integer": (b"\xff" * 64, "damaged"),
@@ -75,14 +75,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_what_is_damaged_is_refused(wrong, tmp_path):
+def test_a_damaged_file_is_refused(wrong, tmp_path):
     data, said = REFUSED[wrong]
     with pytest.raises(ValueError, match=said) as error:
         read_tokenizer(folder_of(tmp_path, data))
     assert "spiece.model" in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
-def test_ids_of_a_translation_model_must_be_whole(tmp_path):
+def test_ids_of_a_translation_model_must_have_no_gaps(tmp_path):
     (tmp_path / "source.spm").write_bytes(model())
     (tmp_path / "vocab.json").write_text(json.dumps({"<unk>": 0, "</s>": 1, "▁the": 3}))
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')

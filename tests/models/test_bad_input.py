@@ -1,4 +1,4 @@
-"""What a person may hand to a model or to decoding by mistake: an error that names it."""
+"""Errors for mistaken arguments of models and decoding: each message names the argument."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def inspect(**hooks):
 
 
 def of_another_shape():
-    """Variables with a table of tokens that no config here asks for."""
+    """Returns variables whose token table has a shape that no config here has."""
     params = weights()["params"]
     return {"params": {**params, "embedding": {**params["embedding"], "tokens": jnp.ones((3, 2))}}}
 
@@ -105,8 +105,8 @@ def test_a_mistake_is_named(message):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.dtype("bfloat16"), "bfloat16"])
-def test_a_dtype_may_be_that_of_jax(dtype):
-    """The config is the same whichever way it is written: equal, hashable, and plain text."""
+def test_dtype_accepts_jax_and_numpy_spellings(dtype):
+    """All spellings give equal, hashable configs with a string as `dtype`."""
     config = jf.DecoderConfig(dtype=dtype)
     assert config == jf.DecoderConfig(dtype="bfloat16") and config.dtype == "bfloat16"
     assert type(config.dtype) is str and hash(config) == hash(jf.DecoderConfig(dtype="bfloat16"))
@@ -115,13 +115,13 @@ def test_a_dtype_may_be_that_of_jax(dtype):
 
 
 @pytest.mark.slow
-def test_an_old_key_is_a_key_too():
+def test_a_legacy_prngkey_is_accepted():
     same = generate(key=jax.random.PRNGKey(0)), generate(key=jax.random.key(0))
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
 
 
 @pytest.mark.slow
-def test_forward_mode_asks_for_explicit_attention():
+def test_forward_mode_requires_explicit_attention():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 6, 4)), jnp.float32)
 
     def run(x, implementation):

@@ -1,4 +1,4 @@
-"""Configs: what is refused, what is worked out, and how many parameters it makes."""
+"""Configs: rejected values, derived sizes, parameter counts and initial weights."""
 
 from dataclasses import fields, replace
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.blocks import init_blocks
+from jaxformer.functional.initial import init_blocks
 
 WRONG = {
     "vocab_size is 0": {"vocab_size": 0},
@@ -29,7 +29,11 @@ WRONG = {
     r"embed_dim is 8, which num_heads \(3\)": {"embed_dim": 8, "num_heads": 3},
     r"num_kv_heads is 5; it must divide num_heads \(12\)": {"num_kv_heads": 5},
     "head_dim is 3, of which": {"head_dim": 3, "positions": "rotary"},
-    "embed_dim is 9; sinusoidal": {"embed_dim": 9, "num_heads": 3, "positions": "sinusoidal"},
+    "embed_dim is 9; it must be even for sinusoidal": {
+        "embed_dim": 9,
+        "num_heads": 3,
+        "positions": "sinusoidal",
+    },
     "dropout is 1.0": {"dropout": 1.0},
     "dropout is -0.1": {"dropout": -0.1},
     "norm_epsilon is 0.0": {"norm_epsilon": 0.0},
@@ -43,28 +47,28 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_field_is_refused_by_name_and_value(message):
-    """ValueError when the config is made, not when the model runs."""
+def test_an_invalid_field_is_rejected_by_name_and_value(message):
+    """The config raises ValueError when it is created, not when the model runs."""
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**WRONG[message])
 
 
-def test_a_whole_number_of_numpy_is_one():
-    """A size computed from data; what is kept is Python's, which JSON knows."""
+def test_numpy_integers_are_accepted():
+    """The config converts them to Python integers, which JSON can serialize."""
     config = jf.DecoderConfig(vocab_size=np.array([3, 299]).max() + 1)
     assert config == jf.DecoderConfig(vocab_size=300) and type(config.vocab_size) is int
     assert jf.Sampler(top_k=np.int64(5)) == jf.Sampler(top_k=5)
 
 
 @pytest.mark.parametrize("field", ["attention", "layers", "remat"])
-def test_a_wrong_execution_is_refused_by_name_and_value(field):
-    """The accepted values are listed."""
+def test_an_invalid_execution_field_is_rejected_by_name_and_value(field):
+    """The message lists the accepted values."""
     with pytest.raises(ValueError, match=f"{field} is 'fast'; it must be one of"):
         jf.Execution(**{field: "fast"})
 
 
-def test_an_unknown_preset_or_config_is_refused_with_what_is_known():
-    """preset and build name their choices."""
+def test_an_unknown_preset_or_config_is_rejected_with_the_choices():
+    """`preset` and `build` list the valid choices."""
     with pytest.raises(ValueError, match="preset is 'gpt5'; it must be one of gpt2-124m"):
         jf.preset("gpt5")
     with pytest.raises(ValueError, match=r"one of .*DecoderConfig"):
@@ -83,7 +87,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_size(name):
-    """To the parameter."""
+    """The number of parameters matches exactly."""
     assert jf.parameter_count(jf.preset(name)) == PUBLISHED[name]
 
 
@@ -108,8 +112,8 @@ CONFIGS = st.builds(
 
 
 @given(config=CONFIGS)
-def test_what_is_worked_out_stays(config):
-    """`resolved` fills in every size, changes nothing that was given, and is its own completion."""
+def test_resolved_fills_in_missing_sizes_and_keeps_the_rest(config):
+    """`resolved` fills in every size, changes no field that was set, and is idempotent."""
     complete = config.resolved
     left_open = [x.name for x in fields(config) if getattr(config, x.name) is None]
     assert replace(complete, **dict.fromkeys(left_open)) == config
@@ -118,9 +122,11 @@ def test_what_is_worked_out_stays(config):
     assert complete.num_heads % complete.num_kv_heads == 0
 
 
-def test_writers_into_the_residual_stream_start_small():
-    """GPT-2's initialisation: N(0, 0.02²), and 0.02/√(2 · layers) for the maps whose output is
-    added; no two layers the same."""
+def test_projections_into_the_residual_stream_start_small():
+    """GPT-2's initialization: N(0, 0.02²), and 0.02/√(2 · layers) for output projections.
+
+    No two layers get the same values.
+    """
     config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).resolved
     quick = {"xla_backend_optimization_level": 0}
     blocks = jax.jit(lambda key: init_blocks(key, config), compiler_options=quick)(

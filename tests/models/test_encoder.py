@@ -1,4 +1,4 @@
-"""The encoder: everyone sees everyone of a document, and learns what was masked."""
+"""The encoder: bidirectional attention within each document, and masking of tokens for training."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def build(name):
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_every_output_depends_on_all_of_its_document(name, seed, segments):
-    """∂ output i / ∂ input j ≠ 0 exactly where both are tokens of one document."""
+    """∂ output i / ∂ input j ≠ 0 exactly where i and j are tokens of the same document."""
     model = build(name)
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
@@ -54,7 +54,7 @@ def test_every_output_depends_on_all_of_its_document(name, seed, segments):
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_a_document_gives_what_it_gives_alone(name, seed, segments):
-    """Packed = separate, padded = alone; for the vectors and for the logits."""
+    """A packed or padded document gives the same vectors and logits as the document alone."""
     model = build(name)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     together = both(model)(variables, tokens, segments)
@@ -72,8 +72,7 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "pre-norm"))
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_the_encoder_is_its_formula(name, seed, segments):
-    """Vectors and logits equal the float64 loops of the oracle; of tokens of two types, where there
-    are types."""
+    """Vectors and logits equal the oracle's float64 loops, with two token types for "bert"."""
     model = build(name)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     types = None
@@ -87,8 +86,8 @@ def test_the_encoder_is_its_formula(name, seed, segments):
             tiny.close(some[row], other, 2e-5, where=ids != 0)
 
 
-def test_types_that_cannot_be_are_refused():
-    """Of a model without them, of another shape, and out of range."""
+def test_invalid_token_types_are_rejected():
+    """Out-of-range types, a wrong shape, and types for a model that has none."""
     model = build("bert")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 4)
     for types, said in (([[0, 1, 2, 0]], "num_token_types is 2"), ([[0, 1]], "token_types are")):
@@ -121,7 +120,7 @@ def test_nan_in_padding_reaches_nothing(name, seed, segments):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, ids=(1,)))
 def test_pooled_is_of_the_first_token(seed, segments):
-    """tanh(W h + b) of the first vector that is no padding; without segments, of the first."""
+    """tanh(W h + b) of the first vector that is not padding; without segments, of vector 0."""
     model = build("bert")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     vectors, _ = both(model)(variables, tokens, segments)
@@ -140,24 +139,31 @@ def pool(model):
 
 
 def test_tokens_are_masked_as_often_as_bert_says():
-    """15% chosen: 80% of these masked, 10% random, 10% as they were; padding never; within 5 σ."""
-    number, rate, vocab_size, mask = 100_000, 0.15, 50, 49
-    tokens = jnp.full(number, 7)
+    """15% of the tokens are chosen: of these 80% are masked, 10% random and 10% unchanged.
+
+    Padding and special tokens are never chosen and never drawn. Counts agree within 5 σ.
+    """
+    number, rate, vocab_size, mask, special = 100_000, 0.15, 50, 49, (0, 3, 4, 48)
     segments = (jnp.arange(number) % 2) * 3
+    tokens = jnp.where(jnp.arange(number) % 10 == 1, 3, 7)  # a tenth is special
     inputs, weights = mask_tokens(
-        jax.random.key(0), tokens, mask, vocab_size, rate=rate, segments=segments
+        jax.random.key(0), tokens, mask, vocab_size, rate=rate, segments=segments, special=special
     )
     inputs, weights, segments = (np.asarray(x) for x in (inputs, weights, segments))
     assert not weights[segments == 0].any() and set(np.unique(weights)) == {0.0, 1.0}
-    np.testing.assert_array_equal(inputs[weights == 0], 7)
+    assert not weights[tokens == 3].any()
+    np.testing.assert_array_equal(inputs[weights == 0], tokens[weights == 0])
     chosen = inputs[weights == 1]
     for found, expected, among in (
-        (len(chosen), rate, number / 2),
-        ((chosen == mask).sum(), 0.8 + 0.1 / vocab_size, len(chosen)),
-        ((chosen == 7).sum(), 0.1 + 0.1 / vocab_size, len(chosen)),
+        (len(chosen), rate, number * 0.4),
+        ((chosen == mask).sum(), 0.8, len(chosen)),
+        ((chosen == 7).sum(), 0.1 + 0.1 / (vocab_size - 5), len(chosen)),
     ):
         assert abs(found - expected * among) <= 5 * np.sqrt(among * expected * (1 - expected))
-    assert len(np.unique(chosen)) == vocab_size
+    assert set(np.unique(chosen)) == set(range(vocab_size)) - set(special)
+    everything = {"vocab_size": vocab_size, "special": range(vocab_size)}
+    with pytest.raises(ValueError, match="special has all 50 ids"):
+        mask_tokens(jax.random.key(0), tokens, mask, **everything)
     for name, change in (("rate", {"rate": 0.0}), ("mask_token", {"mask_token": 50})):
         options = {"mask_token": mask, "rate": rate, **change}
         with pytest.raises(ValueError, match=f"{name} is {change[name]}"):

@@ -1,4 +1,4 @@
-"""Operations by formula beside those that XLA counts."""
+"""The formulas for floating-point operations, compared with XLA's counts."""
 
 from dataclasses import replace
 
@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.models.build import build, init, parameter_count
 from jaxformer.models.config import Execution, preset
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.flops import flops_per_token, forward_flops, training_flops
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import init, parameter_count
 from jaxformer.training.presets import RUNS
 
 WIDE = {"embed_dim": 256, "vocab_size": 1024}
@@ -17,9 +18,11 @@ CONFIGS = {kind: replace(run.model, **WIDE) for kind, run in RUNS["tiny"].items(
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_formula_is_what_xla_counts(kind):
-    """Layers spelled out and scores whole: XLA counts the body of a loop once, so that the cells of
-    a recurrent model are given one token."""
+def test_the_formula_equals_xlas_count(kind):
+    """Unrolled layers and explicit scores, because XLA counts the body of a loop once.
+
+    For the same reason recurrent models get one token.
+    """
     config = CONFIGS[kind]
     length = 1 if "recurrent" in kind else 32
     model = build(config, Execution(attention="explicit", layers="unrolled"))
@@ -31,7 +34,7 @@ def test_the_formula_is_what_xla_counts(kind):
 
 
 def test_training_is_six_operations_a_parameter_and_token():
-    """Kaplan et al. 2020: 6 N, here with the attention of PaLM's appendix B, 12 L H Q T."""
+    """6 N (Kaplan et al. 2020), plus the attention term 12 L H Q T of PaLM's appendix B."""
     config = preset("gpt2-1.5b")
     attention = 12 * 48 * 1600 * 1024
     per_token = 6 * parameter_count(config) + attention
@@ -39,7 +42,7 @@ def test_training_is_six_operations_a_parameter_and_token():
     assert training_flops(config, 1024) == 1024 * flops_per_token(config, 1024)
 
 
-def test_a_window_bounds_the_keys():
+def test_a_window_limits_the_counted_keys():
     config = replace(CONFIGS["decoder"], num_layers=2)
     near = replace(config, window=8)
     head = 4 * config.embed_dim * 2

@@ -1,5 +1,8 @@
-"""Models whose matrices are integers, or frozen with an update: each is the model of the arrays
-that its kernels stand for, by every way of running it."""
+"""Models with int8 or low-rank kernels.
+
+Each one equals the model of the arrays that its kernels represent, in one pass, in chunks, in
+generation and in scoring.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +26,7 @@ few = settings(max_examples=max(5, settings().max_examples // 4))
 
 
 def adapted(params, frozen=lambda kernel: kernel):
-    """Every matrix frozen, with an update of rank 2 that is not 0."""
+    """Wraps every matrix in a low-rank kernel of rank 2 whose update is not 0."""
 
     def adapt(kernel):
         made = init_low_rank(jax.random.key(0), frozen(kernel), 2)
@@ -33,7 +36,7 @@ def adapted(params, frozen=lambda kernel: kernel):
 
 
 def as_arrays(tree):
-    """What all of its kernels and tables stand for."""
+    """Replaces all kernels and tables by the arrays that they represent."""
 
     def array(x):
         return dense(x.T).T if isinstance(x, Int8Table) else dense(x)
@@ -46,7 +49,7 @@ KERNELS = {
     "low rank": adapted,
     "low rank on int8": lambda params: adapted(params, quantize),
 }
-# Every kind of kernel in one model, and in every model the one that is made of the others.
+# Each kind of kernel with the decoder, and the combined kind with every other model.
 CASES = [("decoder", kernels) for kernels in KERNELS]
 CASES += [(name, "low rank on int8") for name in MODELS if name != "decoder"]
 
@@ -54,8 +57,8 @@ CASES += [(name, "low rank on int8") for name in MODELS if name != "decoder"]
 @pytest.mark.parametrize("name, kernels", mostly_slow(CASES, ("lstm", "low rank on int8")))
 @few
 @given(seed=tiny.seeds)
-def test_a_model_of_kernels_is_that_of_their_arrays(name, kernels, seed):
-    """In one pass, in chunks, prepared and generating, and scored."""
+def test_a_model_of_kernels_equals_the_model_of_their_arrays(name, kernels, seed):
+    """Compares one pass, chunks, generation and scores."""
     model = tiny.build(**MODELS[name])
     variables = {"params": KERNELS[kernels](tiny.weights(model, seed)["params"])}
     arrays = as_arrays(variables)
@@ -68,16 +71,15 @@ def test_a_model_of_kernels_is_that_of_their_arrays(name, kernels, seed):
     tiny.close(*scores, 2e-5)
     how = {"max_new_tokens": 4, "sampler": jf.Sampler(temperature=0.0), "source": source}
     found, expected = (jf.generate(model, x, tokens, **how) for x in (variables, arrays))
-    same = (found.tokens == expected.tokens).all(axis=1)  # but for ties
+    same = (found.tokens == expected.tokens).all(axis=1)  # rounding may break ties differently
     tiny.close(found.log_probs[same], expected.log_probs[same], 2e-5)
     assert same.any()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", list(KERNELS)[1:])
-def test_a_loss_teaches_the_update_alone(kernels):
-    """By the chunked loss, the output map among the frozen: a gradient for A and B as of the
-    arrays that stand for them, none for what is frozen."""
+def test_only_the_low_rank_update_gets_a_gradient(kernels):
+    """The chunked loss gives A and B a gradient, and the frozen kernels, head included, none."""
     model = tiny.build(tie_embeddings=False)
     params = KERNELS[kernels](tiny.weights(model, 0)["params"])
     tokens, targets = tiny.tokens(0, 2, 8), jnp.asarray(tiny.tokens(1, 2, 8))
@@ -102,7 +104,7 @@ def test_a_loss_teaches_the_update_alone(kernels):
 
 
 def test_parameters_of_another_model_are_refused_by_name():
-    """A matrix of another shape, one that is missing, one too many; integers of another shape."""
+    """A wrong shape, a missing parameter, an extra one, and a quantized table of a wrong shape."""
     model = tiny.build(num_layers=1)
     params, tokens = tiny.weights(model, 0)["params"], tiny.tokens(0, 1, 4)
     norm = params["final_norm"]

@@ -1,4 +1,4 @@
-"""A mask that the caller wrote: one rule for whole rows, for the cache and for the certificate."""
+"""A mask defined by the caller applies in full passes, in cached decoding and in certificates."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import Causal, Mask, Packed
+from jaxformer.functional import Causal, Mask, Packed, dot_product_attention, transformer
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
@@ -24,14 +24,14 @@ BATCH = 2
 
 
 def _distance(query, key):
-    """How far each key is behind each query."""
+    """Returns the distance from each query back to each key."""
     return query.position_ids()[..., :, None] - key.position_ids()[..., None, :]
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Strided(Mask):
-    """A query sees every stride-th key, counted from itself."""
+    """Lets a query see every `stride`-th key, counting back and forward from itself."""
 
     stride: int
 
@@ -39,10 +39,9 @@ class Strided(Mask):
         return _distance(query, key) % self.stride == 0
 
 
-@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Near(Mask):
-    """A query sees the keys within `distance`, on both sides."""
+    """Lets a query see the keys within `distance` on both sides. Not registered with JAX."""
 
     distance: int
 
@@ -65,7 +64,7 @@ def sees(name, query: int, key: int) -> bool:
 
 
 def rule(name, model, segments):
-    """The rule above, composed over the layers, row by row."""
+    """Composes the expected rule over the layers. Returns bool [batch, length, batch, length]."""
     table = np.zeros((BATCH, tiny.LENGTH) * 2, bool)
     for row, ids in enumerate(segments):
         documents, positions = rules.read(ids)
@@ -93,7 +92,7 @@ def rule(name, model, segments):
 )
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
-    """Distances are counted in the document, padding or not."""
+    """Distances are counted within the document, with or without padding."""
     model = tiny.build(attention=attention, **MODELS[name])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     read = tiny.read(model, tiny.sources(model, seed, BATCH))
@@ -116,7 +115,7 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
 
 
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
-def test_generation_uses_it(name):
+def test_generation_obeys_the_mask(name):
     model = tiny.build(**MODELS[name], max_length=24)
     variables, prompts = tiny.weights(model, 0), tiny.tokens(0, BATCH, 5)
     source = tiny.sources(model, 0, BATCH)
@@ -129,7 +128,7 @@ def test_generation_uses_it(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
-def test_a_certificate_uses_it(name):
+def test_certificates_use_the_mask(name):
     model = tiny.build(**MODELS[name], max_length=24)
     subject = subject_of(model, tiny.weights(model, 0), length=12)
     for name in ("causal", "cached = full"):
@@ -137,14 +136,15 @@ def test_a_certificate_uses_it(name):
 
 
 @pytest.mark.slow
-def test_a_certificate_sees_that_the_mask_is_not_obeyed(monkeypatch):
-    """The model runs another mask than it says."""
+def test_a_certificate_fails_if_the_model_ignores_its_mask(monkeypatch):
+    """The model runs a mask other than the one it declares."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    monkeypatch.setattr(type(model), "rules", property(lambda self: ((other & Packed(),) * 2,)))
+    masks = (other & Packed(),) * model.config.num_layers
+    monkeypatch.setattr(transformer, "self_attention_masks", lambda config, mask: masks)
     assert not examine(subject_of(model, tiny.weights(model, 0), length=12), "causal").holds
 
 
-def test_a_mask_that_cannot_be_used_is_refused():
+def test_an_unusable_mask_is_rejected():
     variables, tokens = tiny.weights(tiny.build(), 0), tiny.tokens(0, 1, 6)
 
     def generate(**options):
@@ -158,3 +158,45 @@ def test_a_mask_that_cannot_be_used_is_refused():
     model = jf.Decoder(tiny.build().config, mask=np.tri(6, dtype=bool))
     with pytest.raises(ValueError, match="mask is a ndarray; it must be a Mask"):
         model.apply(variables, tokens)
+
+
+@dataclass
+class Thawed(Mask):
+    """A mask that is not frozen and therefore has no hash."""
+
+    distance: int
+
+
+@pytest.mark.parametrize("attention", ["blockwise", "explicit"])
+def test_an_unhashable_mask_is_rejected_everywhere(attention):
+    """The error is raised with and without jit, in a pass, in generation and in verification."""
+    with pytest.raises(ValueError, match=r"Thawed is not hashable.*@dataclass\(frozen=True\)"):
+        Thawed(2)
+    base = tiny.build(attention=attention)
+    model = base.copy(mask=Causal() & Near([2]))
+    variables, tokens = tiny.weights(base, 0), tiny.tokens(0, 1, 6)
+    uses = {
+        "apply": lambda: model.apply(variables, tokens),
+        "jit": lambda: jax.jit(model.apply)(variables, tokens),
+        "inspect": lambda: model.apply(variables, tokens, method="inspect"),
+        "generate": lambda: jf.generate(model, variables, tokens, max_new_tokens=2),
+        "verify": lambda: subject_of(model, variables),
+    }
+    for use in uses.values():
+        with pytest.raises(ValueError, match=r"mask is .* not hashable .*a tuple in place of"):
+            use()
+
+
+def test_a_mask_class_needs_no_registration():
+    """Compiled blockwise attention accepts a class that is defined after the import."""
+
+    @dataclass(frozen=True)
+    class Everything(Mask):
+        def __call__(self, query, key):
+            return _distance(query, key) > -99
+
+    x = tiny.embeddings(0, 1, 2, 6, 4)
+    attend = jax.jit(dot_product_attention, static_argnames=("mask", "implementation"))
+    found = attend(x, x, x, mask=Causal() & Everything(), implementation="blockwise")
+    expected = dot_product_attention(x, x, x, mask=Causal(), implementation="explicit")
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Where parameters live: the table knows them all, and what cannot be is refused by name."""
+"""Placement tables cover every parameter, and impossible placements raise a clear error."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -6,25 +6,32 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxformer.cli.runtime import shared_by
+from jaxformer.artifacts.trees import flat
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.models.build import build, init, shape_tree
-from jaxformer.models.config import PRESETS, DecoderConfig, EncoderDecoderConfig
+from jaxformer.models.config import KINDS, PRESETS, DecoderConfig, EncoderDecoderConfig
+from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.kinds import build
+from jaxformer.models.lora import adapt, adapter_shapes
+from jaxformer.models.parameters import init, shape_tree
+from jaxformer.models.partitions import Rule
 from jaxformer.models.placement import (
     AXES,
-    TABLES,
-    Rule,
+    make_abstract_mesh,
     make_mesh,
+    parameter_shapes,
     partition_of,
     shardings,
 )
+from jaxformer.models.trainable import partition
 from jaxformer.training.config import PairTraining, TextTraining
+from jaxformer.training.placed import num_devices_for
 from jaxformer.training.presets import RUNS
+from tests.slow import mostly_slow
 
 CONFIGS = {
     f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()
@@ -35,15 +42,15 @@ ONE, BOTH = make_mesh({}), ("fsdp", "tensor")
 
 
 class Sizes:
-    """What `partition_of` asks of a mesh."""
+    """Stand-in for a mesh: the axis sizes, which is all that `partition_of` reads."""
 
     def __init__(self, **shape):
         self.shape = dict.fromkeys(AXES, 1) | shape
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_table_of_a_kind_knows_every_parameter(name):
-    """Each matrix of a layer is cut by fsdp: none is whole on every device by an oversight."""
+def test_the_table_covers_every_parameter(name):
+    """Every matrix is sharded over fsdp, so no matrix is replicated by mistake."""
     config = CONFIGS[name]
     tree = shape_tree(build(config))
     for path, where in jax.tree_util.tree_leaves_with_path(shardings(tree, config, ONE)):
@@ -55,8 +62,11 @@ def test_the_table_of_a_kind_knows_every_parameter(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "gpt" in name or "llama" in name])
-def test_what_a_layer_exchanges_over_tensor_is_its_two_sums(name):
-    """Maps into heads and features are cut by their outputs, those out of them by their inputs."""
+def test_tensor_parallel_layers_need_two_sums(name):
+    """Projections into heads and features shard their outputs, those back shard their inputs.
+
+    Each layer then all-reduces twice, after attention and after the feed-forward layer.
+    """
     config = CONFIGS[name]
     specs = jax.tree.map(lambda x: tuple(x.spec), shardings(shape_tree(build(config)), config, ONE))
     block = specs["blocks"]
@@ -66,6 +76,21 @@ def test_what_a_layer_exchanges_over_tensor_is_its_two_sums(name):
                 assert block[part][map_name]["kernel"] == (None, "fsdp", "tensor")
     assert block["attention"]["output"]["kernel"] == (None, "tensor", "fsdp")
     assert block["feedforward"]["down"]["kernel"] == (None, "tensor", "fsdp")
+
+
+def test_updates_are_sharded_like_their_kernels():
+    """A like the inputs of W, B like its outputs: in training and where an adapter is loaded."""
+    model, lora = build(PRESETS["gpt2-124m"]), LoraConfig(lora_rank=2, lora_maps="query,output")
+    shapes = parameter_shapes(model, ONE)
+    made = jax.eval_shape(lambda x: adapt(jax.random.key(0), x, lora), shapes)
+    trained, _ = partition(shardings(made, model.config, ONE))
+    loaded = jax.tree.map(lambda x: x.sharding, adapter_shapes(shapes, lora))
+    for tree in (trained, loaded):
+        attention = jax.tree.map(lambda x: tuple(x.spec), tree)["blocks"]["attention"]
+        query, output = (attention[name]["kernel"] for name in ("query", "output"))
+        assert query.down == (None, "fsdp", None) and query.up == (None, None, "tensor")
+        assert output.down == (None, "tensor", None) and output.up == (None, None, "fsdp")
+        assert attention["key"]["kernel"] is None
 
 
 @given(
@@ -95,7 +120,7 @@ def test_a_size_that_does_not_divide_is_refused(shape, fsdp, tensor):
         (Rule("a/*", ("fsdp", None, None)), r"has fewer axes than its rule 'a/\*'"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(rule, message):
+def test_an_invalid_rule_is_rejected(rule, message):
     with pytest.raises(ValueError, match=message):
         partition_of("a/kernel", (4, 4), (rule,), Sizes())
 
@@ -109,15 +134,65 @@ def test_the_first_rule_is_used():
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "gpt" in name or "llama" in name])
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 def test_a_head_and_a_word_are_whole(name, tensor):
-    """What `tensor` does not divide is cut as over fsdp; every matrix is still cut by both axes."""
+    """If `tensor` does not divide the heads or words, one axis is sharded over fsdp and tensor."""
     config = CONFIGS[name].resolved
-    mesh = AbstractMesh((1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = make_abstract_mesh({"tensor": tensor})
     placed = shardings(shape_tree(build(config)), config, mesh)
     attention = [x["kernel"].spec for x in placed["blocks"]["attention"].values()]
     by_heads = not (config.num_heads % tensor or config.num_kv_heads % tensor)
     assert [("fsdp", "tensor") in spec for spec in attention] == [not by_heads] * 4
     table = placed["embedding"]["tokens"].spec
     assert tuple(table) == (("tensor", "fsdp") if config.vocab_size % tensor == 0 else (None, BOTH))
+
+
+PATHS = {  # parameters sharded by heads or by words, and the axis that is sharded
+    "embedding/tokens": ("words", -2),
+    "blocks/attention/query/kernel": ("heads", -1),
+    "blocks/attention/output/kernel": ("heads", -2),
+    "blocks/cross_attention/key/kernel": ("heads", -1),
+    "relative_bias/table": ("heads", -1),
+}
+
+
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "encoder-decoder"))
+@given(data=st.data())
+@settings(max_examples=10)
+def test_any_number_of_heads_and_words_is_placed_as_each_stack_computes(kind, data):
+    """`tensor` shards the heads or words of a stack exactly if it divides their number.
+
+    The other stack has no influence, and no number is rejected.
+    """
+    tensor = data.draw(st.sampled_from([2, 4]))
+    drawn = {
+        "vocab_size": data.draw(st.integers(15, 17)),
+        "source_vocab_size": data.draw(st.integers(15, 17)),
+        "num_kv_heads": data.draw(st.sampled_from([1, 2, 3, 4])),
+        "num_encoder_heads": data.draw(st.sampled_from([2, 3, 4, None])),
+        "embed_dim": 24,
+        "head_dim": 8,
+        "mlp_dim": 16,
+        "hidden_dim": 24,
+        "num_layers": 1,
+        "positions": "relative",
+        "share_embeddings": False,
+    }
+    drawn["num_heads"] = 2 * drawn["num_kv_heads"]
+    fields = KINDS[kind].__dataclass_fields__
+    config = KINDS[kind](**{x: y for x, y in drawn.items() if x in fields}).resolved
+    mesh = make_abstract_mesh({"fsdp": 2, "tensor": tensor})
+    placed = shardings(shape_tree(build(config)), config, mesh)
+    for stack in ("", "encoder/"):
+        is_pair = isinstance(config, EncoderDecoderConfig)
+        own = config.encoder if stack and is_pair else config
+        words = config.source_vocab_size if stack and hasattr(config, "source_vocab_size") else 16
+        numbers = {"words": [words if stack else config.vocab_size]}
+        if hasattr(own, "num_heads"):
+            numbers["heads"] = [own.num_heads, own.num_kv_heads]
+        for path, (name, axis) in PATHS.items():
+            where = flat(placed).get(stack + path)
+            if where is not None:
+                divides = not any(n % tensor for n in numbers[name])
+                assert (where.spec[axis] == "tensor") == divides, stack + path
 
 
 @pytest.mark.parametrize(
@@ -128,13 +203,13 @@ def test_a_head_and_a_word_are_whole(name, tensor):
         ({"data": 0}, "mesh has data=0; it must be at least 1"),
     ],
 )
-def test_a_mesh_that_cannot_be_made_is_refused(sizes, message):
+def test_an_impossible_mesh_is_rejected(sizes, message):
     with pytest.raises(ValueError, match=message):
         make_mesh(sizes, jax.devices()[:1])
 
 
-def test_explicit_axes_are_refused_with_what_to_pass():
-    """JAX's own default: there each array says itself how it is cut."""
+def test_a_mesh_with_explicit_axes_is_rejected_with_a_remedy():
+    """Explicit axes are JAX's default: every array then carries its own sharding in its type."""
     config = replace(CONFIGS["tiny decoder"], positions="rotary")
     model = build(config)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
@@ -144,7 +219,7 @@ def test_explicit_axes_are_refused_with_what_to_pass():
 
 
 def test_every_kind_has_a_table():
-    assert set(TABLES) == {type(config) for config in CONFIGS.values()}
+    assert set(KINDS.values()) == {type(config) for config in CONFIGS.values()}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +230,7 @@ def test_every_kind_has_a_table():
         (("x", "y", "z"), (AxisType.Auto,) * 3, "x"),
     ],
 )
-def test_another_mesh_is_refused_and_it_is_said_which_there_is(axes, types, named):
+def test_another_mesh_is_rejected_by_its_axes(axes, types, named):
     config = PRESETS["gpt2-124m"]
     mesh = AbstractMesh((1,) * len(axes), axes, axis_types=types)
     with pytest.raises(ValueError, match=rf"mesh has the axes .*{named}.*make_mesh"):
@@ -163,8 +238,8 @@ def test_another_mesh_is_refused_and_it_is_said_which_there_is(axes, types, name
 
 
 @pytest.mark.parametrize("where", ["tokens", "variables", "in context"])
-def test_explicit_axes_are_refused_wherever_they_are(where):
-    """JAX's default of `make_mesh`, by which an array says itself how it is cut."""
+def test_explicit_axes_are_rejected_in_tokens_variables_and_context(where):
+    """`jax.make_mesh` makes explicit axes by default: arrays then carry their own sharding."""
     model = build(DecoderConfig(**TINY))
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     at = NamedSharding(mesh, PartitionSpec())
@@ -185,9 +260,9 @@ def test_explicit_axes_are_refused_wherever_they_are(where):
 @pytest.mark.parametrize(
     ("rows", "devices", "shared"), [(16, 3, 2), (16, 8, 8), (7, 8, 7), (5, 4, 1)]
 )
-def test_a_batch_is_shared_by_as_many_devices_as_it_divides_by(rows, devices, shared, monkeypatch):
+def test_num_devices_for_returns_a_divisor_of_the_batch_size(rows, devices, shared, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: devices)
-    assert shared_by(TextTraining(DecoderConfig(**TINY), batch_size=rows)) == shared
+    assert num_devices_for(TextTraining(DecoderConfig(**TINY), batch_size=rows)) == shared
     assert (
-        shared_by(PairTraining(EncoderDecoderConfig(**TINY))) == devices
-    )  # filled up with padding
+        num_devices_for(PairTraining(EncoderDecoderConfig(**TINY))) == devices
+    )  # padding fills up the batch

@@ -1,4 +1,4 @@
-"""Models inside `jax.shard_map`, whose types say what may differ between devices (check_vma)."""
+"""Models inside `jax.shard_map`, whose types (check_vma) track which values differ per device."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import jaxformer as jf
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
 from jaxformer.training.loss import summed_loss
 from tests.properties.models import MODELS
@@ -23,8 +23,8 @@ CASES = {**MODELS, "encoder": {"kind": jf.EncoderConfig}}
 
 
 @pytest.mark.parametrize("name", mostly_slow(list(CASES), "lstm"))
-def test_each_device_computes_its_rows(name, quick_compilation, small_blocks):
-    """The sum of the losses, and its gradient for parameters that all devices share."""
+def test_each_device_computes_its_own_batch_elements(name, quick_compilation, small_blocks):
+    """The summed loss, and its gradient for parameters that are replicated on all devices."""
     model = build(**CASES[name])
     params = init(model, jax.random.key(0))["params"]
     random = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_each_device_computes_its_rows(name, quick_compilation, small_blocks):
 
 
 @pytest.mark.slow
-def test_each_of_eight_devices_computes_its_rows():
+def test_each_of_eight_devices_computes_its_own_batch_elements():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     words = ["-m", "pytest", "-n0", "-m", "", "-k", "each_device", __file__]
     done = subprocess.run([sys.executable, *words], env={**os.environ, **flags}, timeout=600)

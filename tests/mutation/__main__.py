@@ -1,16 +1,15 @@
-"""Run the tests of each bug of the catalogue on the package with that bug in it: each must go red.
+"""Runs the tests of each bug in the catalogue on the package with that bug: they must fail.
 
-python -m tests.mutation                 # all of them: a table, exit status 0 if all are killed
-python -m tests.mutation window padding  # those whose name holds one of the words
-python -m tests.mutation --seeds 5       # each test must go red by each of so many seeds
-python -m tests.mutation --sound 20      # the same tests on the code as it is, by so many seeds:
-                                         # each must stay green
+python -m tests.mutation                 # all bugs: a table, exit status 0 if all are killed
+python -m tests.mutation window padding  # bugs whose name contains one of the words
+python -m tests.mutation --seeds 5       # each test must fail with each of 5 seeds
+python -m tests.mutation --sound 20      # the same tests on the unchanged code with 20 seeds:
+                                         # all must pass
 """
 
 import argparse
 import os
 import re
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from tests.mutation.bug import PROJECT, environment
 from tests.mutation.bugs import BUGS
 from tests.mutation.sound import stay_sound
+from tests.mutation.warm import run_pytest
 
-# Red, but not by a test that sees the bug: tests that cannot be imported, a change that fails
-# itself, or one that names what is no longer there.
+# Failures that do not detect the bug: tests that cannot be imported, a change that raises itself,
+# and a change that uses a name that no longer exists.
 _FAILED_OTHERWISE = re.compile(
     r"ERROR collecting|^tests/mutation/bugs/\S+:\d+: \w+|^E +(?:NameError|UnboundLocalError): ",
     re.MULTILINE,
@@ -28,13 +28,14 @@ _FAILED_OTHERWISE = re.compile(
 
 
 class NotTried(Exception):
-    """A test did not run, or failed for another reason than the bug."""
+    """Raised if a test did not run, or failed for another reason than the bug."""
 
 
 def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
-    """For each of the bug's tests (what was asked, the test that went red or None, seconds).
+    """Runs the tests of a bug.
 
-    A test that goes red by one seed and not by another catches the bug by luck.
+    Returns (test, the failed test or None, seconds) for each. A test that fails with one seed and
+    passes with another catches the bug by luck, so it counts as None.
     """
     found = []
     for test in bug.tests.split():
@@ -45,19 +46,20 @@ def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
 
 
 def _first_red(bug, test: str, seed: int) -> str | None:
-    # Those marked slow too: -m takes the place of the one in pyproject.toml.
+    # Includes slow tests: this -m overrides the one in pyproject.toml.
     options = ["-m", "", "-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
-    command = [sys.executable, "-m", "pytest", *options, f"--hypothesis-seed={seed}", test]
-    run = subprocess.run(command, cwd=PROJECT, env=environment(bug), capture_output=True, text=True)
-    # 1: tests failed; more: they did not run.
-    if run.returncode not in (0, 1) or _FAILED_OTHERWISE.search(run.stdout):
-        raise NotTried(f"{bug.name}: {test} did not try it\n{run.stdout[-3000:]}")
-    red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
+    arguments = [*options, f"--hypothesis-seed={seed}", test]
+    run = run_pytest(arguments, environment(bug), PROJECT)
+    # Status 1 means that tests failed; a higher status that they did not run.
+    red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.output, re.MULTILINE)
+    is_clear = run.status == 0 or (run.status == 1 and red)
+    if not is_clear or _FAILED_OTHERWISE.search(run.output):
+        raise NotTried(f"{bug.name}: {test} did not run properly\n{run.output[-3000:]}")
     return red.group(1) if red else None
 
 
 def kill(bugs, seeds: int) -> int:
-    """The table of the bugs, as they are killed; returns how many were not."""
+    """Prints a table of the bugs as their tests finish. Returns the number of surviving bugs."""
     survived = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tried = {pool.submit(killers, bug, seeds): bug for bug in bugs}
@@ -71,7 +73,7 @@ def kill(bugs, seeds: int) -> int:
 
 
 def _said(bug, done) -> tuple[list[str], bool]:
-    """(lines of the table, whether each of its tests went red)."""
+    """Returns (lines of the table, whether each test of the bug failed)."""
     try:
         found = done.result()
     except NotTried as error:
@@ -85,9 +87,9 @@ def _said(bug, done) -> tuple[list[str], bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
-    parser.add_argument("words", nargs="*", help="bugs whose name holds one of them; else all")
-    parser.add_argument("--seeds", type=int, default=1, metavar="SEEDS", help="red by so many")
-    parser.add_argument("--sound", type=int, metavar="SEEDS", help="try the tests on sound code")
+    parser.add_argument("words", nargs="*", help="only bugs whose name contains one of the words")
+    parser.add_argument("--seeds", type=int, default=1, metavar="SEEDS", help="seeds per test")
+    parser.add_argument("--sound", type=int, metavar="SEEDS", help="run on the unchanged code")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error(f"--seeds is {arguments.seeds}; it must be at least 1")

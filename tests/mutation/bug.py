@@ -1,5 +1,7 @@
-"""A bug of the catalogue: one that a Transformer library really shipped (a comment says where it
-was seen), or one that a property is there to catch."""
+"""A bug of the catalogue: one that a Transformer library shipped, or one that a property catches.
+
+A comment beside a shipped bug names the issue.
+"""
 
 import ast
 import os
@@ -15,8 +17,14 @@ PROJECT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Bug:
-    """`change` is made to `target`, "module below jaxformer:qualified name"; then each of `tests`
-    (node ids below tests/, separated by blanks) must go red."""
+    """A change to the package and the tests that must fail with it.
+
+    Attributes:
+        name: a description of the bug.
+        target: "module below jaxformer:qualified name".
+        change: makes the broken target from the sound one.
+        tests: node ids below tests/, separated by spaces.
+    """
 
     name: str
     target: str
@@ -25,12 +33,12 @@ class Bug:
 
     @property
     def path(self) -> Path:
-        """The file that the target is in."""
+        """The file that contains the target."""
         module = PROJECT / "jaxformer" / self.target.partition(":")[0].replace(".", "/")
         return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
 
     def source(self) -> str:
-        """That file's text with the bug in it; LookupError if the bug no longer fits the code."""
+        """Returns the file's text with the bug. LookupError: the bug no longer fits the code."""
         tree = ast.parse(self.path.read_text())
         try:
             self._put_into(syntax.definition(tree, self.target.partition(":")[2]))
@@ -41,10 +49,10 @@ class Bug:
     def _put_into(self, node) -> None:
         if isinstance(self.change, Replace):
             return syntax.replace(node, self.change.old, self.change.new)
-        # The module asks for the change by the bug's name, once it is run.
+        # When the module runs, it looks up the change by the bug's name.
         found = f'__import__("tests.mutation.bugs").mutation.bugs.change_of({self.name!r})'
         change = ast.parse(found, mode="eval").body
-        if isinstance(node, ast.FunctionDef):  # below other decorators: jit, property, classmethod
+        if isinstance(node, ast.FunctionDef):  # innermost, below jit, property or classmethod
             node.decorator_list.append(change)
         elif isinstance(node, ast.ClassDef):
             raise LookupError("it is a class; name one of its methods")
@@ -53,9 +61,11 @@ class Bug:
 
 
 def environment(bug) -> dict[str, str]:
-    """The environment of a process of which every import finds the bug, and so do those of the
-    processes that it starts: Python runs site/sitecustomize.py first. Bytecode of all other files
-    is kept: without it each of hundreds of processes would compile them anew."""
+    """Returns an environment in which a process and its children import the broken file.
+
+    Python runs site/sitecustomize.py first, which replaces the source. Bytecode of all other files
+    is stored, because otherwise each of hundreds of processes would compile them again.
+    """
     folders = (Path(__file__).parent / "site", PROJECT)
     return {
         **os.environ,
@@ -67,7 +77,7 @@ def environment(bug) -> dict[str, str]:
     }
 
 
-# Where the tests are.
+# Paths and node ids that several files of the catalogue use.
 DEPENDENCY = "properties/test_dependency.py"
 INVARIANCE = "properties/test_invariance.py"
 ATTENTION = "functional/test_attention.py"

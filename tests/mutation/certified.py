@@ -1,10 +1,10 @@
-"""What a certificate says of one trained run under code that is broken on purpose.
+"""Shows that the certificate of a trained run detects bugs in the code.
 
-python -m tests.mutation.certified runs/stdlib    # exit status 0 if each bug is told, by its
-                                                  # property and a layer, and sound code has none
+python -m tests.mutation.certified runs/stdlib    # exit status 0 if each bug fails its property at
+                                                  # a named layer and the sound code passes
 
-The weights know nothing of the bugs: `jaxformer verify` runs on a copy of the run with one bug
-after the other; a window is given to it where the bug is one of windows.
+It runs `jaxformer verify` on a copy of the run, with one bug after another and the same weights.
+For the bug of windows it sets a window in the copy's config.
 """
 
 import json
@@ -19,19 +19,19 @@ from pathlib import Path
 from tests.mutation.bug import PROJECT, Bug, environment
 from tests.mutation.bugs import BUGS
 
-# The bug, and the property that must fail.
+# The bugs to try, and the property that must fail.
 TOLD = {
     "causal mask sees one ahead": "causal",
     "window of W + 1": "causal",
     "positions do not restart in a packed row": "packed = separate",
-    "what is read on stands one position too far": "cached = full",
+    "cached tokens are read one position too far": "cached = full",
     "statistics over the batch": "batch-independent",
 }
 WINDOW = 16
 
 
 def verify(bug: Bug | None, run: Path) -> list[dict]:
-    """The properties that `jaxformer verify` finds with that bug in it."""
+    """Runs `jaxformer verify` with the bug and returns the properties of its report."""
     command = [sys.executable, "-m", "jaxformer", "verify", str(run), "--json"]
     environ = os.environ if bug is None else environment(bug)
     done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True)
@@ -41,7 +41,7 @@ def verify(bug: Bug | None, run: Path) -> list[dict]:
 
 
 def prepared(run: Path, folder: Path, window: int | None) -> Path:
-    """A copy of the run, and a window in its config."""
+    """Copies the run and sets a window in its config."""
     copy = Path(shutil.copytree(run, folder / "run", ignore=shutil.ignore_patterns("tokens")))
     config = json.loads((copy / "config.json").read_text())
     config["model"]["window"] = window
@@ -50,7 +50,7 @@ def prepared(run: Path, folder: Path, window: int | None) -> Path:
 
 
 def told(name: str, bug: Bug | None, run: Path) -> bool:
-    """Whether what fails is what must; prints it."""
+    """Prints which properties fail. Returns whether they are the expected ones."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = prepared(run, Path(folder), WINDOW if "window" in name else None)
@@ -64,7 +64,7 @@ def told(name: str, bug: Bug | None, run: Path) -> bool:
 
 def main() -> int:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        print("usage: python -m tests.mutation.certified RUN, a folder that `jaxformer train` made")
+        print("usage: python -m tests.mutation.certified RUN (a folder made by `jaxformer train`)")
         return 2
     run = Path(sys.argv[1])
     bugs = {bug.name: bug for bug in BUGS}

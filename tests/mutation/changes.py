@@ -1,8 +1,8 @@
-"""Changes that turn what a bug's target is into what it must not be.
+"""Changes that break the target of a bug.
 
-A change is a function: it takes the target (a function, which may stand under decorators, or the
-value of an assignment) and gives what stands in its place. Where the bug is in the middle of a
-function, it is a `Replace` in that function's own syntax.
+A change is a function from the sound target to the broken one. The target is a function, possibly
+below decorators, or the value of an assignment. A bug in the middle of a function is a `Replace`
+in its syntax tree.
 """
 
 from dataclasses import dataclass
@@ -13,31 +13,33 @@ from types import FunctionType
 
 @dataclass(frozen=True)
 class Replace:
-    """Within the target `old`, an expression or whole statements, stands exactly once; there `new`
-    is put."""
+    """Replaces `old` by `new`. `old`, an expression or statements, occurs once in the target."""
 
     old: str
     new: str
 
 
 def gives(value):
-    """A function that does nothing and gives this value."""
+    """Returns a change to a function that only returns `value`."""
     return lambda function: lambda *_, **__: value
 
 
 def then(change):
-    """What a function gives, changed."""
+    """Returns a change that applies `change` to the result of a function."""
     return lambda function: lambda *args, **named: change(function(*args, **named))
 
 
 def without(*keys):
-    """A table that lacks these keys."""
+    """Returns a change that removes these keys from a table."""
     return lambda table: {key: value for key, value in table.items() if key not in keys}
 
 
 def changed(change, original):
-    """What `change` makes of the original; TypeError if that is called in another way, which would
-    turn any test red."""
+    """Applies a change and checks the signature.
+
+    Raises:
+        TypeError: the broken function takes other parameters, which would fail any test.
+    """
     broken = change(original)
     if not isinstance(original, FunctionType):
         return broken

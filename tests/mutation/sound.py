@@ -1,4 +1,4 @@
-"""The tests that kill bugs, on the code as it is, by many seeds: each must stay green."""
+"""Runs the tests that kill bugs on the unchanged code with many seeds: all must pass."""
 
 import contextlib
 import io
@@ -13,17 +13,17 @@ from tests.mutation.bug import PROJECT
 
 
 def stay_sound(bugs, seeds: int) -> int:
-    """Returns for how many seeds one of the bugs' tests went red.
+    """Runs the tests of the bugs. Returns the number of seeds with a failure.
 
-    The first seed is for all tests, the others for those that generate their cases. A process tries
-    its seeds one after the other, so that what it has compiled serves them all.
+    The first seed runs all tests, the others only those that generate their cases. A process runs
+    its seeds one after another, so that they share its compiled programs.
     """
     tests = sorted({f"{PROJECT}/tests/{test}" for bug in bugs for test in bug.tests.split()})
     cores = min(os.cpu_count(), seeds)
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         shares = [range(core, seeds, cores) for core in range(cores)]
         wrong = sum(pool.map(_red_seeds, [tests] * cores, shares))
-    print(f"{len(tests)} tests and files, {seeds} seeds: red for {wrong}")
+    print(f"{len(tests)} tests and files, {seeds} seeds: failures with {wrong} seeds")
     return wrong
 
 

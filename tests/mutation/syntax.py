@@ -1,5 +1,7 @@
-"""Definitions in a module's syntax tree, and replacements in them: formatting, comments and the
-names of other functions do not matter."""
+"""Finds definitions in a syntax tree and replaces code in them.
+
+Formatting, comments and the names of other functions do not matter.
+"""
 
 import ast
 
@@ -7,8 +9,13 @@ _OPENS_A_SCOPE = (ast.FunctionDef, ast.ClassDef)
 
 
 def definition(tree: ast.Module, name: str):
-    """The function, class or assignment of that qualified name; a function within a function is
-    named `outer.inner`. LookupError unless there is exactly one."""
+    """Returns the function, class or assignment with this qualified name.
+
+    A function inside another is named `outer.inner`.
+
+    Raises:
+        LookupError: there is not exactly one.
+    """
     found = [tree]
     for part in name.split("."):
         found = [node for scope in found for node in _inside(scope) if part in _names(node)]
@@ -18,7 +25,7 @@ def definition(tree: ast.Module, name: str):
 
 
 def _inside(scope):
-    """Every node of a scope, without what stands in scopes of its own."""
+    """Yields every node of a scope, except those inside nested scopes."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, _OPENS_A_SCOPE):
@@ -33,12 +40,15 @@ def _names(node):
 
 
 def replace(node, old: str, new: str) -> None:
-    """Put `new` where `old` stands in the node: an expression, or statements one after the other.
-    LookupError unless `old` stands there exactly once."""
+    """Replaces `old`, an expression or consecutive statements, by `new` inside the node.
+
+    Raises:
+        LookupError: `old` does not occur exactly once.
+    """
     replacing = _Replacing(ast.parse(old).body, ast.parse(new).body)
     replacing.generic_visit(node)
     if replacing.count != 1:
-        raise LookupError(f"{old!r} stands in it {replacing.count} times; it must stand there once")
+        raise LookupError(f"{old!r} occurs {replacing.count} times; it must occur exactly once")
 
 
 class _Replacing(ast.NodeTransformer):

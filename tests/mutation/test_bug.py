@@ -1,4 +1,4 @@
-"""How a bug is put into the package: where it says, once, and for every process."""
+"""A bug changes its target, exactly once, in every process."""
 
 import ast
 import subprocess
@@ -47,7 +47,7 @@ def test_formatting_and_comments_do_not_matter(old, new):
 
 @pytest.mark.parametrize(("old", "times"), [("y + 2", 0), ("return y", 0), ("3", 2)])
 def test_what_is_replaced_stands_there_once(old, times):
-    with pytest.raises(LookupError, match=f"stands in it {times} times"):
+    with pytest.raises(LookupError, match=f"occurs {times} times"):
         syntax.replace(ast.parse(MODULE), old, "4")
 
 
@@ -76,7 +76,7 @@ def test_a_change_is_called_as_the_original_is():
         ),
         (
             next(bug for bug in BUGS if bug.name == "two processes train in one folder"),
-            "from jaxformer.artifacts.lock import _lock; print(_lock('no file'))",
+            "from jaxformer.training.run_folders import _lock; print(_lock('no file'))",
             "True",
         ),
     ],

@@ -1,4 +1,4 @@
-"""Random tiny checkpoints of every family, as transformers makes and saves them."""
+"""Random tiny checkpoints of every family, created and saved by transformers."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -77,7 +77,7 @@ GEMMA3_TURNS = {
     }
 }
 
-# family: (class of the config, class of the model, what differs from what all have, for each case)
+# family: (config class, model class, options of all cases, further options of each case)
 FAMILIES = {
     "gpt2": (
         "GPT2Config",
@@ -249,19 +249,27 @@ FAMILIES = {
         {"decoder_layers": 1},
         {"decoder_attention_heads": 4},
     ),
+    "pegasus": (
+        "PegasusConfig",
+        "PegasusForConditionalGeneration",
+        BART,
+        {"scale_embedding": True, "activation_function": "relu"},
+        {"decoder_layers": 1},
+        {"decoder_attention_heads": 4, "encoder_attention_heads": 2},
+    ),
 }
 CASES = [(name, case) for name, (_, _, _, *cases) in FAMILIES.items() for case in range(len(cases))]
 UNTIED = {("t5", 1), ("mt5", 0)}
 
 
 def make(name: str, case: int, seed: int = 0):
-    """A model of theirs with every parameter random: no bias is 0 and no scale 1."""
+    """Creates a transformers model with random parameters: no bias is 0 and no scale is 1."""
     config_name, model_name, common, *cases = FAMILIES[name]
-    options = deepcopy(common | cases[case])  # their classes write into what they are given
+    options = deepcopy(common | cases[case])  # some config classes modify their arguments
     config = getattr(transformers, config_name)(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, model_name)(config)
-    if (name, case) in UNTIED:  # their config has no word for it, their checkpoints are so
+    if (name, case) in UNTIED:  # published checkpoints are untied, but the config has no option
         model.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, 24))
     generator = torch.Generator().manual_seed(seed)
     buffers = [(n, b) for n, b in model.named_buffers() if n == "final_logits_bias"]
@@ -271,7 +279,7 @@ def make(name: str, case: int, seed: int = 0):
         for path, parameter in (*parameters, *buffers):
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1 and "bias" not in path:
-                # Scores of T5 have no scale, and its products would be too large for one.
+                # T5 does not scale its scores: larger weights would saturate the softmax.
                 parameter.copy_((0.08 if is_t5 else 0.12) * noise)
             elif path.endswith("bias"):
                 parameter.copy_(0.3 * noise)
@@ -282,7 +290,7 @@ def make(name: str, case: int, seed: int = 0):
 
 
 def saved(name: str, case: int, folder: Path, seed: int = 0):
-    """(their model, the folder that it was saved to)."""
+    """Creates and saves a model. Returns it with its folder."""
     model = make(name, case, seed)
     model.save_pretrained(folder)
     return model, folder

@@ -1,4 +1,4 @@
-"""What the comparisons share: random weights in a torch model, and both models on the same text."""
+"""Helpers of the parity tests: random weights for torch models, and comparisons."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ TOKENS = 512
 
 
 def randomised(module):
-    """The module with every parameter random and none zero or one: biases and scales too."""
+    """Draws every parameter at random, so that none is zero or one. Returns the module."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -33,7 +33,7 @@ def gradients(module):
 
 
 def linear(take, name):
-    """Torch's kernels are transposed."""
+    """Returns our weights of a torch linear layer, whose kernels are transposed."""
     return {"kernel": take(f"{name}.weight").T, "bias": take(f"{name}.bias")}
 
 
@@ -42,12 +42,12 @@ def norm(take, name):
 
 
 def stacked(blocks):
-    """Blocks as one tree, the layer the first axis of each leaf."""
+    """Stacks the blocks' trees along a new first axis, the layer."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks)
 
 
 def padded(length, *lengths):
-    """int [batch, length], 1 for tokens, 0 for padding behind them."""
+    """Returns int [batch, length]: 1 for tokens, 0 for the padding after them."""
     return (np.arange(length) < np.array(lengths)[:, None]).astype(np.int32)
 
 
@@ -56,16 +56,18 @@ def normal(seed, *shape):
 
 
 def same(ours, theirs, where):
-    """Within 1e-4 where `where` is not 0."""
+    """Asserts that both arrays agree within 1e-4 where `where` is not 0."""
     ours, theirs = np.asarray(ours)[where != 0], theirs.detach().numpy()[where != 0]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert abs(theirs).max() > 0.1  # there is something to compare
+    assert abs(theirs).max() > 0.1  # values near 0 would agree trivially
 
 
 def assert_parity(model, peer, converted):
-    """Logits within 1e-4, the loss's gradient within 1e-4 of its largest entry, leaf by leaf.
+    """Compares our model with torch's `peer` in logits and gradients.
 
-    converted(take) makes our parameters out of theirs, and as well our gradients out of theirs.
+    Logits must agree within 1e-4, and the gradient of the loss within 1e-4 of the largest entry of
+    each leaf. `converted(take)` makes our parameter tree from torch's parameters, and our gradient
+    tree from torch's gradients.
     """
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, TOKENS))
     params = converted(weights(peer))
@@ -91,8 +93,8 @@ def assert_parity(model, peer, converted):
     largest = max(abs(leaf).max() for leaf in jax.tree.leaves(expected))
 
     def compare(path, actual, expected):
-        # Without rotation a key's bias shifts all scores of a query alike: its gradient is 0 but
-        # for rounding, so the scale is at least a thousandth of the largest gradient's.
+        # Without rotation, a key bias shifts all scores of a query equally, so its gradient is 0 up
+        # to rounding. Therefore the scale is at least a thousandth of the largest gradient.
         scale = max(abs(expected).max(), 1e-3 * largest)
         assert abs(actual - expected).max() <= 1e-4 * scale, jax.tree_util.keystr(path)
 

@@ -1,4 +1,4 @@
-"""Blocks against torch's Transformer layers: the same outputs, with padding."""
+"""Our blocks give the outputs of torch's Transformer layers, with padding."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.functional import Causal, Packed, TokenInfo  # noqa: E402
-from jaxformer.functional.blocks import block  # noqa: E402
-from jaxformer.functional.contexts import RowAttention, SourceAttention  # noqa: E402
-from jaxformer.functional.scores import Scores  # noqa: E402
+from jaxformer.functional import Causal, Packed, Padding, TokenInfo  # noqa: E402
+from jaxformer.functional.attention import Context  # noqa: E402
+from jaxformer.functional.blocks import (  # noqa: E402
+    Contexts,
+    LayerState,
+    block,
+    cross_keys_values,
+)
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
@@ -20,7 +24,7 @@ SOURCE_REAL, REAL = peers.padded(SOURCE, 23, 11, 1), peers.padded(LENGTH, 9, 17,
 
 
 def torch_attention(take, name):
-    """in_proj holds query, key and value above one another."""
+    """Splits torch's in_proj, which stacks the query, key and value kernels."""
     kernels = np.split(take(f"{name}.in_proj_weight"), 3)
     biases = np.split(take(f"{name}.in_proj_bias"), 3)
     parts = [{"kernel": k.T, "bias": b} for k, b in zip(kernels, biases, strict=True)]
@@ -31,12 +35,12 @@ def torch_attention(take, name):
 
 def row_attention(mask, segments):
     info = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
-    return RowAttention(mask, info, Scores(), "auto")
+    return Context(mask, info, info)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_block_is_torchs_encoder_layer(norm_position):
-    """torch.nn.TransformerEncoderLayer, norm_first both ways, with padding."""
+    """torch.nn.TransformerEncoderLayer with both values of norm_first, and padding."""
     options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
     peer = peers.randomised(torch.nn.TransformerEncoderLayer(DIM, HEADS, MLP, **options))
     x, take = peers.normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
@@ -57,15 +61,14 @@ def test_block_is_torchs_encoder_layer(norm_position):
         ),
         jnp.asarray(x),
         config.resolved,
-        row_attention(Packed(), SOURCE_REAL),
-        positions=jnp.arange(SOURCE),
+        Contexts(row_attention(Packed(), SOURCE_REAL)),
     )
     peers.same(ours, theirs, SOURCE_REAL)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_cross_block_is_torchs_decoder_layer(norm_position):
-    """torch.nn.TransformerDecoderLayer, norm_first both ways, with padding on both sides."""
+    """torch.nn.TransformerDecoderLayer with both values of norm_first, padded on both sides."""
     options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
     peer = peers.randomised(torch.nn.TransformerDecoderLayer(DIM, HEADS, MLP, **options))
     x, encoded = peers.normal(0, BATCH, LENGTH, DIM), peers.normal(1, BATCH, SOURCE, DIM)
@@ -78,27 +81,25 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
         memory_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0),
     )
     config = jf.EncoderDecoderConfig(**SIZES, activation="relu", norm_position=norm_position)
-
-    source = SourceAttention(jnp.asarray(encoded), jnp.asarray(SOURCE_REAL), Scores(), "auto")
-    ours, _ = block(
-        jax.tree.map(
-            jnp.asarray,
-            {
-                "attention_norm": peers.norm(take, "norm1"),
-                "attention": torch_attention(take, "self_attn"),
-                "cross_attention_norm": peers.norm(take, "norm2"),
-                "cross_attention": torch_attention(take, "multihead_attn"),
-                "feedforward_norm": peers.norm(take, "norm3"),
-                "feedforward": {
-                    "up": peers.linear(take, "linear1"),
-                    "down": peers.linear(take, "linear2"),
-                },
+    weights = jax.tree.map(
+        jnp.asarray,
+        {
+            "attention_norm": peers.norm(take, "norm1"),
+            "attention": torch_attention(take, "self_attn"),
+            "cross_attention_norm": peers.norm(take, "norm2"),
+            "cross_attention": torch_attention(take, "multihead_attn"),
+            "feedforward_norm": peers.norm(take, "norm3"),
+            "feedforward": {
+                "up": peers.linear(take, "linear1"),
+                "down": peers.linear(take, "linear2"),
             },
-        ),
-        jnp.asarray(x),
-        config.resolved,
-        row_attention(Causal() & Packed(), REAL),
-        positions=jnp.arange(LENGTH),
-        source=source,
+        },
     )
+    own = row_attention(Causal() & Packed(), REAL)
+    keys = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
+    source = Context(Padding(), TokenInfo(LENGTH), keys, point="cross_attention.weights")
+    config = config.resolved
+    cross = cross_keys_values(weights["cross_attention"], jnp.asarray(encoded), config)
+    state = LayerState(source=cross)
+    ours, _ = block(weights, jnp.asarray(x), config, Contexts(own, source), state)
     peers.same(ours, theirs, REAL)

@@ -1,4 +1,4 @@
-"""BERT, Marian and BART of transformers: the same vectors and logits, with padding."""
+"""BERT, Marian and BART give the vectors and logits of transformers, with padding."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def tokens(seed, *shape):
 
 
 def bert_params(take):
-    """Token types are not told apart here: the first one's vector goes with the positions."""
+    """Converts BERT's parameters. All tokens have type 0: its vector is added to the positions."""
 
     def layer(number):
         at = f"bert.encoder.layer.{number}"
@@ -54,7 +54,7 @@ def bert_params(take):
 
 @pytest.mark.parametrize("attention", ["explicit", "blockwise"])
 def test_bert_gives_the_same_vectors_and_logits(attention):
-    """Post-norm, embedding norm, erf GELU, pooler, and the masked-token head; with padding."""
+    """Post-norm, embedding norm, erf GELU, pooler and masked-token head, with padding."""
     config = transformers.BertConfig(
         vocab_size=VOCAB,
         hidden_size=DIM,
@@ -95,7 +95,7 @@ def test_bert_gives_the_same_vectors_and_logits(attention):
 
 
 def bart_params(take, offset, embedding_norm):
-    """Marian's and BART's names are the same; BART's positions begin at row 2."""
+    """Converts the parameters of Marian or BART. BART's position table starts at row 2."""
 
     def attention(at):
         parts = [peers.linear(take, f"{at}.{part}_proj") for part in ("q", "k", "v", "out")]
@@ -142,8 +142,11 @@ PEERS = {
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("attention", ["explicit", "blockwise"])
 def test_an_encoder_decoder_gives_the_same_logits(name, attention):
-    """Three layers and two, post-norm, shared embeddings; Marian scales them and BART norms them.
-    With padding on both sides, from one pass and from the cache."""
+    """Three encoder and two decoder layers, post-norm, with shared embeddings.
+
+    Marian scales the embeddings and BART normalizes them. Both sides have padding, and one pass and
+    cached chunks are compared.
+    """
     config_of, model_of, offset, embedding_norm = PEERS[name]
     config = config_of(
         vocab_size=VOCAB,

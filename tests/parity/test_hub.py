@@ -1,5 +1,7 @@
-"""Every family beside transformers: the same logits, gradients, greedy and beam continuations; and
-out again: the same tensors, and a model that transformers opens."""
+"""Every family agrees with transformers in logits, gradients, and greedy and beam search.
+
+Exported again, it has the same tensors, and transformers opens it.
+"""
 
 import inspect
 
@@ -14,23 +16,23 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 from safetensors.numpy import load_file  # noqa: E402
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.artifacts.saved import flat  # noqa: E402
-from jaxformer.artifacts.table import entries  # noqa: E402
+from jaxformer.artifacts.trees import flat  # noqa: E402
 from jaxformer.hub.export import of_entry  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
+from jaxformer.hub.table import entries  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 LENGTH, VOCAB, TARGET = checkpoints.LENGTH, checkpoints.VOCAB, 48
-# Rows of 512 tokens: padded behind, padded before, whole.
+# Sequences of 512 tokens: with padding at the end, with padding at the start, and without.
 REAL = [slice(0, 400), slice(212, LENGTH), slice(0, LENGTH)]
 SEGMENTS = np.stack([np.isin(np.arange(LENGTH), np.arange(LENGTH)[x]) for x in REAL]).astype(int)
 
 
-# These find padding, and so positions, by its id.
+# These classes derive padding, and so positions, from the padding id.
 BY_ID = ("roberta", "xlm-roberta")
-# One case of each family at every change, the others with -m slow.
+# The first case of each family always runs, the others with -m slow.
 CASES = [
     pytest.param(case, marks=() if case[1] == 0 else pytest.mark.slow, id=f"{case[0]}-{case[1]}")
     for case in checkpoints.CASES
@@ -39,7 +41,7 @@ CASES = [
 
 @pytest.fixture(params=CASES, scope="module")
 def pair(request, tmp_path_factory):
-    """(name of the family, their model, the folder, our checkpoint)."""
+    """Returns (family name, transformers model, folder, our checkpoint)."""
     name, case = request.param
     folder = tmp_path_factory.mktemp("theirs") / "model"
     theirs, _ = checkpoints.saved(name, case, folder)
@@ -51,7 +53,11 @@ def ids(seed, *shape):
 
 
 def their_rows(theirs, tokens, **read):
-    """Logits of each row: padded as ours is where their class is told so, else of the row alone."""
+    """Yields the logits of each sequence.
+
+    If the class takes position ids or derives them from padding, the sequence is padded as ours.
+    Otherwise the class reads only the real tokens.
+    """
     takes = inspect.signature(theirs.forward).parameters
     for row, real in zip(tokens, REAL, strict=True):
         mask = np.zeros(LENGTH, int)
@@ -69,7 +75,7 @@ def their_rows(theirs, tokens, **read):
 
 
 def their_logits(theirs, tokens, target):
-    """[rows][real tokens, vocab] as one array of all real tokens."""
+    """Returns the logits of all real tokens as one array [tokens, vocab]."""
     if target is None:
         return torch.cat(list(their_rows(theirs, tokens)))
     found = []
@@ -89,14 +95,17 @@ def our_logits(model, variables, tokens, target):
 def texts(model):
     reads = isinstance(model.config, ReadsSource)
     tokens = ids(0, 3, LENGTH)
-    if model.config.position_offset == 2 and not reads:  # RoBERTa's positions count what is no 1
+    if model.config.position_offset == 2 and not reads:  # RoBERTa counts ids other than 1
         tokens = np.where(SEGMENTS != 0, tokens, 1)
     return tokens, ids(1, 3, TARGET) if reads else None
 
 
 def test_logits_and_gradients(pair):
-    """512 tokens with padding before and behind: logits within 1e-4, gradients within 1e-4 of each
-    tensor's largest (or of a hundredth of the largest of all)."""
+    """Logits of 512 tokens agree within 1e-4, with padding at both ends.
+
+    Gradients agree within 1e-4 of the largest entry of each tensor, or of a hundredth of the
+    largest entry of all tensors.
+    """
     name, theirs, _, (model, variables, _) = pair
     tokens, target = texts(model)
     expected = their_logits(theirs, tokens, target)
@@ -118,7 +127,7 @@ def test_logits_and_gradients(pair):
         if entry.theirs in parameters:
             there = parameters[entry.theirs].grad.numpy()
             off = np.abs(of_entry(entry, ours) - there).max()
-            # A bias of keys has none at all: it adds the same to all the scores of a query.
+            # The gradient of a key bias is 0: it adds the same to all scores of a query.
             size = max(np.abs(there).max(), 1e-2 * largest)
             assert off <= 1e-4 * size, f"{entry.theirs} is off by {off}"
             compared += 1
@@ -126,9 +135,9 @@ def test_logits_and_gradients(pair):
 
 
 def test_greedy_and_beams(pair):
-    """64 greedy tokens, from the cache and as whole rows; of a pair of texts, a beam of four."""
+    """64 greedy tokens, with the cache and without; for encoder-decoders also a beam of four."""
     _, theirs, _, (model, variables, _) = pair
-    if not hasattr(model, "prepare"):
+    if model.config.bidirectional:
         pytest.skip("an encoder generates nothing")
     reads, prompt = isinstance(model.config, ReadsSource), ids(3, 2, 9)
     start = theirs.config.decoder_start_token_id if reads else None
@@ -162,7 +171,7 @@ def test_greedy_and_beams(pair):
 
 
 def test_bfloat16_is_as_near_as_theirs(pair):
-    """Off from float64 by at most twice what torch in bfloat16 is, in the mean."""
+    """Our mean error against float64 is at most twice that of torch in bfloat16."""
     _, theirs, folder, (_, _, _) = pair
     model, variables, _ = jf.load(folder, dtype="bfloat16")
     tokens, target = texts(model)
@@ -185,8 +194,8 @@ def _whole(theirs, tokens, target):
     return theirs(**inputs).logits.double().numpy()
 
 
-def test_out_again_it_is_the_same_checkpoint(pair, tmp_path):
-    """The same tensors by name, bit for bit; transformers misses none and knows all of them."""
+def test_an_exported_checkpoint_is_the_imported_one(pair, tmp_path):
+    """All tensors are bitwise equal, and transformers reports none as missing or unexpected."""
     name, theirs, folder, (model, variables, tokenizer) = pair
     cls = jf.export(tmp_path / "out", model, variables, tokenizer, family=name)
     before, after = (load_file(x / "model.safetensors") for x in (folder, tmp_path / "out"))
@@ -239,8 +248,8 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_what_is_trained_here_gives_the_same_there(name, tmp_path):
-    """A few steps of AdamW, out, and opened by transformers: logits within 1e-4."""
+def test_a_model_trained_here_gives_the_same_logits_in_transformers(name, tmp_path):
+    """After a few steps of AdamW and an export, logits agree within 1e-4."""
     config, expected_class = TRAINED[name]
     model = jf.build(config)
     tokens, read = jnp.asarray(ids(0, 4, 30)), {}

@@ -1,4 +1,4 @@
-"""`jaxformer import` of every kind of head: the report says that the two agree, and it is saved."""
+"""`jaxformer import` for every kind of head: the report shows agreement, and a model is saved."""
 
 import json
 import re
@@ -26,7 +26,7 @@ CLASSES = {
 
 
 def folder_of(name, tmp_path):
-    """A folder with random weights, and its path."""
+    """Saves a model with random weights. Returns its folder."""
     torch.manual_seed(0)
     sizes = SIZES
     if name.startswith("T5"):
@@ -37,7 +37,7 @@ def folder_of(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_report_says_that_they_agree(name, tmp_path, capsys):
+def test_the_report_shows_agreement(name, tmp_path, capsys):
     folder = folder_of(name, tmp_path)
     assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
     said = capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_the_report_says_that_they_agree(name, tmp_path, capsys):
     assert jf.load(tmp_path / "ours").model.config == jf.load(folder).model.config
 
 
-def test_a_class_that_transformers_has_no_more_is_imported_all_the_same(tmp_path, capsys):
+def test_a_class_that_transformers_removed_is_imported_without_comparison(tmp_path, capsys):
     folder = folder_of("T5ForConditionalGeneration", tmp_path)
     content = json.loads((folder / "config.json").read_text())
     content["architectures"] = ["T5WithLMHeadModel"]

@@ -1,4 +1,4 @@
-"""The family that docs/checkpoints.md adds, StableLM, beside transformers."""
+"""StableLM, the family that docs/checkpoints.md adds, agrees with transformers."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ SIZES = {
 
 @pytest.fixture
 def added(monkeypatch):
-    """The page's own code, up to where the family is known."""
+    """Runs the page's code and registers its family."""
     code = re.search(r"## One more family.*?```python\n(.*?)FAMILIES\[", PAGE.read_text(), re.S)[1]
     assert len(code.splitlines()) < 60
     namespace = {"jf": jf}
@@ -40,7 +40,7 @@ def added(monkeypatch):
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_the_family_of_the_page(options, added, tmp_path):
-    """Logits within 1e-4, and the same tensors out again."""
+    """Logits agree within 1e-4, and the export gives transformers the same model again."""
     torch.manual_seed(0)
     theirs = transformers.StableLmForCausalLM(transformers.StableLmConfig(**SIZES | options))
     with torch.no_grad():

@@ -1,4 +1,9 @@
-"""An adapter as PEFT opens it: on transformers' model it gives the logits that it gives here."""
+"""PEFT opens our adapters, and the adapted transformers model gives our logits.
+
+The logits also agree if the adapter is loaded from the folder of its base model.
+"""
+
+import shutil
 
 import jax
 import numpy as np
@@ -9,27 +14,27 @@ pytest.importorskip("transformers", reason="parity needs transformers")
 peft = pytest.importorskip("peft", reason="PEFT's layout is compared where peft is installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.artifacts.saved import flat  # noqa: E402
+from jaxformer.artifacts.trees import flat  # noqa: E402
 from jaxformer.hub.load import adapted_run  # noqa: E402
 from jaxformer.hub.peft import export_adapter  # noqa: E402
-from jaxformer.models.build import shape_tree  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
 from jaxformer.models.config.lora import LoraConfig  # noqa: E402
+from jaxformer.models.parameters import shape_tree  # noqa: E402
 from tests.hub.adapters import learnt  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
-pytestmark += [pytest.mark.filterwarnings("ignore")]  # PEFT's and transformers' of one another
+pytestmark += [pytest.mark.filterwarnings("ignore")]  # PEFT and transformers warn of each other
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_peft_gives_our_logits(family, tmp_path):
-    """Every map of every family, those that are several of ours as one among them."""
+    """Adapts every projection of every family, also where theirs fuses several of ours."""
     theirs, base = checkpoints.saved(family, 0, tmp_path / "base")
     model, variables, _ = jf.load(base)
     paths = flat(variables["params"])
     maps = {path.split("/")[-2] for path in paths if path.endswith("/kernel")}
-    if family == "gpt_neox":  # refused: its head has two names
+    if family == "gpt_neox":  # our export refuses its head, which has two names
         maps.remove("head")
     lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_maps=",".join(sorted(maps)))
     learnt(base, lora, tmp_path / "run")
@@ -49,3 +54,7 @@ def test_peft_gives_our_logits(family, tmp_path):
     size = max(1.0, np.abs(wanted).max())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * size)
     assert np.abs(found - plain).max() > 0.01 * size
+    shutil.copytree(tmp_path / "adapter", base, dirs_exist_ok=True)
+    beside = jf.load(base)
+    logits = apply(beside.variables, ours[0], **ours[1])
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5 * size)

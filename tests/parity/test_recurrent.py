@@ -1,4 +1,4 @@
-"""Recurrent layers and convolutions against torch.nn: values and gradients, padding included."""
+"""Recurrent layers and convolutions equal torch.nn in values and gradients, with padding."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
 from jaxformer.functional.convolution import convolution, kernel_offsets  # noqa: E402
-from jaxformer.functional.recurrent import empty_states, recurrent_layer  # noqa: E402
+from jaxformer.functional.recurrent import Times, empty_states, recurrent_layer  # noqa: E402
 from jaxformer.models.config import RecurrentConfig  # noqa: E402
 from tests.parity.peers import gradients, randomised, weights  # noqa: E402
 
@@ -17,7 +17,7 @@ LENGTHS = np.array([40, 23, 1])
 
 
 def converted(take):
-    """torch's two biases are added, so ours is their sum (and each has the gradient of ours)."""
+    """Converts the parameters. Our bias is the sum of torch's two, which share its gradient."""
     return [
         {
             "input": {
@@ -32,7 +32,7 @@ def converted(take):
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm"])
 def test_layers_are_torchs(cell):
-    """torch.nn.RNN and LSTM on a padded batch: every output, the last states, the gradients."""
+    """torch.nn.RNN and LSTM on a padded batch: outputs, final states and gradients."""
     peer = randomised(
         {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM}[cell](DIM, HIDDEN, LAYERS, batch_first=True)
     )
@@ -46,10 +46,12 @@ def test_layers_are_torchs(cell):
     theirs.square().sum().backward()
     states = empty_states(RecurrentConfig(1, 1, cell, LAYERS, HIDDEN).resolved, BATCH)
 
+    times = Times(valid=jnp.asarray(valid))
+
     def ours(layers):
         y, after = jnp.asarray(x), []
         for layer, state in zip(layers, states, strict=True):
-            y, state, _ = recurrent_layer(layer, y, state, cell, valid=jnp.asarray(valid))
+            y, state, _ = recurrent_layer(layer, y, state, times=times, cell=cell)
             after.append(state)
         return y, after
 
@@ -71,7 +73,7 @@ def test_layers_are_torchs(cell):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kernel_size, dilation", [(3, 1), (5, 2), (1, 1)])
 def test_convolution_is_torchs(causal, kernel_size, dilation):
-    """torch.nn.Conv1d, padded on the left alone (causal) or on both sides (centred)."""
+    """torch.nn.Conv1d, padded on the left (causal) or on both sides (centred)."""
     peer = randomised(torch.nn.Conv1d(DIM, HIDDEN, kernel_size, dilation=dilation))
     x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, DIM)).astype(np.float32)
     reach = dilation * (kernel_size - 1)

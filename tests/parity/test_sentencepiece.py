@@ -1,4 +1,4 @@
-"""What is read of sentencepiece's files, beside sentencepiece and beside Marian's own class."""
+"""Tokenizers read from sentencepiece files equal sentencepiece and Marian's tokenizer class."""
 
 import json
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
-from jaxformer.artifacts.tokenizer_files import read_tokenizer  # noqa: E402
+from jaxformer.hub.tokenizers.files import read_tokenizer  # noqa: E402
 
-# Marian's class asks for a package that it then does not use.
+# Marian's class recommends a package that these tests do not need.
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 TEXT = [
@@ -20,20 +20,22 @@ TEXT = [
     "Nobody knew why: ½ of the boats lay dry, the ﬁrst at 7:30, the last at 8.",
 ]
 TURNED = [line[::-1] for line in TEXT]
-SPECIAL = ("</s>", "<pad>", "<unk>", ">>fra<<")  # spelled in a text, they are ordinary text here
-# Words of the texts, what no piece has, what is normalized, spaces of all kinds.
+SPECIAL = ("</s>", "<pad>", "<unk>", ">>fra<<")  # our encoder reads these in a text as plain text
+# Words of the texts, unknown pieces, characters that get normalized, and all kinds of spaces.
 WORDS = st.sampled_from(
     [*"the tide Nobody knew ½ ﬁrst  \t 漢 </s> <pad> <unk> 7:30 morning,".split(" ")]
 )
+SPACES = [chr(n) for n in range(0x10000) if chr(n).isspace()]
 TEXTS = st.one_of(st.lists(WORDS, max_size=8).map(" ".join), st.text(max_size=12))
 
 
-def train(folder, name, lines):
+def train(folder, name, lines, rule="nmt_nfkc"):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines * 20),
         model_prefix=str(folder / name),
         vocab_size=70,
         model_type="unigram",
+        normalization_rule_name=rule,
         bos_id=-1,
         minloglevel=2,
         hard_vocab_limit=False,
@@ -52,7 +54,7 @@ def t5(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory):
-    """As its authors publish it: two models, and one vocabulary of both."""
+    """Makes a folder as Marian publishes it: two sentencepiece models and a joint vocabulary."""
     folder = tmp_path_factory.mktemp("marian")
     for name, lines in (("source", TEXT), ("target", TURNED)):
         train(folder, name, lines)
@@ -73,13 +75,26 @@ def marian(tmp_path_factory):
 
 
 @given(TEXTS)
-def test_a_text_has_the_ids_that_sentencepiece_gives(t5, text):
+def test_t5_encodes_as_sentencepiece_does(t5, text):
     theirs, ours = t5
     expected = theirs.encode(text)
     assume(not any(token in text for token in SPECIAL))
     assert ours.encode(text) == expected
     if theirs.unk_id() not in expected:
         assert ours.decode(expected) == theirs.decode(expected)
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "identity"])
+def test_every_kind_of_space_is_encoded_as_sentencepiece_does(tmp_path, rule):
+    theirs = train(tmp_path, "spiece", TEXT, rule)
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "eos_token_id": 1}')
+    ours = read_tokenizer(tmp_path)
+    texts = [
+        form.format(space)
+        for space in SPACES
+        for form in ("{0}", "{0}a", "a{0}", "a{0}{0}b", " {0} a", "a {0}", "a\n{0}")
+    ]
+    assert [ours.encode(text) for text in texts] == [theirs.encode(text) for text in texts]
 
 
 def test_t5_ends_a_source_and_has_sentinels(t5):
@@ -90,11 +105,11 @@ def test_t5_ends_a_source_and_has_sentinels(t5):
 
 
 @given(TEXTS)
-def test_a_source_has_the_ids_that_its_class_gives(marian, text):
+def test_a_source_is_encoded_as_marians_class_does(marian, text):
     theirs, (source, target), ours = marian
     alone = {target.id_to_piece(n) for n in range(target.get_piece_size())}
     alone -= {source.id_to_piece(n) for n in range(source.get_piece_size())}
-    assume(not set(text) & set("".join(alone)))  # these are read as their ids, not as unknown
+    assume(not set(text) & set("".join(alone)))  # only ours encodes target-only pieces by their ids
     assume(not any(token in text for token in SPECIAL))
     assert ours.encode_source(text) == theirs(text).input_ids
 

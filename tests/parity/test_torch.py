@@ -1,4 +1,4 @@
-"""Single functions against torch: LayerNorm, RMSNorm, attention; values and gradients."""
+"""LayerNorm, RMSNorm and attention equal torch's functions in values and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxformer.functional import (  # noqa: E402
 
 
 def assert_same(ours, theirs, arguments, tolerance=1e-4):
-    """Output and gradients of both functions of the same arrays."""
+    """Compares the outputs and gradients of two functions of the same arrays."""
     tensors = [torch.tensor(x, requires_grad=True) for x in arguments]
     expected = theirs(*tensors)
     cotangent = np.random.default_rng(1).normal(size=expected.shape).astype(np.float32)
@@ -51,7 +51,7 @@ def test_layer_norm_is_torchs(epsilon):
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rms_norm_is_torchs(epsilon):
-    """torch.nn.functional.rms_norm."""
+    """torch.nn.functional.rms_norm, epsilon inside the root."""
     assert_same(
         lambda x, scale: rms_norm(x, scale, epsilon),
         lambda x, scale: torch.nn.functional.rms_norm(x, (33,), scale, epsilon),
@@ -62,8 +62,10 @@ def test_rms_norm_is_torchs(epsilon):
 @pytest.mark.parametrize("implementation", ["explicit", "blockwise"])
 @pytest.mark.parametrize("kind", ["causal", "table", "everyone"])
 def test_attention_is_torchs(kind, implementation):
-    """scaled_dot_product_attention with grouped heads: causal, a bool table, and no mask; 150
-    queries, so that blocks are several."""
+    """scaled_dot_product_attention with grouped heads: causal, a bool table, and no mask.
+
+    150 queries make several blocks.
+    """
     query, key, value = random((2, 6, 150, 8), (2, 3, 150, 8), (2, 3, 150, 5))
     table = np.random.default_rng(2).random((150, 150)) < 0.3
     table |= np.eye(150, dtype=bool)

@@ -1,4 +1,4 @@
-"""Reading a text into a cache piece by piece."""
+"""Reads a text into a cache chunk by chunk."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ SIZES = (1, 5)
 
 @st.composite
 def cuts(draw, length=tiny.LENGTH):
-    """Chunk lengths that add up to `length`, of a few sizes: each is compiled once."""
+    """Draws chunk lengths with the sum `length`, of only two sizes, because each one compiles."""
     chunks = draw(st.lists(st.sampled_from(SIZES), max_size=length))
     while sum(chunks) > length:
         chunks.pop()
@@ -19,7 +19,7 @@ def cuts(draw, length=tiny.LENGTH):
 
 
 def chunked(model, variables, tokens, chunks, segments=None, cache=None, source=None):
-    """Logits of all tokens, read chunk by chunk, and the cache at the end."""
+    """Reads the tokens chunk by chunk. Returns the logits of all tokens and the final cache."""
     if cache is None:
         cache = jf.start(model, variables, len(tokens), tiny.LENGTH, source)
     logits, start = [], 0

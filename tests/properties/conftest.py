@@ -1,8 +1,8 @@
-"""How the properties are run: many small programs, each compiled once."""
+"""Compilation settings for the properties: many small programs, each compiled once."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly(quick_compilation, small_blocks):
-    """All of them."""
+    """Applies both fixtures to every test of this folder."""

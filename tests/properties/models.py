@@ -1,4 +1,4 @@
-"""The models that every property of an autoregressive model is asked of, one of each kind."""
+"""The models on which properties of autoregressive models are tested, at least one per kind."""
 
 import pytest
 
@@ -60,10 +60,10 @@ MODELS = {
 }
 
 
-# One of each kind of cache.
+# One model for each kind of cache.
 KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
 
 
 def each_model(*quick):
-    """Every model by name; those that are not `quick` are marked slow."""
+    """Parametrizes a test over all models. Models that are not in `quick` are marked slow."""
     return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick))

@@ -1,8 +1,8 @@
-"""What the model should compute, in plain NumPy loops and float64.
+"""Reference implementation of the models: plain NumPy loops in float64.
 
-Nothing here is the package's own mathematics: what is wrong agrees with itself. Everything is about
-one row at a time; who may see whom is said by `verify.rules`, which is loops too and is held to
-tables drawn by hand.
+It shares no code with `jaxformer.functional`, so that both cannot have the same bug. Every function
+takes one batch element. Visibility comes from `verify.rules`, which is loops as well and is tested
+against hand-drawn tables.
 """
 
 import math
@@ -25,7 +25,7 @@ def log_softmax(logits):
 
 
 def kept(logits, temperature, top_k, top_p, min_p):
-    """bool [vocab]: the tokens that a sampler may draw, by sorting; equal logits stay together."""
+    """Returns bool [vocab]: the tokens that a sampler may draw. Tied logits are kept together."""
     logits = np.asarray(logits, np.float64)
     left = np.ones(len(logits), bool)
     if 0 < top_k < len(logits):
@@ -40,8 +40,17 @@ def kept(logits, temperature, top_k, top_p, min_p):
 
 
 def attention(query, key, value, seen, scale=None, cap=None, bias=None):
-    """query [heads, queries, d], key and value [kv_heads, keys, d], seen [queries, keys]; bias
-    [heads, queries, keys]."""
+    """Computes attention in loops over heads and queries.
+
+    Args:
+        query: [heads, queries, head_dim].
+        key: [kv_heads, keys, head_dim].
+        value: [kv_heads, keys, value_dim].
+        seen: bool [queries, keys], True where the key is visible.
+        scale: factor of the scores, 1/√head_dim by default.
+        cap: soft cap of the scores, if any.
+        bias: [heads, queries, keys], if any.
+    """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     shared_by = len(query) // len(key)
@@ -61,7 +70,7 @@ def attention(query, key, value, seen, scale=None, cap=None, bias=None):
 
 
 def attention_gradients(query, key, value, seen, cotangent, scale=None):
-    """Gradients of Σ cotangent · attention(…) for query, key and value, from softmax's Jacobian."""
+    """Computes the gradients of Σ cotangent · attention(…) from the Jacobian of the softmax."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     shared_by = len(query) // len(key)
@@ -93,7 +102,7 @@ def rms_norm(x, scale, epsilon=1e-5):
 
 
 def rotary(x, positions, base=10_000.0):
-    """x [heads, length, d]: pair (i, i + d/2) as a complex number, times e^{i angle}."""
+    """Rotates x [heads, length, d]: pair (i, i + d/2) as a complex number times e^{i angle}."""
     half = x.shape[-1] // 2
     turned = np.array(x, np.float64)
     for t, position in enumerate(positions):
@@ -136,13 +145,13 @@ def feed_forward(weights, x, activation, output_activation=False):
 
 
 def decoder(params, tokens, segments, config):
-    """Logits [length, vocab] of one row; rows of padding are meaningless. `config` is read only."""
+    """Returns the logits [length, vocab] of one text. Values at padding are meaningless."""
     params = float64(params)
     return logits_of(params, hidden(params, tokens, segments, config), config)
 
 
 def encoder(params, tokens, segments, config, token_types=None):
-    """(vectors, logits) of one row."""
+    """Returns the hidden vectors and the logits of one text."""
     params = float64(params)
     vectors = hidden(params, tokens, segments, config, token_types)
     gate = {"swiglu": "silu", "geglu": "gelu"}.get(config.activation, config.activation)
@@ -191,7 +200,7 @@ def logits_of(params, x, config):
 
 
 def of_layer(config, layer):
-    """The config with this layer's entry of each pattern."""
+    """Returns the config with this layer's entry of the repeating `rotary_base` pattern."""
     base = config.rotary_base
     base = base[layer % len(base)] if isinstance(base, tuple) else base
     if base is None:
@@ -200,7 +209,7 @@ def of_layer(config, layer):
 
 
 def scores_bias(params, positions, config):
-    """[heads, queries, keys] of ALiBi or of T5's table, None of neither."""
+    """Returns ALiBi's or T5's bias [heads, queries, keys], or None."""
     if config.positions not in ("alibi", "relative"):
         return None
     length = len(positions)
@@ -209,7 +218,7 @@ def scores_bias(params, positions, config):
         for i in range(length):
             for j in range(length):
                 offset = positions[j] - positions[i]
-                if config.positions == "alibi":  # heads a power of two
+                if config.positions == "alibi":  # the number of heads is a power of two
                     slope = 2.0 ** (-8 * (head + 1) / config.num_heads)
                     bias[head, i, j] = -slope * abs(offset)
                 else:
@@ -219,7 +228,7 @@ def scores_bias(params, positions, config):
 
 
 def relative_bucket(offset, config):
-    """T5's bucket of one offset key − query."""
+    """Returns T5's bucket of one offset, key position − query position."""
     buckets, later = config.relative_buckets, 0
     if config.bidirectional:
         buckets //= 2

@@ -1,7 +1,7 @@
-"""What an output may depend on: exactly the rule, composed over the layers. Nothing more or less.
+"""An output depends on exactly those inputs that the mask rule, composed over layers, allows.
 
-The whole model is asked, from embeddings to logits, and compared with `rules.composed`: by its
-Jacobian, and by changing one input at a time.
+Each test compares the whole model, from embeddings to logits, with `rules.composed`, either by its
+Jacobian or by changing one input at a time.
 """
 
 from functools import cache
@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional.blocks import block
-from jaxformer.functional.contexts import RowAttention
-from jaxformer.functional.layers import over_layers
+from jaxformer.functional.attention import Context
+from jaxformer.functional.contexts import Row
+from jaxformer.functional.inputs import Run
 from jaxformer.functional.masks import DenseMask, TokenInfo
-from jaxformer.functional.scores import Scores
+from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.functional.transformer import run_layers
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.witness import (
@@ -61,7 +62,7 @@ BATCH = 2
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, seed, segments):
-    """∂ output i / ∂ input j ≠ 0 exactly where a path of the rule leads from j to i."""
+    """∂ output i / ∂ input j ≠ 0 exactly where the composed rule has a path from j to i."""
     model = tiny.build(attention=attention, layers=layers, remat=remat, dtype=dtype, **MASKS[mask])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
@@ -85,13 +86,13 @@ def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, se
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype, seed, segments):
-    """Changing input j changes the outputs to which a path leads, and not one bit elsewhere."""
+    """Changing input j changes the outputs that have a path from j; the rest is bitwise equal."""
     model = tiny.build(attention=attention, layers=layers, dtype=dtype, **MASKS[mask])
     config = model.config
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, config.embed_dim)
     other = tiny.embeddings(seed + 1, config.embed_dim)
     found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other)
-    # In bfloat16 a small change may be rounded away.
+    # In bfloat16, rounding may hide a small change.
     compare = within if dtype == "bfloat16" else exactly
     compare(found, rules.of(config, segments)[:, :, 0])
 
@@ -100,7 +101,7 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
 @tiny.many
 @given(seed=tiny.seeds)
 def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
-    """Without segments, positions are known while tracing and ruled-out key blocks are left out."""
+    """Without segments, positions are static, and masked key blocks are skipped while tracing."""
     model = tiny.build(attention="blockwise", **MASKS[mask])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, None, None)
@@ -111,7 +112,7 @@ def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_without_the_residual_only_what_is_seen_counts(seed, segments):
-    """residual=False: the rule alone, composed (lecture 10's decoder)."""
+    """With residual=False the masks alone compose, without the diagonal (lecture 10's decoder)."""
     model = tiny.build(**{**MASKS["window"], "residual": False, "norm": "none"})
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
@@ -122,7 +123,7 @@ def test_without_the_residual_only_what_is_seen_counts(seed, segments):
 @tiny.many
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_options_keep_the_mask(seed, segments):
-    """Asking for the attention weights leaves the rule as it is; dropout lets nothing else in."""
+    """Capturing attention weights leaves the dependencies unchanged; dropout adds none."""
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, tiny.SIZES["embed_dim"])
     model = tiny.build(**MASKS["window"])
     rule, variables = rules.of(model.config, segments), tiny.weights(model, seed)
@@ -136,18 +137,18 @@ def test_options_keep_the_mask(seed, segments):
 
 @cache
 def jacobian_through_tables(attention, layers):
-    """The blocks alone, with any table of who sees whom."""
+    """Compiles the blocks alone with an arbitrary mask table. Returns (model, function)."""
     model = tiny.build(attention=attention, layers=layers)
 
     def run(blocks, x, table):
-        length = x.shape[1]
-        attend = RowAttention(DenseMask(table), TokenInfo(length), Scores(), attention)
-
-        def step(_, x, layer):
-            return block(layer[0], x, model.config, attend, positions=jnp.arange(length))
+        config, info = model.config, TokenInfo(x.shape[1])
+        context = Context(DenseMask(table), info, info, implementation=attention)
+        row = Row(jnp.arange(x.shape[1]), None, [context] * config.num_layers)
+        hooks = NO_HOOKS.of_layers(config.num_layers)
+        layers = (blocks, [None] * config.num_layers, None, None, hooks)
 
         def output(x):
-            y, _ = over_layers(step, x, (blocks,), model.config.layers, model.execution)
+            y, *_ = run_layers(x, layers, config, Run(model.execution), row, None)
             return one_number(y)
 
         return by_jacobian(output, x)
@@ -159,7 +160,7 @@ def jacobian_through_tables(attention, layers):
 @tiny.many
 @given(seed=tiny.seeds, table=arrays(bool, (7, 7), elements=st.booleans()))
 def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers, seed, table):
-    """A table without its diagonal, rows that see nothing: paths, and each position itself."""
+    """Holds for tables without the diagonal and with fully masked queries."""
     model, run = jacobian_through_tables(attention, layers)
     x = tiny.embeddings(seed, 1, 7, model.config.embed_dim)
     blocks = tiny.weights(model, seed)["params"]["blocks"]

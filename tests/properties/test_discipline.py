@@ -1,5 +1,4 @@
-"""Randomness only where a key was given, hooks that read and replace what they name, and positions
-that stay apart in bfloat16."""
+"""Dropout needs a key, hooks act exactly where they say, and bfloat16 keeps positions distinct."""
 
 from functools import cache
 from itertools import combinations
@@ -22,7 +21,7 @@ POINTS = ("embedding", "block.input", "attention.output", "block.middle", "feedf
 
 @cache
 def inspect(model, capture=(), dropout=False):
-    """(variables, tokens, segments, patch, key) → (logits, captured), compiled."""
+    """Compiles (variables, tokens, segments, patch, key) → (logits, captured)."""
 
     def run(variables, tokens, segments=None, patch=None, key=None):
         rngs = {"dropout": key} if dropout else None
@@ -34,8 +33,11 @@ def inspect(model, capture=(), dropout=False):
 
 
 def dropped(seed, layers="scan", width=64):
-    """Where dropout set a zero: [place, batch, length, dim], place = the embedding, then both
-    sublayers of each layer; and what was captured."""
+    """Runs a model with dropout.
+
+    Returns where dropout set a zero, bool [place, batch, length, dim], the captured values and the
+    logits. The places are the embedding and then both sublayers of each layer.
+    """
     model = tiny.build(dropout=RATE, layers=layers, embed_dim=width, num_layers=3)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
     run = inspect(model, (*POINTS, "block.output"), dropout=True)
@@ -53,13 +55,15 @@ def dropped(seed, layers="scan", width=64):
 
 
 def test_each_layer_and_each_place_has_its_own_noise():
-    """No two of embedding, sublayers and layers drop the same features, nor do two positions, two
-    rows or two keys; each drops its share, and what is kept is divided by 1 − rate."""
+    """Places, layers, positions, batch elements and keys all have independent dropout patterns.
+
+    Each pattern drops its share, and the remaining values are divided by 1 − rate.
+    """
     zeros, values, _ = dropped(0)
     assert len(zeros) == 7
     n = zeros[0].size
     assert (abs(zeros.mean(axis=(1, 2, 3)) - RATE) < 5 * np.sqrt(RATE * (1 - RATE) / n)).all()
-    agreement = RATE**2 + (1 - RATE) ** 2  # of independent patterns
+    agreement = RATE**2 + (1 - RATE) ** 2  # expected for independent patterns
     slack = 5 * np.sqrt(agreement * (1 - agreement) / n)
     for one, other in combinations([*zeros, *dropped(1)[0]], 2):
         assert abs((one == other).mean() - agreement) < slack
@@ -71,7 +75,7 @@ def test_each_layer_and_each_place_has_its_own_noise():
 
 
 def test_the_same_key_gives_the_same_noise_scanned_or_unrolled():
-    """A dropout key determines the pass, however it is run."""
+    """The key determines the logits for both settings of `layers`."""
     zeros, _, logits = dropped(5)
     np.testing.assert_array_equal(logits, dropped(5)[2])
     unrolled, _, unrolled_logits = dropped(5, layers="unrolled")
@@ -81,7 +85,7 @@ def test_the_same_key_gives_the_same_noise_scanned_or_unrolled():
 
 @given(seed=tiny.seeds)
 def test_without_a_key_dropout_is_off(seed):
-    """No key: the values of the same model without dropout; a key: others."""
+    """Without a key the values are those of a model without dropout; with a key they differ."""
     model = tiny.build(dropout=RATE)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     quiet = tiny.apply(model)(variables, tokens)
@@ -92,8 +96,10 @@ def test_without_a_key_dropout_is_off(seed):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_every_declared_point_is_captured_as_it_is(seed, segments):
-    """Capturing changes no logit; the names are those asked for, layers first; the values fit one
-    another: weights are 0 where nothing is visible and sum to 1, heads are weights · values."""
+    """Capturing returns the requested points and does not change the logits.
+
+    The values are consistent: weights are 0 where masked and sum to 1, heads are weights · values.
+    """
     model = tiny.build(attention="explicit", window=3)
     config = model.config
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
@@ -129,8 +135,10 @@ def read_off(model, name, variables, tokens):
 )
 @given(seed=tiny.seeds, layer=st.integers(0, 1), position=st.integers(0, tiny.LENGTH - 1))
 def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position):
-    """At one layer and position the value is that of another text; before them nothing changes,
-    elsewhere at that point nothing changes, and later positions do."""
+    """At the patched layer and position the value is the donor's.
+
+    Earlier layers and earlier positions stay unchanged; the logits at the position change.
+    """
     model = tiny.build()
     variables = tiny.weights(model, seed)
     tokens = tiny.tokens(seed, BATCH, tiny.LENGTH)
@@ -157,7 +165,7 @@ def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position)
 
 @given(seed=tiny.seeds)
 def test_patching_everything_at_the_embedding_is_the_other_text(seed):
-    """The embeddings of another text put in place of this one's: the other text's logits."""
+    """Replacing all embeddings by those of another text gives the logits of that text."""
     model = tiny.build()
     variables = tiny.weights(model, seed)
     tokens = tiny.tokens(seed, BATCH, tiny.LENGTH)
@@ -171,7 +179,7 @@ def test_patching_everything_at_the_embedding_is_the_other_text(seed):
 
 
 def test_a_patch_for_one_layer_leaves_the_others():
-    """Heads set to zero in the second layer alone: the first one's are what they were."""
+    """Setting the heads of layer 1 to zero leaves those of layer 0 unchanged."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
     clean = np.asarray(read_off(model, "attention.heads", variables, tokens))
@@ -185,7 +193,7 @@ def test_a_patch_for_one_layer_leaves_the_others():
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names():
-    """capture and patch of a name that no point has: ValueError, whichever it came in by."""
+    """An unknown point in `capture` or `patch` raises ValueError with the nearest name."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
     for hooks in ({"capture": ("attention.weigths",)}, {"patch": {"attention.weigths": None}}):
@@ -194,7 +202,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_names():
 
 
 def test_a_patch_inside_the_blocks_has_a_layer_axis():
-    """ValueError that names the point, what was given and what is accepted."""
+    """The ValueError names the point, the actual size and the accepted sizes."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
     for where, value in ((jnp.ones((3, 1), bool), 0.0), (True, jnp.zeros((1, 1, 4, 8)))):
@@ -204,8 +212,10 @@ def test_a_patch_inside_the_blocks_has_a_layer_axis():
 
 
 def test_positions_256_and_257_differ_in_bfloat16():
-    """Past 256 bfloat16 cannot count: the logits of late tokens are still those of float32, and
-    not those of a text that stands one position later."""
+    """bfloat16 cannot represent all integers above 256.
+
+    The logits of later tokens must still equal those of float32.
+    """
     options = {"positions": "rotary", "max_length": 300, "num_layers": 1, "attention": "explicit"}
     exact, rounded = (tiny.build(dtype=dtype, **options) for dtype in ("float32", "bfloat16"))
     variables, tokens = tiny.weights(exact, 0), tiny.tokens(0, 1, 262)
@@ -214,8 +224,7 @@ def test_positions_256_and_257_differ_in_bfloat16():
 
 
 def test_input_of_another_shape_is_refused():
-    """Rank, width, length and segments that do not fit: a ValueError with what was given, from
-    shapes alone, so inside jit as well."""
+    """A wrong rank, width, length or segments shape raises ValueError, inside jit as well."""
     model = tiny.build()
     variables, row = tiny.weights(model, 0), np.zeros((1, 17), np.int32)
     wrong = {
@@ -230,7 +239,7 @@ def test_input_of_another_shape_is_refused():
 
 
 def test_a_token_out_of_range_is_refused_or_nan():
-    """Eagerly a ValueError with the id, inside jit NaN, and in its own row alone."""
+    """ValueError with the id outside jit; inside jit NaN, in that batch element only."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
     clean = np.asarray(tiny.apply(model)(variables, tokens))
@@ -241,6 +250,6 @@ def test_a_token_out_of_range_is_refused_or_nan():
         logits = np.asarray(tiny.apply(model)(variables, tokens))
         assert np.isnan(logits[0, 4:]).all()
         np.testing.assert_array_equal(logits[1], clean[1])
-    constant = jnp.asarray(tiny.tokens(0, BATCH, tiny.LENGTH))  # its values are there inside jit
+    constant = jnp.asarray(tiny.tokens(0, BATCH, tiny.LENGTH))  # concrete even inside jit
     closed_over = jax.jit(lambda variables: model.apply(variables, constant))
     np.testing.assert_array_equal(closed_over(variables), clean)

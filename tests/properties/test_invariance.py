@@ -1,4 +1,4 @@
-"""What must make no difference: company in row or batch, padding, and how a model is run."""
+"""Packing, batching, padding and the execution settings do not change the results."""
 
 from functools import cache
 from itertools import product
@@ -86,7 +86,7 @@ QUICK = ("gpt2", "llama", "prefix", "post-norm", "bare", "t5")
 @pytest.mark.parametrize("name", mostly_slow(CONFIGS, *QUICK))
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_the_model_is_its_formula(name, seed, segments):
-    """Logits equal the float64 loops of the oracle, document by document, padding anywhere."""
+    """Logits equal the oracle's float64 loops, with packed documents and padding anywhere."""
     model = tiny.build(**CONFIGS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     logits = tiny.apply(model)(variables, tokens, segments)
@@ -98,8 +98,10 @@ def test_the_model_is_its_formula(name, seed, segments):
 @pytest.mark.parametrize("name", mostly_slow(["llama", "prefix"], "prefix"))
 @given(seed=tiny.seeds, segments=tiny.segment_rows(length=6))
 def test_a_document_gives_what_it_gives_alone(name, seed, segments):
-    """Packed = separate and padded = alone: a document's logits in a shared, padded row are those
-    of a row of its own, wherever the padding stands (left, right, inside)."""
+    """A document in a packed, padded sequence has the logits of the document alone.
+
+    Padding may be on the left, on the right or inside.
+    """
     model, segments = tiny.build(**CONFIGS[name]), np.array(segments)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, len(segments))
     together = np.asarray(tiny.apply(model)(variables, tokens, segments[None]))
@@ -121,7 +123,7 @@ EXECUTIONS = [
 @pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[1]], ids=["explicit", "blockwise"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_padding_reaches_nothing(execution, seed, segments):
-    """NaN where padding stands: the same loss, the same finite gradients, none for the padding."""
+    """NaN in padding leaves loss and gradients unchanged; gradients for padding are 0."""
     model = tiny.build(**CONFIGS["llama"], **execution)
     variables, segments = tiny.weights(model, seed), jnp.asarray(segments)
     clean = tiny.embeddings(seed, *segments.shape, model.config.embed_dim)
@@ -136,7 +138,7 @@ def test_padding_reaches_nothing(execution, seed, segments):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_embeddings_stand_where_tokens_do(seed, segments):
-    """Rows of the embedding table give what their ids give, scaling included."""
+    """Rows of the embedding table give the logits of their ids, scaling included."""
     model = tiny.build(**CONFIGS["post-norm"])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     rows = variables["params"]["embedding"]["tokens"][tokens]
@@ -157,7 +159,7 @@ def row_by_row(model):
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(3))
 def test_vmap_over_rows_is_the_batch(seed, segments):
-    """One row at a time under vmap gives what the batch gives."""
+    """vmap over single batch elements gives the logits of the batch."""
     model = tiny.build(**CONFIGS["llama"])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
     batched = tiny.apply(model)(variables, tokens, segments)
@@ -171,8 +173,10 @@ def test_vmap_over_rows_is_the_batch(seed, segments):
 )
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_how_a_model_runs_changes_nothing(name, execution, seed, segments):
-    """Scanned or unrolled, rematerialised or not, blockwise or explicit: the same parameters, and
-    with them the same loss and gradients as explicit, unrolled and plain."""
+    """All executions share parameters, loss and gradients with the plain one.
+
+    They scan or unroll layers, rematerialize or not, and use blockwise or explicit attention.
+    """
     plain, other = (tiny.build(**CONFIGS[name], **options) for options in (PLAIN, execution))
     chex.assert_trees_all_equal_shapes_and_dtypes(tiny.shapes(plain), tiny.shapes(other))
     variables, segments = tiny.weights(plain, seed), jnp.asarray(segments)
@@ -184,15 +188,15 @@ def test_how_a_model_runs_changes_nothing(name, execution, seed, segments):
 
 
 class CompiledOrNot(chex.TestCase):
-    """jit = no jit, against the formula, so that neither can be wrong with the other."""
+    """Compares the compiled and the uncompiled model with the oracle."""
 
     @chex.variants(with_jit=True, without_jit=True)
-    def test_compiled_or_not_it_is_the_formula(self):
+    def test_with_and_without_jit_the_model_is_the_formula(self):
         self.check("llama", "scan")
 
     @chex.variants(with_jit=True, without_jit=True)
     @pytest.mark.slow
-    def test_it_is_with_a_prefix_too(self):
+    def test_the_same_with_a_prefix(self):
         self.check("prefix", "unrolled")
 
     def check(self, name, layers):

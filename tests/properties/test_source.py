@@ -1,4 +1,4 @@
-"""Models that read a source: all of it counts, its padding never, and it is read once."""
+"""Models that read a source depend on all of it, ignore its padding, and encode it once."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def setup(name, seed):
 @tiny.many
 @given(seed=tiny.seeds, padding=paddings)
 def test_every_output_depends_on_all_of_its_source(name, seed, padding):
-    """∂ output i / ∂ source j ≠ 0 exactly for the tokens of the row's own source, however late."""
+    """∂ output i / ∂ source j ≠ 0 exactly for the tokens of the batch element's own source."""
     model, variables, tokens = setup(name, seed)
     source = tiny.embeddings(seed, BATCH, LENGTH, model.config.embed_dim)
     found = by_source(model)(variables, tokens, source, jnp.asarray(padding))
@@ -57,13 +57,13 @@ def by_source(model):
 @each_sourced
 @given(seed=tiny.seeds, padding=paddings)
 def test_where_the_padding_of_a_source_stands_does_not_matter(name, seed, padding):
-    """In front, inside, behind, how much, and whatever stands in it: the tokens alone count."""
+    """Padding before, inside or after the source, with any ids, does not change the logits."""
     model, variables, tokens = setup(name, seed)
     size = model.config.source_vocab_size
     source = tiny.tokens(seed, BATCH, LENGTH, vocab_size=size)
     read = {"source": source, "source_segments": padding}
     found = tiny.apply(model)(variables, tokens, **read)
-    first, segments = np.zeros((2, BATCH, 12), np.int32)  # tokens first, then more padding
+    first, segments = np.zeros((2, BATCH, 12), np.int32)  # tokens first, then padding to length 12
     for row in range(BATCH):
         own = source[row][padding[row] != 0]
         first[row, : len(own)], segments[row, : len(own)] = own, 1
@@ -74,7 +74,7 @@ def test_where_the_padding_of_a_source_stands_does_not_matter(name, seed, paddin
 @each_sourced
 @given(seed=tiny.seeds, padding=paddings)
 def test_nan_in_the_padding_of_a_source_reaches_nothing(name, seed, padding):
-    """The same logits and gradients, forward and backward."""
+    """Loss and gradients are bitwise equal to those without NaN, and finite."""
     model, variables, _ = setup(name, seed)
     segments = jnp.ones((BATCH, tiny.LENGTH), int)
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
@@ -94,7 +94,7 @@ def test_nan_in_the_padding_of_a_source_reaches_nothing(name, seed, padding):
 @pytest.mark.parametrize("name", SOURCED)
 @given(seed=tiny.seeds)
 def test_a_source_is_read_once(name, seed):
-    """Nothing is asked of the encoder after `start`: without its weights the text goes on."""
+    """After `start`, decoding does not need the encoder: NaN in its weights has no effect."""
     model, variables, tokens = setup(name, seed)
     source = tiny.sources(model, seed, BATCH)
     whole = tiny.apply(model)(variables, tokens, **tiny.read(model, source))
@@ -108,7 +108,7 @@ def test_a_source_is_read_once(name, seed):
 @each_sourced
 @given(seed=tiny.seeds)
 def test_a_source_serves_several_rows(name, seed):
-    """Rows of one source share what was read of it: as if it had been given once for each."""
+    """Batch elements that share a source give the same logits as with a copy of it each."""
     model, variables, _ = setup(name, seed)
     source, tokens = tiny.sources(model, seed, 2), tiny.tokens(seed, 6, 5)
     shared = jf.start(model, variables, 6, 5, source)
@@ -118,7 +118,7 @@ def test_a_source_serves_several_rows(name, seed):
 
 
 @each_sourced
-def test_what_cannot_be_read_is_refused_by_name(name):
+def test_invalid_sources_are_rejected_by_name(name):
     model, variables, tokens = setup(name, 0)
     size = model.config.source_vocab_size
     whole = np.ones((BATCH, 3), np.int32)

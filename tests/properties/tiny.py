@@ -1,7 +1,7 @@
-"""Models small enough that a case costs milliseconds, and the cases to try on them.
+"""Tiny models, whose examples run in milliseconds, and random inputs for them.
 
-A compiled function is made once per configuration and kept: what hypothesis draws (weights,
-tokens, segments) are values, never shapes.
+Each function compiles once per model and is cached: hypothesis draws values (weights, tokens,
+segments) but never shapes.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 
 LENGTH = 12
 SIZES = {
@@ -31,7 +31,7 @@ EXECUTION = ("attention", "layers", "remat")
 
 @cache
 def build(kind=jf.DecoderConfig, **options):
-    """A tiny model; options are fields of its config or of its execution, and its own mask."""
+    """Builds a tiny model from fields of its config, fields of `Execution`, and `mask`."""
     execution = {name: options.pop(name) for name in EXECUTION if name in options}
     own = {name: options.pop(name) for name in ("mask",) if name in options}
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
@@ -44,7 +44,7 @@ def shapes(model):
 
 
 def weights(model, seed):
-    """Random variables, biases and scales too, such that every weight affects the output."""
+    """Draws variables, biases and scales included, so that every weight affects the output."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -59,7 +59,7 @@ def weights(model, seed):
 
 @cache
 def apply(model):
-    """(variables, tokens, segments, source=…, source_segments=…) → logits, compiled."""
+    """Compiles (variables, tokens, segments, source=…, source_segments=…) → logits."""
 
     def run(variables, tokens, segments=None, **read):
         return model.apply(variables, tokens, segments, **read)
@@ -69,8 +69,10 @@ def apply(model):
 
 @cache
 def loss_and_gradients(model):
-    """(variables, x, segments, …) → a number that the logits of all tokens make, and its gradients
-    for variables and x; compiled."""
+    """Compiles (variables, x, segments, …) → (loss, gradients for variables and x).
+
+    The loss depends on all logits except those at padding.
+    """
 
     def loss(variables, x, segments, **read):
         log_probs = jax.nn.log_softmax(model.apply(variables, x, segments, **read))
@@ -81,7 +83,7 @@ def loss_and_gradients(model):
 
 
 def sources(model, seed, batch):
-    """Rows of ids of lengths 1 … 8, one for each row; None for a model that reads no source."""
+    """Draws one source of 1 to 8 ids per batch element, or None if the model reads no source."""
     if not hasattr(model.config, "max_source_length"):
         return None
     rng = np.random.default_rng(seed)
@@ -92,11 +94,11 @@ def sources(model, seed, batch):
 
 
 def read(model, sources):
-    """What `apply` takes for those sources."""
+    """Returns the keyword arguments of `apply` for these sources."""
     if sources is None:
         return {}
-    ids, segments = model.read_source(sources)
-    return {"source": jnp.asarray(ids), "source_segments": jnp.asarray(segments)}
+    read = model.read_source(sources)
+    return {"source": read.tokens, "source_segments": read.segments}
 
 
 def tokens(seed, *shape, vocab_size=SIZES["vocab_size"]):
@@ -107,15 +109,15 @@ def embeddings(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-# The dependency property, of which a case costs milliseconds, is tried on more.
+# Examples of the dependency property cost milliseconds, so it runs more of them.
 many = settings(max_examples=max(40, settings().max_examples))
 seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
 def segment_rows(draw, length=LENGTH, ids=(1, 2, 3)):
-    """Segment ids of one row: packed documents in runs, padding between, inside and around them."""
-    # Each id once, and of half the row at most, so that most rows hold several documents.
+    """Draws segment ids of one sequence: packed documents with padding around and inside them."""
+    # Each id occurs once and fills at most half, so most sequences hold several documents.
     run = st.tuples(st.sampled_from((*ids, 0)), st.integers(1, -(-length // 2)))
     runs = draw(st.lists(run, min_size=1, max_size=4, unique_by=lambda run: run[0]))
     row = [segment for segment, count in runs for _ in range(count)][:length]
@@ -129,7 +131,7 @@ def segment_batches(batch=2, **options):
 
 
 def close(actual, expected, tolerance=1e-5, where=None):
-    """Assert |actual − expected| ≤ tolerance · max(1, max|expected|), everywhere or where asked."""
+    """Asserts |actual − expected| ≤ tolerance · max(1, max|expected|), where `where` is True."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape
     if where is not None:
@@ -140,6 +142,6 @@ def close(actual, expected, tolerance=1e-5, where=None):
 
 
 def all_close(actual, expected, tolerance=1e-5):
-    """`close`, leaf by leaf of two trees of the same structure."""
+    """Applies `close` to each leaf of two trees of the same structure."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     jax.tree.map(lambda a, e: close(a, e, tolerance), actual, expected)

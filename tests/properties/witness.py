@@ -1,4 +1,4 @@
-"""Which output of a model depends on which input, asked of the model itself, and held to a rule."""
+"""Measures which outputs of a model depend on which inputs, and compares them with a rule."""
 
 from functools import cache
 
@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-cases = 0  # so many were held to a rule; the summary of a run has the sum over its tests
+cases = 0  # number of comparisons with a rule; the terminal summary adds it up over all tests
 
 
 def exactly(found, rule):
-    """No edge more than the rule's (an effect of NaN is an edge), and none less."""
+    """Asserts that the dependencies equal the rule. A NaN derivative is a dependency."""
     global cases
     cases += 1
     np.testing.assert_array_equal(np.asarray(found), rule)
 
 
 def within(found, rule):
-    """No edge more than the rule's: where an effect may be rounded away, or dropped."""
+    """Asserts that the rule has every dependency found: rounding or dropout may hide some."""
     global cases
     cases += 1
     spurious = np.asarray(found) & ~rule
@@ -25,14 +25,14 @@ def within(found, rule):
 
 
 def by_jacobian(function, x):
-    """Where the derivative of output [batch, length] for input [batch, length, dim] is not 0."""
+    """Returns where the derivative of output [batch, length] by x [batch, length, dim] is not 0."""
     y, pull_back = jax.vjp(function, x)
     (rows,) = jax.vmap(pull_back)(jnp.eye(y.size).reshape(y.size, *y.shape))
     return (rows != 0).any(axis=-1).reshape(*y.shape, *x.shape[:2])
 
 
 def one_number(logits):
-    """A number per position that every logit affects."""
+    """Reduces the logits to one number per position that depends on every logit."""
     return logits @ jnp.cos(jnp.arange(logits.shape[-1]) + 1.0)
 
 
@@ -52,9 +52,12 @@ def jacobian(model, dropout=False, capture=None):
 
 @cache
 def changed(model):
-    """bool [batch, output, input]: does an output change, if by one bit, with that input of row 0?
+    """Compiles a function that finds by change which outputs depend on which inputs.
 
-    Input number `length`, out of range, changes nothing: one program runs them all."""
+    It returns bool [batch, output, input]: whether replacing that input of batch element 0 changes
+    any bit of that output. It also runs input number `length`, out of range, which changes nothing:
+    that is the baseline, computed by the same program.
+    """
 
     def run(variables, x, segments, other, **read):
         def logits(j):

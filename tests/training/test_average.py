@@ -19,7 +19,7 @@ MODEL = tiny.build(num_layers=1)
 
 @given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 12), seed=st.integers(0, 2**16))
 def test_it_is_the_weighted_mean_of_what_was(decay, steps, seed):
-    """Σ d^(t−s) θ_s / Σ d^(t−s), in float64; whatever it was before the first has no effect."""
+    """It is Σ d^(t−s) θ_s / Σ d^(t−s) in float64; its initial value has no effect."""
     values = np.random.default_rng(seed).normal(size=(steps, 3)).astype(np.float32)
     average = np.full(3, 100.0, np.float32)
     for step, value in enumerate(values):
@@ -31,8 +31,10 @@ def test_it_is_the_weighted_mean_of_what_was(decay, steps, seed):
 
 @pytest.mark.slow
 def test_updates_do_not_depend_on_it_and_checkpoints_have_both():
-    """With it the losses are those of a run without one; it is what the model is used with, and a
-    state that is restored goes on as the one that was saved."""
+    """The losses equal those of a run without an average.
+
+    The average gives the weights for use, and a restored state continues like the saved one.
+    """
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=0))
     batch = Batch(*(tiny.tokens(seed, 1, 2, 8) for seed in (0, 1)))
     plain, averaging = make_step(MODEL, optimizer), make_step(MODEL, optimizer, average_decay=0.8)
@@ -49,7 +51,11 @@ def test_updates_do_not_depend_on_it_and_checkpoints_have_both():
     used = other.weights()
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), used, wanted)
     params, rest = other.parts()
-    assert params is other.average and rest["params"] is other.params
+    assert params is other.average
+    for one_leaf, same_leaf in zip(
+        *map(jax.tree.leaves, (rest["params"], other.params)), strict=True
+    ):
+        assert one_leaf is same_leaf
     parts = jax.tree.map(np.array, other.parts())
     again = init_state(MODEL, optimizer, 1, averages=True).restored(4, *parts)
     (on, _), (off, _) = averaging(other, batch, 0.01), averaging(again, batch, 0.01)

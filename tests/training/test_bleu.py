@@ -1,4 +1,4 @@
-"""Scores of translations: of what was written, and of targets that a model can say."""
+"""Scores of translations: references, long targets and sacrebleu's tokenizers."""
 
 import jax
 import numpy as np
@@ -7,15 +7,18 @@ import tokenizers
 from tokenizers import normalizers
 
 import jaxformer as jf
-from jaxformer.artifacts.lowercase import lowercased
-from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.models.build import init
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.tokenizer import lowercased
+from jaxformer.cli.evaluate import main as evaluate_main
+from jaxformer.models.parameters import init
 from jaxformer.training import bleu as module
 from jaxformer.training.bleu import bleu, score_pairs
+from jaxformer.training.config import PairTraining
+from tests.errors import error_of
 from tests.slow import mostly_slow
 
 TEXTS = [f"{word} and {n} or {n + 1}" for word in ("One", "Two", "Three") for n in range(8)]
-TOKENIZER = Tokenizer.train(TEXTS, 300)
+TOKENIZER = ByteTokenizer.train(TEXTS, 300)
 MODELS = {
     "transformer": jf.EncoderDecoderConfig(
         vocab_size=TOKENIZER.vocab_size, max_length=32, embed_dim=8, num_layers=1, num_heads=2
@@ -37,11 +40,13 @@ def scored(config, tokenizer, texts, references):
 
 
 def test_translations_are_compared_with_what_was_written(monkeypatch, quick_compilation):
-    """A tokenizer that changes a text must not change what it is to be translated to; of one that
-    takes all text in lower case neither counts the case."""
+    """A tokenizer that changes text must not change the references.
+
+    If the tokenizer converts text to lower case, BLEU ignores case.
+    """
     backend = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
     backend.normalizer = normalizers.Replace("e", "a")
-    for tokenizer, lowercase in ((Tokenizer(backend), False), (lowercased(TOKENIZER), True)):
+    for tokenizer, lowercase in ((ByteTokenizer(backend), False), (lowercased(TOKENIZER), True)):
         said = [tokenizer.decode(tokenizer.encode(text)) for text in TEXTS]
         monkeypatch.setattr(module, "translate_ids", lambda *_, said=said, **how: said)
         found = scored(MODELS["recurrent"], tokenizer, TEXTS, TEXTS).bleu
@@ -50,9 +55,24 @@ def test_translations_are_compared_with_what_was_written(monkeypatch, quick_comp
 
 
 @pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
-def test_a_target_that_is_too_long_is_none_of_the_loss(kind, quick_compilation):
-    """The model has no positions for it; the others count as if they were alone."""
+def test_the_loss_omits_targets_that_are_too_long(kind, quick_compilation):
+    """The model has no positions for it. The loss is that of the remaining targets."""
     with_it = scored(MODELS[kind], TOKENIZER, TEXTS[:4], [*TEXTS[:3], "One " * 40])
     alone = scored(MODELS[kind], TOKENIZER, TEXTS[:3], TEXTS[:3])
     assert with_it.tokens == alone.tokens and len(with_it.translations) == 4
     np.testing.assert_allclose(with_it.loss, alone.loss, rtol=1e-5)
+
+
+def test_bleu_uses_the_named_tokenizer():
+    """For 13a a Chinese sentence without spaces is one word, so one wrong character gives 0."""
+    found, references = ["我们今天去海边看潮水"], ["我们今天去海边看潮汐"]
+    chinese = bleu(found, references, tokenize="zh")
+    assert chinese.score > 50 > bleu(found, references).score and "tok:zh" in chinese.signature
+    assert bleu(found, references) == bleu(found, references, tokenize="13a")
+    for make in (
+        lambda: bleu(found, references, tokenize="latin"),
+        lambda: PairTraining(MODELS["recurrent"], bleu_tokenize="latin"),
+        lambda: evaluate_main(["run", "--source", __file__, "--bleu-tokenize", "latin"]),
+    ):
+        said = error_of(make)
+        assert "bleu_tokenize is 'latin'" in said and "zh" in said

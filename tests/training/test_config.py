@@ -1,4 +1,4 @@
-"""What a run's config accepts."""
+"""Values that the config of a run accepts."""
 
 import re
 from dataclasses import fields, replace
@@ -25,7 +25,7 @@ COUNTS.append((TEXT, "optimizer", "warmup_steps"))
 @pytest.mark.parametrize(("config", "section", "name"), COUNTS)
 @given(value=st.integers(min_value=2**31))
 def test_a_count_that_no_device_holds_is_refused(config, section, name, value):
-    """By name, before it overflows somewhere below."""
+    """The error names the field, before the value overflows elsewhere."""
     with pytest.raises(ValueError, match=rf"\b{name}\b.*\b{value}\b"):
         if section:
             changed = replace(getattr(config, section), **{name: value})
@@ -36,7 +36,7 @@ def test_a_count_that_no_device_holds_is_refused(config, section, name, value):
 
 @given(seed=st.one_of(st.integers(max_value=-1), st.integers(min_value=2**32)))
 def test_a_seed_without_a_key_of_its_own_is_refused(seed):
-    """Of a larger one JAX keeps the last 32 bits: it would be the same as a smaller one."""
+    """JAX keeps only the last 32 bits of a seed, so a larger seed would equal a smaller one."""
     with pytest.raises(ValueError, match=rf"seed is {seed}; it must be in 0 … 4294967295"):
         replace(TEXT, seed=seed)
     for allowed in (0, 2**32 - 1):
@@ -46,10 +46,10 @@ def test_a_seed_without_a_key_of_its_own_is_refused(seed):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"steps": None}, "steps and minutes are None; one of them must end the run"),
+        ({"steps": None}, "steps and minutes are None; one of them must limit the run"),
         ({"minutes": 0.0}, "minutes is 0.0; it must be above 0 and finite"),
         ({"minutes": float("inf")}, "minutes is inf; it must be above 0 and finite"),
-        ({"keep": 1}, "keep is 1; it must be at least 2, one to fall back on"),
+        ({"keep": 1}, "keep is 1; it must be at least 2, since the newest may be damaged"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0; it must be in [0, 1)"),
         ({"held_out": 0.6}, "held_out is 0.6; it must be in (0, 0.5]"),
         ({"optimizer": {"average_decay": 1.0}}, "average_decay is 1.0; it must be in (0, 1)"),
@@ -59,7 +59,7 @@ def test_a_seed_without_a_key_of_its_own_is_refused(seed):
         ({"model": ConvolutionalConfig(causal=False)}, "next tokens needs a causal model"),
     ],
 )
-def test_what_no_run_can_be_is_refused(change, message):
+def test_invalid_settings_are_refused(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         nested = {
             name: replace(getattr(TEXT, name), **fields)

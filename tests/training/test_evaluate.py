@@ -1,11 +1,14 @@
-"""Which windows every evaluation of a run scores."""
+"""The windows that every evaluation of a run scores."""
+
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.training.data.windows import EvaluationWindows
-from jaxformer.training.evaluate import half, spread_windows
+from jaxformer.training.evaluate import evaluate_documents, half, spread_windows
+from tests.errors import error_of
 
 
 @given(
@@ -15,8 +18,11 @@ from jaxformer.training.evaluate import half, spread_windows
     batch_size=st.integers(1, 9),
 )
 def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_size):
-    """As many as are wanted, or all; first and last among them, the others evenly between; in
-    batches of one shape whose padding weighs nothing."""
+    """The windows are evenly spaced and include the first and the last one.
+
+    If there are fewer windows, all are scored. The batches have one shape, and padding has weight
+    0.
+    """
     starts = np.cumsum([0, *lengths])
     documents = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=False)]
     windows = EvaluationWindows(documents, length, half(length))
@@ -33,3 +39,10 @@ def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_s
     gaps = np.diff(places)
     assert not len(gaps) or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
     assert all(not row[2].any() and not row[3].any() for row in rows[kept:])
+
+
+def test_text_without_tokens_is_refused():
+    """A tokenizer may produce no tokens for a text that is not empty."""
+    model = SimpleNamespace(config=SimpleNamespace(max_length=8))
+    message = "the text has no tokens to score"
+    assert error_of(evaluate_documents, model, None, [[0], [0]], 9) == message

@@ -1,4 +1,4 @@
-"""What is hidden when a model that sees both sides is scored."""
+"""Hidden tokens for scoring encoders."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from jaxformer.training.evaluate import spread
 from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
 
@@ -22,17 +22,20 @@ documents = st.lists(st.lists(st.integers(1, 27), max_size=40), min_size=1, max_
     after=st.sampled_from([(), (2,)]),
     rate=st.floats(0.01, 0.9),
     seed=st.integers(0, 3),
+    special=st.sampled_from([(), (3, 4, 28)]),
 )
 def test_every_token_stands_once_and_targets_are_what_is_hidden(
-    documents, length, before, after, rate, seed
+    documents, length, before, after, rate, seed, special
 ):
-    """Document by document; the mask stands exactly where a target counts, nothing else is changed,
-    what a model's template puts around a text is never hidden, and padding is marked."""
-    if not any(documents):
+    """Every token occurs once, and the mask replaces exactly the targets that count.
+
+    Special tokens and the ids before and after a text are never hidden. Padding has segment 0.
+    """
+    if not any(set(document) - {*special} for document in documents):
         with pytest.raises(ValueError, match="there are no tokens to hide"):
-            hidden_rows(documents, MASK, length)
+            hidden_rows(documents, MASK, length, special=special)
         return
-    how = {"before": before, "after": after, "rate": rate, "seed": seed}
+    how = {"before": before, "after": after, "rate": rate, "seed": seed, "special": special}
     rows = hidden_rows(documents, MASK, length, **how)
     found, counted = [], 0
     for row in rows:
@@ -46,6 +49,7 @@ def test_every_token_stands_once_and_targets_are_what_is_hidden(
             tuple(targets[: inner.start]) == before and tuple(targets[inner.stop : size]) == after
         )
         assert weights.sum() == weights[inner].sum()
+        assert not weights[np.isin(targets, special)].any()
         found += targets[inner].tolist()
         counted += int(weights.sum())
     assert found == [token for document in documents for token in document]
@@ -55,8 +59,8 @@ def test_every_token_stands_once_and_targets_are_what_is_hidden(
         np.testing.assert_array_equal(row.inputs, again.inputs)
 
 
-def test_so_many_are_hidden_as_are_asked_for():
-    """And others for another seed."""
+def test_the_rate_of_hidden_tokens_is_the_given_one():
+    """Another seed hides other tokens."""
     text = [np.arange(1, 27).tolist() * 400]
     for rate in (0.15, 0.5):
         rows = [hidden_rows(text, MASK, 64, rate=rate, seed=seed) for seed in (0, 1)]
@@ -66,8 +70,8 @@ def test_so_many_are_hidden_as_are_asked_for():
 
 
 @given(documents=documents.filter(any), batch_size=st.integers(1, 5))
-def test_the_score_is_that_of_the_logits(documents, batch_size):
-    """Loss and accuracy over what is hidden, whatever the batches and what fills them up."""
+def test_the_score_equals_that_of_the_logits(documents, batch_size):
+    """Loss and accuracy equal those from the logits, for any batch size and any padding rows."""
     rows = hidden_rows(documents, MASK, 8)
     score = score_hidden(MODEL, VARIABLES, spread(rows, len(rows), batch_size))
     losses, right = [], []
@@ -85,7 +89,7 @@ def test_the_score_is_that_of_the_logits(documents, batch_size):
     np.testing.assert_allclose(score.accuracy, right.mean(), rtol=1e-6)
 
 
-def test_the_most_frequent_token_is_counted_among_what_is_hidden():
+def test_the_baseline_is_the_most_frequent_hidden_token():
     rows = hidden_rows([[5, 5, 5, 6]], MASK, 8, rate=1.0)
     assert most_frequent(rows) == {"the most frequent token": 0.75}
 

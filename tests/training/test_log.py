@@ -1,4 +1,4 @@
-"""What a run writes down, and who else is told."""
+"""The log of a run and its trackers."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ MEASURED = [
 
 
 def written(folder, log):
-    """A log of two updates, the second of them not finite."""
+    """Writes a log of two updates, the second of which is not finite, and returns its lines."""
     with log:
         for step, measured in enumerate(MEASURED, 1):
             log.update(step, 0.1 * step, measured)
@@ -32,7 +32,7 @@ def written(folder, log):
 
 
 def test_what_is_not_finite_is_named_and_left_out(tmp_path):
-    """So that each line is JSON for whoever reads it."""
+    """Each line is valid JSON."""
     folder = RunFolder(tmp_path)
     lines = written(folder, RunLog(folder, TextTraining(DecoderConfig()), None))
     assert lines == [
@@ -49,8 +49,8 @@ def test_what_is_not_finite_is_named_and_left_out(tmp_path):
     assert [json.loads(line, **strict) for line in folder.metrics.read_text().splitlines()] == lines
 
 
-def test_services_are_told_what_is_written(tmp_path, monkeypatch):
-    """By the interface that trackio and wandb share; numbers alone."""
+def test_services_receive_the_metrics(tmp_path, monkeypatch):
+    """Only numbers are sent, through the interface that trackio and wandb share."""
     told = []
     service = SimpleNamespace(
         __spec__=SimpleNamespace(),
@@ -68,7 +68,7 @@ def test_services_are_told_what_is_written(tmp_path, monkeypatch):
     assert told == [("init", "a run", 5), (1, first), (2, second), "finish"]
 
 
-def test_runs_of_one_name_are_two_runs_and_one_that_goes_on_is_one(tmp_path, monkeypatch):
+def test_folders_of_one_name_are_two_runs_and_a_resumed_run_is_one(tmp_path, monkeypatch):
     begun = []
     service = SimpleNamespace(__spec__=SimpleNamespace(), init=lambda **run: begun.append(run))
     monkeypatch.setitem(sys.modules, "wandb", service)
@@ -79,8 +79,8 @@ def test_runs_of_one_name_are_two_runs_and_one_that_goes_on_is_one(tmp_path, mon
     assert here == again and here[0] != there[0] and here[1] != there[1]
 
 
-def test_a_tracker_that_fails_ends_no_run(tmp_path):
-    """It is named, once, and what is written down is the same."""
+def test_a_failing_tracker_does_not_end_the_run(tmp_path):
+    """One warning names the tracker, and metrics.jsonl is complete."""
     told = []
 
     class Failing:
@@ -94,19 +94,21 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path):
     folder = RunFolder(tmp_path)
     log = RunLog(folder, TextTraining(DecoderConfig()), None)
     log._trackers.append(Failing())
-    with pytest.warns(UserWarning, match="a service is told nothing more: no network"):
+    with pytest.warns(
+        UserWarning, match="a service failed and receives no more metrics: no network"
+    ):
         for step, measured in enumerate(MEASURED, 1):
             log.update(step, 0.1, measured)
         log.flush({})
     assert told == [1] and len(folder.read_metrics()) == 2
 
 
-def test_a_score_that_is_not_finite_is_named_and_left_out():
+def test_a_non_finite_score_is_listed_and_omitted():
     line = finite({"step": 3, **score_line("bleu", Score(float("nan"), 0.0, 7))})
     assert line == {"step": 3, "bleu": 0.0, "scored": 7, "not_finite": ["held_out_loss"]}
 
 
-def test_tensorboard_is_told_what_is_written(tmp_path):
+def test_tensorboard_receives_the_metrics(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,7 +125,7 @@ def test_tensorboard_is_told_what_is_written(tmp_path):
     assert found["tokens_per_second"] == [(2, 7.0)]
 
 
-def test_one_that_is_not_installed_is_refused(tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxformer.training.trackers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="wandb is not installed; pip install wandb"):
         open_trackers(("wandb",), RunFolder(tmp_path), {})

@@ -1,4 +1,4 @@
-"""Low-rank updates: what they are at first, what is learnt and saved, and what they add up to."""
+"""LoRA adapters: initial values, merging, gradients, checkpoints and the choice of kernels."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts.saved import flat
-from jaxformer.models.build import shape_tree
+from jaxformer.artifacts.trees import flat
 from jaxformer.models.config import RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.lora import adapted, adapted_maps, init_adapter, merged
+from jaxformer.models.lora import adapt, adapted_maps, merged
+from jaxformer.models.parameters import shape_tree
+from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.loss import summed_loss
@@ -32,11 +33,12 @@ by_operation = pytest.mark.parametrize("name", mostly_slow(list(MODELS), "lstm")
 
 
 def drawn(model, lora=LORA, seed=0):
-    """(base, adapter), both random: B is not 0."""
+    """Returns random (parameters, the same with updates, in which B is not 0)."""
     base = tiny.weights(model, seed)["params"]
-    adapter = init_adapter(jax.random.key(seed), base, lora)
+    adapter, frozen = partition(adapt(jax.random.key(seed), base, lora))
     rng = np.random.default_rng(seed)
-    return base, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), adapter)
+    adapter = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), adapter)
+    return base, combine(adapter, frozen)
 
 
 def logits_of(model, params, seed=0):
@@ -46,18 +48,18 @@ def logits_of(model, params, seed=0):
 
 @by_operation
 def test_an_update_changes_nothing_at_first(name):
-    """B is 0: the logits are the base's, bit for bit, whichever maps have an update. Operation by
-    operation: of two whole programs XLA may round the norms in another order."""
+    """B is 0, so the logits equal those of the base exactly, for any choice of adapted kernels.
+
+    The operations run one by one, because XLA may round norms differently in two compiled programs.
+    """
     model = tiny.build(**MODELS[name])
     base = tiny.weights(model, 0)["params"]
     every = {path.rpartition("/")[2] for path in flat_maps(base)}
     for maps in (None, ",".join(sorted(every))):
         lora = replace(LORA, lora_maps=maps)
-        adapter = init_adapter(jax.random.key(0), base, lora)
+        adapted = adapt(jax.random.key(0), base, lora)
         with jax.disable_jit():
-            found, wanted = (
-                logits_of(model, params) for params in (adapted(base, adapter, lora.scale), base)
-            )
+            found, wanted = (logits_of(model, params) for params in (adapted, base))
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -67,45 +69,48 @@ def flat_maps(params):
 
 @each_kind
 def test_merged_is_unmerged(name):
-    """The updates added to the weights give the logits of the updates beside them."""
+    """Updates that are merged into the weights give the same logits as separate ones."""
     model = tiny.build(**MODELS[name])
-    base, adapter = drawn(model)
+    base, adapted = drawn(model)
     tiny.close(
-        logits_of(model, merged(base, adapter, LORA.scale)),
-        logits_of(model, adapted(base, adapter, LORA.scale)),
-        2e-5,
+        logits_of(model, merged(base, partition(adapted)[0])), logits_of(model, adapted), 2e-5
     )
 
 
-def test_gradients_are_the_dense_one_s_projections():
-    """Of L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64, and nothing flows elsewhere."""
-    base, adapter = drawn(MODEL)
+def test_gradients_are_projections_of_the_dense_gradient():
+    """For L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64, and no other gradient."""
+    base, adapted = drawn(MODEL)
     batch = Batch(*(jnp.asarray(tiny.tokens(seed, 2, 8)) for seed in (0, 1)))
-
-    def loss(params):
-        return summed_loss(MODEL, params, batch)[0]
-
-    dense = flat(jax.jit(jax.grad(loss))(merged(base, adapter, LORA.scale)))
-    own = jax.jit(jax.grad(lambda own: loss(adapted(base, own, LORA.scale))))(adapter)
-    values = {path: np.asarray(x, np.float64) for path, x in flat(adapter).items()}
-    for path, found in flat(own).items():
-        where, _, part = path.rpartition("/")
-        gradient = np.asarray(dense[f"{where}/kernel"], np.float64)
-        if part == "lora_a":
-            wanted = LORA.scale * gradient @ values[f"{where}/lora_b"].swapaxes(-1, -2)
-        else:
-            wanted = LORA.scale * values[f"{where}/lora_a"].swapaxes(-1, -2) @ gradient
-        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * abs(wanted).max())
+    adapter, _ = partition(adapted)
+    loss = partial(summed_loss, MODEL)
+    dense, _ = jax.jit(jax.grad(loss, has_aux=True))(merged(base, adapter), batch)
+    _, own = jax.jit(trainable_value_and_grad(loss))(adapted, batch)
+    own, adapter = flat(own), flat(adapter)
+    assert {path for path, x in own.items() if x is not None} == {
+        f"{path}/kernel" for path in adapted_maps(base, LORA)
+    }
+    for path, gradient in flat(dense).items():
+        if own[path] is None:
+            continue
+        gradient = np.asarray(gradient, np.float64)
+        down, up = (np.asarray(x, np.float64) for x in (adapter[path].down, adapter[path].up))
+        for found, wanted in (
+            (own[path].down, LORA.scale * gradient @ up.swapaxes(-1, -2)),
+            (own[path].up, LORA.scale * down.swapaxes(-1, -2) @ gradient),
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * abs(wanted).max())
 
 
 def test_the_adapter_alone_is_learnt_and_saved():
-    """After updates the base is what it was, bit for bit; a checkpoint has what the adapter needs
-    and no more; and what is scored is what is learnt."""
+    """Updates leave the base unchanged, bit for bit, and the scored weights have the adapter.
+
+    A checkpoint holds only the adapter and its optimizer state.
+    """
     optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1, warmup_steps=0))
     base = tiny.weights(MODEL, 0)["params"]
     state = init_state(MODEL, optimizer, 0, base, lora=LORA)
-    before = jax.tree.map(np.array, (state.params, state.frozen))
-    step = make_step(MODEL, optimizer, lora_scale=LORA.scale)
+    before = jax.tree.map(np.array, partition(state.params))
+    step = make_step(MODEL, optimizer)
     batch = Batch(*(jnp.asarray(tiny.tokens(seed, 1, 2, 8)) for seed in (0, 1)))
     losses = []
     for _ in range(20):
@@ -113,17 +118,17 @@ def test_the_adapter_alone_is_learnt_and_saved():
         losses.append(float(measured.loss))
     assert losses[-1] < 0.9 * losses[0]
     one = Batch(batch.inputs[0], batch.targets[0])
-    scored, count = jax.jit(partial(summed_loss, MODEL))(state.weights(LORA.scale), one)
-    jax.tree.map(np.testing.assert_array_equal, state.frozen, before[1])
+    scored, count = jax.jit(partial(summed_loss, MODEL))(state.weights(), one)
+    learnt, frozen = partition(state.params)
+    jax.tree.map(np.testing.assert_array_equal, frozen, before[1])
     assert not any(
-        np.array_equal(*x)
-        for x in zip(*map(jax.tree.leaves, (state.params, before[0])), strict=True)
+        np.array_equal(*x) for x in zip(*map(jax.tree.leaves, (learnt, before[0])), strict=True)
     )
-    size = sum(x.size for x in jax.tree.leaves(state.params))
+    size = sum(x.size for x in jax.tree.leaves(learnt))
     assert size == sum(LORA.lora_rank * sum(base_shape[-2:]) for base_shape in adapted_shapes(base))
     saved = sum(x.size for x in jax.tree.leaves(state.parts()))
-    assert saved < 3 * size + 10  # two moments; a key and two counts
-    again = init_state(MODEL, optimizer, 1, base=state.frozen, lora=LORA)
+    assert saved < 3 * size + 10  # the adapter and two moments; a key and two counts
+    again = init_state(MODEL, optimizer, 1, tiny.weights(MODEL, 0)["params"], lora=LORA)
     restored = again.restored(20, *state.parts())
     for one, other in zip(*map(jax.tree.leaves, (restored, state)), strict=True):
         np.testing.assert_array_equal(
@@ -146,7 +151,7 @@ def adapted_shapes(base):
         ("encoder/blocks/attention/query", ["encoder/blocks/attention"]),
     ],
 )
-def test_maps_are_named_by_the_ends_of_their_paths(maps, found):
+def test_kernels_are_selected_by_the_ends_of_their_paths(maps, found):
     shapes = shape_tree(tiny.build(**MODELS["encoder-decoder"]))
     paths = adapted_maps(shapes, replace(LORA, lora_maps=maps))
     assert {path.rpartition("/")[0] for path in paths} == set(found)

@@ -1,4 +1,4 @@
-"""Which updates an optimiser makes, and the learning rate of each."""
+"""The updates of the optimizers, and the schedule of the learning rate."""
 
 import math
 from dataclasses import replace
@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.models.build import init
 from jaxformer.models.config import DecoderConfig
-from jaxformer.models.decoder import Decoder
+from jaxformer.models.kinds import Decoder
+from jaxformer.models.parameters import init
+from jaxformer.models.placement import make_mesh
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, is_matrix, make_optimizer
+from jaxformer.training.placed import state_shardings
 from jaxformer.training.step import init_state, make_step
 from tests.training.test_step import arranged, random_batch
 
@@ -27,7 +29,7 @@ PARAMS = init(Decoder(CONFIG), jax.random.key(0))["params"]
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_decay_is_for_matrices_alone(name):
-    """Stacked biases and scales have two axes: rank would call them matrices."""
+    """Stacked biases and scales have two axes; by rank they would be matrices."""
     for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(PARAMS)):
         assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
     optimizer = make_optimizer(OptimizerConfig(optimizer=name))
@@ -40,9 +42,32 @@ def test_decay_is_for_matrices_alone(name):
         np.testing.assert_allclose(update, decayed, rtol=1e-5, err_msg=str(path))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_state_is_sharded_like_its_parameters(name):
+    """The moments of a kernel have its sharding; Muon keeps those of other parameters apart."""
+    mesh, optimizer = make_mesh({}), make_optimizer(OptimizerConfig(optimizer=name))
+    shapes = jax.eval_shape(lambda: init_state(Decoder(CONFIG), optimizer, 0))
+    where = state_shardings(Decoder(CONFIG), optimizer, mesh, shapes)
+    assert jax.tree.structure(where) == jax.tree.structure(shapes)
+    kernel = "['blocks']['attention']['query']['kernel']"
+    states = zip(
+        jax.tree_util.tree_leaves_with_path(where.optimizer),
+        jax.tree.leaves(shapes.optimizer),
+        strict=True,
+    )
+    moments = {
+        tuple(sharding.spec)
+        for (path, sharding), x in states
+        if jax.tree_util.keystr(path).endswith(kernel) and x.shape == (2, 16, 16)
+    }
+    assert moments == {(None, "fsdp", "tensor")}
+
+
 def test_muon_steps_are_orthogonal_kernel_by_kernel():
-    """Each layer's own matrix, alone or in a stack: its singular values come out alike, none below
-    half the largest; all of a bias takes a step of one size, as by Adam."""
+    """The update of each kernel, alone or in a stack, has similar singular values.
+
+    None is below half the largest one. All entries of a bias take a step of one size, as in Adam.
+    """
     shapes = {"kernel": (16, 24), "bias": (2, 24), "stack": {"kernel": (3, 16, 24)}}
     params = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: type(x) is tuple)
     gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.ndim), x.shape), params)
@@ -56,7 +81,7 @@ def test_muon_steps_are_orthogonal_kernel_by_kernel():
 
 
 def test_the_learning_rate_multiplies_the_updates():
-    """Steps at rates handed in are those of optax's own AdamW with the schedule inside."""
+    """Steps with explicit rates equal those of optax's AdamW with a built-in schedule."""
     config, model = OptimizerConfig(warmup_steps=2, weight_decay=0.3), Decoder(CONFIG)
     schedule = Schedule(config, 6)
     inside = optax.chain(
@@ -81,9 +106,12 @@ def test_the_learning_rate_multiplies_the_updates():
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 @given(warmup=st.integers(0, 30), steps=st.integers(1, 120), by_time=st.booleans())
-def test_the_schedule_rises_to_the_peak_and_falls_to_the_fraction(kind, warmup, steps, by_time):
-    """By steps or by time; a warm-up that is longer than the run, or than a tenth of its time, is
-    cut short, and after it the rate is as if there had been none."""
+def test_the_schedule_warms_up_and_decays_to_the_final_fraction(kind, warmup, steps, by_time):
+    """The schedule follows steps or time.
+
+    The warm-up is shortened to the run minus one step, or to a tenth of its time. With time, the
+    rate after the warm-up is the same as without a warm-up.
+    """
     config = OptimizerConfig(
         learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25, schedule=kind
     )

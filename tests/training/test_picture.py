@@ -1,9 +1,9 @@
-"""The picture of a run connects scores of the same tokens, and no others."""
+"""The picture of a run connects only scores of the same tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.picture import figure_of
+from jaxformer.training.log import figure_of
 from jaxformer.training.tasks.task import Measure
 
 WHOLE = 1000
@@ -13,8 +13,10 @@ scores = st.tuples(st.sampled_from([100, 200]), st.sampled_from([None, WHOLE]))
 
 @given(evaluations=st.lists(scores, min_size=1, max_size=6))
 def test_a_curve_connects_scores_of_the_same_tokens(evaluations):
-    """(windows, whole text or not) at each step, as runs leave them that were resumed with another
-    number of windows, or further than they were to go."""
+    """The curves are correct for runs that were resumed with other numbers of windows or steps.
+
+    `evaluations` has (windows, whether all held-out text was scored) for each step.
+    """
     metrics, drawn = [], {100: [], 200: [], WHOLE: []}
     for step, (windows, whole) in enumerate(evaluations):
         line = {

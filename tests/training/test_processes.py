@@ -24,21 +24,21 @@ QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "NPROC":
     ("fields", "said"),
     [
         ({"num_processes": 2}, "num_processes and process_id are"),
-        ({"coordinator": "auto", "process_id": 0}, "they go with the HOST:PORT"),
+        ({"coordinator": "auto", "process_id": 0}, "with them it must be the HOST:PORT"),
         ({"coordinator": "somewhere", "num_processes": 2, "process_id": 0}, "must be HOST:PORT"),
-        ({"coordinator": "a:1", "num_processes": 2}, "both must be given"),
+        ({"coordinator": "a:1", "num_processes": 2}, "set both of them"),
         ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, "must be in 0 … 1"),
         ({"process_timeout": 0}, "at least 1"),
     ],
 )
-def test_what_cannot_meet_is_refused(fields, said):
+def test_invalid_processes_are_refused(fields, said):
     with pytest.raises(ValueError, match=said):
         Processes(**fields)
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `jaxformer train` as one process of so many, on so many devices each."""
+    """Returns a function that starts `jaxformer train` as one of several processes."""
     text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
     (tmp_path / "text.py").write_text(text)
     with socket.socket() as free:
@@ -50,7 +50,7 @@ def start(tmp_path):
         several = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
         several += ["--process-id", str(place)]
         cluster = {}
-        if slurm:  # what `srun` says to each process; JAX takes the port from the job's number
+        if slurm:  # the environment of `srun`; JAX derives the port from the number of the job
             several = ["--coordinator", "auto"]
             cluster = {"SLURM_JOB_ID": str(port % 4096), "SLURM_STEP_NODELIST": "localhost"}
             cluster |= {"SLURM_NTASKS": str(number), "SLURM_PROCID": str(place)}
@@ -75,7 +75,7 @@ def start(tmp_path):
 
 
 def ended(*processes):
-    """(status, what it said) of each."""
+    """Waits for processes and returns the (status, output) of each."""
     said = [process.communicate(timeout=300)[0] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
 
@@ -86,9 +86,11 @@ def figures(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_compute_what_one_does_and_end_together(start, tmp_path):
-    """The second is told to stop: both save, at the same step, and one process goes on, on one
-    device; the losses are those of a run that was always on one."""
+def test_two_processes_compute_the_same_as_one_and_end_together(start, tmp_path):
+    """A signal to the second process stops both, and one process resumes the run on one device.
+
+    Both save the same step, and the losses equal those of a run on one device.
+    """
     words = ["text.py", *SETTINGS]
     ((status, said),) = ended(start(0, 1, *words, "--out", "one", devices=1))
     assert status == 0, said
@@ -112,8 +114,8 @@ def test_two_processes_compute_what_one_does_and_end_together(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--learning-rate", "2e-3"], ["--steps", "41"]])
-def test_processes_that_were_started_otherwise_are_refused(start, tmp_path, words):
-    """All of them, with the flag and both values: a mixture would train, or wait for ever."""
+def test_processes_with_different_settings_are_refused(start, tmp_path, words):
+    """Every process names the flag and both values. Otherwise they would train or wait forever."""
     common = ["text.py", *SETTINGS, "--learning-rate", "1e-3", "--out", "run"]
     for status, said in ended(start(0, 2, *common), start(1, 2, *common, *words)):
         line = said.strip().splitlines()[-1]
@@ -122,7 +124,7 @@ def test_processes_that_were_started_otherwise_are_refused(start, tmp_path, word
 
 
 @pytest.mark.slow
-def test_processes_that_slurm_starts_find_one_another(start, tmp_path):
+def test_processes_of_slurm_connect(start, tmp_path):
     words = ["text.py", *SETTINGS, "--steps", "2", "--sample-tokens", "0", "--out", "run"]
     for status, said in ended(*(start(place, 2, *words, slurm=True) for place in (0, 1))):
         assert status == 0, said
@@ -130,19 +132,19 @@ def test_processes_that_slurm_starts_find_one_another(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_first_refuses_all_refuse(start):
-    """And none waits for long."""
+def test_an_error_of_process_0_ends_all_processes(start):
+    """No process waits for long."""
     words = ["no-such-file.py", *SETTINGS, "--out", "run"]
     for status, said in ended(*(start(place, 2, *words) for place in (0, 1))):
         assert status == 2 and "no-such-file.py" in said.splitlines()[-1], said
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_come_is_missed(start):
-    """After the time that was given, in one line."""
+def test_a_process_that_does_not_connect_ends_the_run(start):
+    """The process ends with one line after `--process-timeout`."""
     words = ["text.py", *SETTINGS, "--out", "run", "--process-timeout", "3"]
     for place in (0, 1):
         begun = time.monotonic()
         ((status, said),) = ended(start(place, 2, *words))
-        assert status == 2 and "not all processes came" in said.splitlines()[-1], said
+        assert status == 2 and "not all processes connected" in said.splitlines()[-1], said
         assert time.monotonic() - begun < 60

@@ -1,4 +1,4 @@
-"""Interrupted and resumed equals uninterrupted, bit by bit, on one core."""
+"""An interrupted and resumed run equals an uninterrupted one, bit for bit, on one core."""
 
 import json
 import os
@@ -17,9 +17,9 @@ SETTINGS = (
     "--sample-tokens 0"
 ).split()
 
-QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation is most of the time
+QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compilation
 
-# In the new process itself: a hook between fork and exec makes JAX warn of the fork.
+# Set in the new process, because a hook between fork and exec makes JAX warn about the fork.
 ON_ONE_CORE = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -29,7 +29,7 @@ sys.exit(main())
 
 
 class Runner:
-    """Starts `jaxformer train` in processes of its own, on one core, with one cache."""
+    """Starts `jaxformer train` in separate processes, on one core, with one cache."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,7 +61,7 @@ class Runner:
         return [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
 
     def wait_for(self, run, step, process):
-        """Until metrics.jsonl has reached a step (or the process has ended)."""
+        """Waits until metrics.jsonl has reached a step or the process has ended."""
         metrics = self.folder / run / "metrics.jsonl"
         while process.poll() is None:
             if metrics.exists() and f'"step": {step},' in metrics.read_text():
@@ -79,8 +79,11 @@ def runner(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot keep to one core here")
 def test_ended_and_resumed_equals_uninterrupted(runner):
-    """Killed after step 10, stopped by Ctrl-C after step 25, by a scheduler after step 40, and each
-    time resumed, to the end. The signals save the very step and say how to go on."""
+    """A run is killed after step 10, gets SIGINT after step 25 and SIGTERM after step 40.
+
+    It is resumed each time. After SIGINT and SIGTERM it saves the current step and prints the
+    command to continue.
+    """
     for words, step, end in (
         (["text.py", *SETTINGS], 10, signal.SIGKILL),
         (["--resume"], 25, signal.SIGINT),
@@ -107,7 +110,7 @@ def test_ended_and_resumed_equals_uninterrupted(runner):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.5, 3])
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
-    """By the clock, so that imports and preparation are hit as well as what the next test hits."""
+    """Kills by time also hit imports and the preparation of data."""
     run = f"killed-{seconds}"
     process = runner.start("text.py", *SETTINGS, "--out", run)
     time.sleep(seconds)
@@ -119,8 +122,8 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
 
 
 @pytest.mark.slow
-def test_killed_ten_times_and_each_damage_is_noticed():
-    """`experiments/survival.py`, which kills two hundred times and damages a thousand."""
+def test_ten_kills_and_every_damage_are_survived():
+    """Runs a small part of `experiments/survival.py` (200 kills and 1,000 damaged files)."""
     words = ["experiments/survival.py", "--kills", "10", "--flips", "30", "--seed", "1"]
     done = subprocess.run(
         [sys.executable, *words],

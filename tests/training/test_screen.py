@@ -1,4 +1,4 @@
-"""What is shown is what was said, whatever it looks like and wherever it goes."""
+"""The screen shows text unchanged, except control characters, which become visible escapes."""
 
 import io
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxformer.training.picture import draw_run
-from jaxformer.training.screen import Screen
+from jaxformer.terminal import visible
+from jaxformer.training.log import draw_run
+from jaxformer.training.screen import Screen, progress, progress_line, vanishing
 from jaxformer.training.tasks.task import Measure
 
 METRICS = [{"step": 1, "loss": 2.0}, {"step": 1, "held_out_loss": 2.0, "bits_per_byte": 1.5}]
@@ -16,21 +17,24 @@ METRICS = [{"step": 1, "loss": 2.0}, {"step": 1, "held_out_loss": 2.0, "bits_per
 @given(text=st.text())
 @example(text="y = a[n] + c[key]  # [/bold] [red]:smile:\tx\r\x07" + " long" * 40)
 def test_text_is_shown_as_it_is(text):
-    """In a file; on a terminal narrower than the text; and above a progress bar."""
+    """Text is unchanged in a file, on a narrow terminal and above a progress bar.
+
+    A terminal would execute control characters, so their escapes are shown.
+    """
     file, terminal, above = io.StringIO(), io.StringIO(), io.StringIO()
     Screen(file=file).say(text)
-    assert file.getvalue() == text + "\n"
+    assert file.getvalue() == visible(text) + "\n"
     Screen(file=terminal, force_terminal=True, width=20).say(text)
-    assert terminal.getvalue() == text + "\n"
+    assert terminal.getvalue() == visible(text) + "\n"
     screen = Screen(file=above, force_terminal=True, force_interactive=True, width=80)
     with screen.bar(10) as show:
         show(3, "step 3 of 10", text)
         screen.say(text)
-    assert f"{text}\n" in above.getvalue()
+    assert f"{visible(text)}\n" in above.getvalue()
 
 
-def test_a_bar_is_for_terminals():
-    """Two at once on a terminal, gone at the end; in a file nothing."""
+def test_only_a_terminal_shows_bars():
+    """A terminal shows two bars at once and removes them at the end; a file has none."""
     file, terminal = io.StringIO(), io.StringIO()
     for screen in (
         Screen(file=file),
@@ -49,9 +53,63 @@ def test_a_bar_is_for_terminals():
     assert "3 of 10" not in said[said.index("after") :]
 
 
+def on_a_terminal():
+    terminal = io.StringIO()
+    options = {"force_terminal": True, "force_interactive": True, "width": 80}
+    return Screen(file=terminal, **options), terminal
+
+
+def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal():
+    """A log has a first line, a line every 10 seconds in the first minute, then one per minute."""
+    file, now = io.StringIO(), [0.0]
+    with progress(Screen(file=file), 100, lambda: now[0]) as show:
+        show(0, 0.0, "")
+        for second in range(1, 241):
+            now[0] = float(second)
+            show(second, second / 240, f"loss {second}")
+    shown = [1, 11, 21, 31, 41, 51, 111, 171, 231]
+    assert file.getvalue() == "".join(f"step {x}/100: loss {x}\n" for x in shown)
+    screen, terminal = on_a_terminal()
+    with progress(screen, None) as show:
+        show(3, 0.5, "loss 3")
+        screen._bars.refresh()
+    assert "step 3 " in terminal.getvalue() and "step 3: loss" not in terminal.getvalue()
+
+
+def test_a_progress_line_has_loss_speed_and_remaining_time():
+    line = {"step": 10, "loss": 2.34567, "tokens_per_second": 12345.6}
+    assert progress_line(line, 1.25) == "loss 2.346 · 12,346 tokens/s · 1.2 min left"
+    assert progress_line({"tokens_per_second": 1.0}, 0.0) == "1 tokens/s · 0.0 min left"
+
+
+def test_only_a_terminal_shows_elapsed_seconds():
+    """A file has only the name; on a terminal, the line is removed at the end."""
+    file = io.StringIO()
+    with Screen(file=file).waiting("compiling"):
+        assert file.getvalue() == "compiling …\n"
+    assert file.getvalue() == "compiling …\n"
+    screen, terminal = on_a_terminal()
+    with screen.waiting("compiling"):
+        (task,) = screen._bars.tasks
+        task.start_time -= 42
+        screen._bars.refresh()
+    said = terminal.getvalue()
+    assert "compiling" in said and "42 s" in said and not screen._bars.tasks
+
+
+@pytest.mark.parametrize(
+    ("norms", "warned"), [([1e-17, 1e-12], True), ([1e-17, 1e-3], False), ([], False)]
+)
+def test_vanishing_gradients_give_a_warning(norms, warned):
+    said = vanishing([{"gradient_norm": norm} for norm in norms], 1_000_000)
+    assert (said is not None) == warned
+    if warned:
+        assert "first 2 steps is 1.0e-12 at most; below 1.0e-05" in said
+
+
 @pytest.mark.parametrize("title", ["$x_{$", "$a$ and $\\alpha$", "猫", "two\nlines\t\x07"])
 def test_a_picture_of_any_title(title, tmp_path):
-    """Mathematics is not looked for in a name, and a character without a glyph is no trouble."""
+    """A title is not parsed as mathematics, and characters without a glyph cause no error."""
     draw_run(METRICS, tmp_path / "loss.png", title, Measure("bits_per_byte", "$"), {"$": 2.0}, 100)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]

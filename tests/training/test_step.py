@@ -1,4 +1,4 @@
-"""One update: what it averages, what it decays, what it leaves of the state it was given."""
+"""The training step: averages, skipped updates, dropout and donation of the state."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from jaxformer.decoding.score import score
 from jaxformer.functional import cross_entropy
-from jaxformer.models.build import build
 from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig
-from jaxformer.models.decoder import Decoder
+from jaxformer.models.kinds import Decoder, build
 from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
@@ -34,7 +33,7 @@ def fresh_state():
 
 
 def random_batch(seed, lengths):
-    """Rows of which the first lengths[i] tokens count, the rest being padding."""
+    """Returns rows of which the first lengths[i] tokens count; the remaining tokens are padding."""
     random = np.random.default_rng(seed)
     rows = random.integers(0, CONFIG.vocab_size, (len(lengths), CONFIG.max_length + 1))
     weights = np.arange(CONFIG.max_length) < np.asarray(lengths)[:, None]
@@ -53,20 +52,20 @@ def arranged(batch, accumulate):
 @pytest.mark.slow
 @given(st.integers(0, 2**16), st.lists(st.integers(0, 8), min_size=4, max_size=4))
 def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, lengths):
-    """An average of averages would weigh a token by the length of its neighbours."""
+    """An average of averages would weight a token by the token count of its micro-batch."""
     batch = random_batch(seed, lengths)
     whole, loss = STEP(fresh_state(), arranged(batch, 1))
     parts, loss_of_parts = STEP(fresh_state(), arranged(batch, 4))
     np.testing.assert_allclose(loss_of_parts, loss, rtol=1e-5)
-    # The first moment is (1 − β₁) × the clipped gradient: the gradient itself, unlike the
-    # parameters, whose first update is little more than its sign.
+    # The first moment is (1 − β₁) × the clipped gradient. The parameters would show less, because
+    # Adam's first update is almost only the sign of the gradient.
     moments = (state.optimizer[1][0].mu for state in (parts, whole))
     for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
 
 
 def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
-    """The loss is 0 and so is every gradient: the first moments stay what they were."""
+    """The loss and all gradients are 0, so the first moments do not change."""
     state, (loss, norm) = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
     assert loss == norm == 0
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.optimizer[1][0].mu))
@@ -88,7 +87,7 @@ def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
 
 
 def test_an_update_that_is_not_finite_is_left_out():
-    """And the next one is made as if that batch had not been; without `skip` it is not."""
+    """The next update is as if that batch had not existed; without `skip_non_finite` it is not."""
     batch = arranged(random_batch(0, [8] * 4), 1)
     bad = batch._replace(weights=batch.weights * jnp.inf)
     step = make_step(MODEL, OPTIMIZER, skip_non_finite=True)
@@ -103,7 +102,7 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 
 def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
-    """Of a finite loss."""
+    """The update is skipped even if the loss is finite."""
 
     def steep(model, params, *rest):
         loss, count = summed_loss(model, params, *rest)
@@ -117,8 +116,8 @@ def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_loss_is_smoothed():
-    """The first loss is that of the fresh model's logits, with the smoothing asked for."""
+def test_the_loss_uses_label_smoothing():
+    """The first loss is the smoothed cross-entropy of the initial model's logits."""
     inputs, targets, weights, segments = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))
     logits = MODEL.apply({"params": fresh_state().params}, inputs, segments)
     wanted = cross_entropy(logits, targets, weights, 0.1)
@@ -128,12 +127,12 @@ def test_the_loss_is_smoothed():
 
 
 @pytest.mark.slow
-def test_pairs_are_learnt_from_their_sources():
-    """The loss of a batch of pairs is what `score` says of each pair alone."""
+def test_the_loss_of_pairs_agrees_with_score():
+    """The loss of a batch of pairs agrees with `score` on each single pair."""
     end, sizes = 0, {"vocab_size": 29, "max_length": 16, "embed_dim": 16}
     model = build(EncoderDecoderConfig(**sizes, num_layers=1, num_heads=2))
     state = init_state(model, OPTIMIZER, 0)
-    params = jax.tree.map(np.array, state.params)  # the state is given away
+    params = jax.tree.map(np.array, state.params)  # a copy, because the step donates the state
     pairs = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), ([15, 16], [17])]
     batch = next(PairBatches(pairs, 64, end, num_buckets=1))
     _, (loss, _) = make_step(model, OPTIMIZER)(state, batch)
@@ -145,7 +144,7 @@ def test_pairs_are_learnt_from_their_sources():
     np.testing.assert_allclose(loss, -scores.sum() / tokens, rtol=1e-5)
 
 
-def test_the_state_given_is_donated():
+def test_the_input_state_is_donated():
     state = fresh_state()
     after, _ = STEP(state, arranged(random_batch(0, [8] * 4), 1))
     donated = [leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.optimizer))]
@@ -154,7 +153,7 @@ def test_the_state_given_is_donated():
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
-    """Equal states but for the step: the same noise in both would be a key used twice."""
+    """Two states that differ only in the step must have different noise."""
     model = Decoder(DecoderConfig(**{**vars(CONFIG), "dropout": 0.5}))
     step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8] * 4), 1)
 

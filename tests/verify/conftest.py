@@ -1,8 +1,8 @@
-"""How these are run."""
+"""Fixture that applies to all tests of `verify`."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly(quick_compilation):
-    """Small programs, each compiled once."""
+    """Turns off XLA optimizations, because these programs are small and run few times."""

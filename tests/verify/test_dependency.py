@@ -1,4 +1,4 @@
-"""dependency_matrix: for any function, by witnesses that must agree or say why not."""
+"""Tests of `dependency_matrix`: its witnesses must agree, or report why they do not."""
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,16 @@ from tests.slow import mostly_slow
 LENGTH = 8
 
 
-# ---- models of one's own, certified in three lines
+# ---- plain functions and models of other libraries
 
 
 def running_mean(x):
-    """A plain function of JAX, [length, dim]."""
+    """Returns the running mean of x [length, dim], with plain JAX."""
     return jnp.cumsum(x, axis=0) / jnp.arange(1.0, len(x) + 1)[:, None]
 
 
 class Attention(nnx.Module):
-    """Somebody's model in Flax NNX; `shift` is the bug: a diagonal off by one."""
+    """A model in Flax NNX. With `shift=1` it has a bug: the mask's diagonal is off by one."""
 
     def __init__(self, shift=0):
         self.shift = shift
@@ -52,8 +52,8 @@ def test_a_model_of_another_library_is_causal():
     assert set(found.witnesses) == {"taint", "change"} and not found.disagreements
 
 
-def test_a_broken_one_is_not_and_is_told_where():
-    """Seven edges too many, each one step ahead, with what they weigh."""
+def test_a_mask_off_by_one_is_reported_with_its_edges():
+    """It finds seven spurious edges, each one position ahead, and their effects."""
     with pytest.raises(AssertionError, match=r"7 spurious edges: output \d ← input \d \(1\.\d+\)"):
         assert_dependencies(Attention(shift=1), np.arange(LENGTH), rules.causal(LENGTH))
     compared = compare(
@@ -68,7 +68,7 @@ def test_a_broken_one_is_not_and_is_told_where():
 
 
 def test_a_failure_says_what_taint_has_no_rule_for():
-    """Edges that nothing but a missing rule brings are told from those that are there."""
+    """The message says that the edges may come from a missing rule only."""
     x = tiny.embeddings(0, 3, 3)
     with pytest.raises(AssertionError, match=r"spurious edges.*; taint has no rule for cholesky"):
         assert_dependencies(lambda x: jnp.linalg.cholesky(x @ x.T), x, rules.visible(3, window=1))
@@ -82,7 +82,7 @@ def test_an_edge_that_is_not_there_is_missed():
     assert len(compared.missing) == LENGTH * (LENGTH - 1) // 2 and not compared.spurious
 
 
-# ---- this project's models, by all witnesses, in batches
+# ---- the models of the package, with all witnesses, in batches
 
 
 MODELS = {
@@ -98,7 +98,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "cnn"))
 def test_three_witnesses_find_the_rule(name):
-    """From embeddings to hidden states, two rows with documents and padding of their own."""
+    """From embeddings to hidden states, on two rows with different documents and padding."""
     model = tiny.build(**MODELS[name])
     variables, x = tiny.weights(model, 0), tiny.embeddings(0, 2, 10, model.config.embed_dim)
     segments = np.array([[1, 1, 1, 0, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 0, 1, 1, 1, 1, 0]])
@@ -125,7 +125,7 @@ def test_a_source_is_read_by_every_output(kind):
     assert_dependencies(logits, source, rules.of_source(np.ones((2, 5), int), there))
 
 
-@settings(max_examples=3)  # each is traced anew
+@settings(max_examples=3)  # each example is traced again
 @given(seed=tiny.seeds)
 def test_tokens_are_followed_as_embeddings_are(seed):
     model = tiny.build(window=2)
@@ -136,11 +136,11 @@ def test_tokens_are_followed_as_embeddings_are(seed):
     np.testing.assert_array_equal(found.matrix, rules.of(model.config, np.ones((1, 6), int)))
 
 
-# ---- what a witness cannot see
+# ---- limits of the witnesses
 
 
-def test_a_witness_that_sees_less_says_why():
-    """Terms that cancel, a ReLU below 0, a change rounded away: the path is there, no effect is."""
+def test_a_witness_that_misses_a_path_gives_a_reason():
+    """Paths without an effect: terms that cancel, and a ReLU below 0."""
     x = jnp.abs(tiny.embeddings(0, 3, 2)) + 1.0
     cancelled = dependency_matrix(lambda x: x + (x[:1] - x[:1]), x)
     assert cancelled.matrix[:, 0].all()
@@ -151,7 +151,7 @@ def test_a_witness_that_sees_less_says_why():
 
 @pytest.mark.parametrize("witness", ["taint", "derivative", "change"])
 def test_every_feature_counts(witness):
-    """A leak through one feature of many is a leak, whichever it is."""
+    """A leak through any single feature is found."""
     for feature in range(4):
         leak = np.eye(4, dtype=np.float32)[feature]
         found = dependency_matrix(
@@ -161,7 +161,7 @@ def test_every_feature_counts(witness):
 
 
 def test_infinity_gets_past_a_zero():
-    """0 × ∞ is NaN: the effect is seen by a change, and that no path was followed is said."""
+    """0 × ∞ is NaN, so "change" sees an effect where taint follows no path, and says why."""
     x, others = jnp.ones((3, 2)), jnp.full((3, 2), jnp.inf)
     found = dependency_matrix(lambda x: x + 0 * x.sum(axis=0), x, others=others)
     assert found.matrix.all() and found.effects.max() == np.inf
@@ -177,7 +177,7 @@ def test_ids_of_any_width_are_changed(dtype):
     assert not found.disagreements
 
 
-def test_where_there_is_no_derivative_it_is_left_out_and_said():
+def test_a_missing_derivative_is_skipped_and_reported():
     def function(x):
         return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1]
 
@@ -190,7 +190,7 @@ def test_where_there_is_no_derivative_it_is_left_out_and_said():
 
 
 def test_a_sample_does_not_change_what_taint_finds():
-    """A zero that depends on an input is none, whichever inputs the others are asked of."""
+    """Taint finds all paths whichever inputs `sample` selects for the other witnesses."""
     z = jnp.array([[-1.0], [1.0], [1.0], [1.0]])
 
     def function(z):
@@ -201,7 +201,7 @@ def test_a_sample_does_not_change_what_taint_finds():
         assert dependency_matrix(function, z, **how).matrix[:, 1].all()
 
 
-def test_what_has_no_rule_is_reported():
+def test_a_primitive_without_a_rule_is_a_remark():
     x = tiny.embeddings(0, 3, 3)
     found = dependency_matrix(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(3)), x)
     assert "no rule for" in found.remarks[0] and "cholesky" in found.remarks[0]
@@ -209,7 +209,7 @@ def test_what_has_no_rule_is_reported():
 
 
 @pytest.mark.parametrize("sample", [1, 3])
-def test_a_sample_is_of_so_many(sample):
+def test_a_sample_has_the_given_size(sample):
     found = dependency_matrix(running_mean, tiny.embeddings(0, LENGTH, 4), sample=sample)
     others = sample * LENGTH
     assert found.witnesses == {"taint": LENGTH**2, "derivative": others, "change": others}
@@ -226,7 +226,7 @@ REFUSED = {
         "witnesses": ("derivative",),
     },
     "inputs are float32 (3,)": {"inputs": np.ones(3, np.float32)},
-    "the function gives ShapeDtypeStruct(shape=()": {"function": jnp.sum},
+    "the function returns ShapeDtypeStruct(shape=()": {"function": jnp.sum},
     "sample is 0; it must be a whole number of at least 1": {"sample": 0},
     "sample is 2.5; it must be a whole number": {"sample": 2.5},
     "seed is -1; it must be a whole number of at least 0": {"seed": -1},
@@ -238,7 +238,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_asked_is_refused(message):
+def test_bad_arguments_are_refused(message):
     given = {"function": running_mean, "inputs": np.ones((3, 2), np.float32), **REFUSED[message]}
     with pytest.raises(ValueError) as error:
         dependency_matrix(given.pop("function"), given.pop("inputs"), **given)

@@ -1,4 +1,4 @@
-"""A bfloat16 model is certified as its float32 twin: a bug as small as its rounding shows."""
+"""A bfloat16 model is certified in float32, which shows bugs smaller than bfloat16's rounding."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def subject(dtype="bfloat16", **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
-    """The same arithmetic in the same order, and so the same numbers in the same words."""
+    """Both run the same arithmetic in the same order, so the details are equal."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])
     for name in ROUNDED:
         found, twin = examine(half, name), examine(single, name)
@@ -40,10 +40,10 @@ def test_every_property_says_in_which_precision_it_was_found():
 
 
 class OffCache(jf.Decoder):
-    """What a bfloat16 run rounds its logits by, and no rounding."""
+    """A decoder whose cached outputs are off by 0.2 %, which bfloat16 rounding would hide."""
 
-    def forward(self, *arguments, cache=None, **options):
-        passed = super().forward(*arguments, cache=cache, **options)
+    def forward(self, weights, inputs, cache=None, **options):
+        passed = super().forward(weights, inputs, cache, **options)
         off = 1.0 if cache is None else 1.002
         return passed._replace(hidden=off * passed.hidden)
 

@@ -1,6 +1,6 @@
-"""Primitives of JAX that models and their loops are made of: each passes marks on exactly.
+"""Taint analysis of further JAX primitives and of loops under `vmap`.
 
-As in test_taint: a function of six rows, and which of its outputs depend on which of them.
+As in test_taint, each case is a function of six rows and its dependency matrix.
 """
 
 import jax
@@ -81,11 +81,11 @@ STRUCTURAL = {
 }
 
 
-# ---- loops that each row leaves by itself (`vmap` of a while_loop)
+# ---- loops whose rows end at different steps (`vmap` of a while_loop)
 
 
 def _looped(step, begin=lambda row: jnp.abs(row[0])):
-    """For each row: double a number and take a step, until the number is above 2."""
+    """Returns a function that takes steps and doubles a number until the number is above 2."""
 
     def one(row):
         def goes_on(state):
@@ -100,7 +100,7 @@ def _looped(step, begin=lambda row: jnp.abs(row[0])):
 
 
 def _counted(row):
-    """Its own features one after the other, while they are small."""
+    """Adds the row's features one by one while the sum is small."""
 
     def goes_on(state):
         return (state[0] < 4) & (state[1] < row[0])
@@ -109,7 +109,7 @@ def _counted(row):
 
 
 def _filled(row):
-    """A place of its own written in each step."""
+    """Writes one element per step."""
 
     def once(state):
         count, sums = state
@@ -122,13 +122,15 @@ def _filled(row):
 
 
 def _above(x):
-    """Row i has what row i − 1 had."""
+    """Moves row i − 1 to row i."""
     return jax.lax.ppermute(x, "rows", [(i, (i + 1) % LENGTH) for i in range(LENGTH)])
 
 
 def _in_turn(row):
-    """Row 0 counts its steps, and its input is in their number alone; the others take the same
-    number of steps whatever comes, and each takes from the one above."""
+    """Row 0 counts its steps, so its input only affects the number of steps.
+
+    The other rows take a fixed number of steps, and each adds the row above it.
+    """
     first = jax.lax.axis_index("rows") == 0
 
     def once(state):
@@ -140,8 +142,10 @@ def _in_turn(row):
 
 
 def _too_late(x):
-    """Row 1 takes no step; in a first one it would read what row 0, which reads nothing, has only
-    before its own."""
+    """Row 1 takes no step. In a first step it would read the value of row 0 before row 0's step.
+
+    The first step of row 0 replaces this value by 0.
+    """
 
     def one(row, begin, here):
         def once(state):
@@ -210,13 +214,13 @@ def test_every_path_and_no_other(name):
 
 
 def test_a_step_that_is_not_taken_could_have_been_an_earlier_one():
-    """A 0 of the step that is looked at stops nothing."""
+    """A 0 in the evaluated step must not stop the paths of other steps."""
     assert found(_too_late, tiny.embeddings(0, LENGTH, 4))[1, 5]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_changes_has_a_path(name):
-    """From many points, for an end that comes elsewhere is what a loop's marks are there for."""
+    """It is tested at many points, because inputs change the number of steps."""
     function, expected = FUNCTIONS[name]
     x = tiny.embeddings(0, LENGTH, 4)
     others = (size * tiny.embeddings(seed, LENGTH, 4) for seed in range(1, 4) for size in (0.01, 1))

@@ -1,4 +1,4 @@
-"""Values that are changed in place hide paths from taint: whoever holds one is refused."""
+"""References, which are changed in place, hide paths from taint, so it refuses them."""
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def _computed_again(held, x):
 
 USES = (_read, _written, _added_to, _compiled, _step_by_step, _in_a_loop, _in_a_branch)
 USES = {use.__name__: use for use in (*USES, _computed_again)}
-REFUSED = r"has a reference .*leave it out of witnesses"
+REFUSED = r"has a reference .*leave taint out of witnesses"
 
 
 def made_outside(use):
@@ -67,7 +67,7 @@ def made_outside(use):
 
 @pytest.mark.parametrize("name", USES)
 def test_a_reference_made_outside_is_refused(name):
-    """And is as it was: what is refused has not been run."""
+    """The reference is unchanged, because the function has not run."""
     function, held = made_outside(USES[name])
     with pytest.raises(ValueError, match=REFUSED):
         taint(function, tiny.embeddings(0, LENGTH, 4), 1)

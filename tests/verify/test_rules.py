@@ -1,4 +1,4 @@
-"""The rules that models are held to, against tables drawn by hand."""
+"""Tests of the rules against tables drawn by hand."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_a_rule_is_its_drawing(name):
 
 
 def test_edges_as_the_lecture_counts_them():
-    """Seven with the loop 4→4 that its list leaves out, and ten."""
+    """Width 2 has seven edges, including 4→4, which the lecture omits; centred width 3 has ten."""
     assert rules.convolved(4, 2).sum() == 7 and rules.convolved(4, 3, causal=False).sum() == 10
 
 

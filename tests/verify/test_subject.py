@@ -1,4 +1,4 @@
-"""What a certificate is made of: any config that builds, sizes left open and prefixes too."""
+"""Tests of `subject_of` with configs whose sizes are None and with prefix models."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.models.build import init
+from jaxformer.models.parameters import init
 from jaxformer.verify import certify
-from jaxformer.verify.certificate import _chunks, examine
+from jaxformer.verify.certificate import examine
+from jaxformer.verify.chunks import chunk_sizes
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
-# As few fields as a config of the kind can do with: every size that may be left open is.
+# Only the required fields of each kind's config: every optional size is None.
 OPEN = {
     jf.DecoderConfig: {"num_heads": 2},
     jf.EncoderDecoderConfig: {"num_heads": 2},
@@ -32,7 +33,7 @@ def open_model(kind, **options):
 
 @pytest.mark.parametrize("kind", mostly_slow(OPEN, jf.DecoderConfig))
 def test_sizes_left_open_are_those_of_the_complete_config(kind):
-    """A subject of the one is a subject of the other."""
+    """The model, the config and the sources are equal."""
     model = open_model(kind, **OPEN[kind])
     variables = init(model, jax.random.key(0))
     left, complete = (subject_of(x, variables) for x in (model, jf.build(model.config.resolved)))
@@ -46,24 +47,24 @@ def test_sizes_left_open_are_those_of_the_complete_config(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OPEN)
-def test_sizes_may_be_left_open_in_every_property(kind):
+def test_every_property_accepts_open_sizes(kind):
     model = open_model(kind, **OPEN[kind])
     found = list(certify(model, init(model, jax.random.key(0))))
     assert found and all(entry.holds for entry in found), found
 
 
-def test_what_is_not_autoregressive_is_refused_before_anything_is_made():
+def test_models_that_are_not_autoregressive_are_refused_first():
     with pytest.raises(ValueError, match="not autoregressive"):
         next(certify(jf.build(jf.ConvolutionalConfig(causal=False)), {"params": {}}))
 
 
-# ---- a prefix, which is read at once
+# ---- a prefix, which must be read in one chunk
 
 
 @given(seed=tiny.seeds, length=st.integers(12, 80), data=st.data())
 def test_chunks_are_a_text_and_the_first_is_large_enough(seed, length, data):
     first = data.draw(st.integers(1, length))
-    sizes = _chunks(np.random.default_rng(seed), length, first)
+    sizes = chunk_sizes(np.random.default_rng(seed), length, first)
     assert sum(sizes) == length and sizes[0] >= first
     assert set(sizes[1:]) <= {1, 11} and sizes[0] in (1, 11, first)
 
@@ -92,7 +93,7 @@ def test_a_prefix_model_has_its_certificate(prefix):
 
 
 def test_rows_are_longer_than_the_prefix():
-    """Shorter ones could not be read, and in rows of it alone nothing is predicted."""
+    """Shorter rows cannot be read, and rows of the prefix alone predict nothing."""
     model = jf.build(jf.DecoderConfig(max_length=300, prefix=150))
     assert subject_of(model, {"params": {}}).length == 151
     with pytest.raises(ValueError, match="length is 150; it must be in 151 … 300"):
@@ -104,7 +105,7 @@ def test_rows_are_longer_than_the_prefix():
 
 @pytest.mark.parametrize("prefix", [0, 8])
 def test_nothing_is_lost_by_seeing_within_the_prefix(prefix):
-    """Outputs of a prefix have seen what comes next in it; the floor is of what is predicted."""
+    """Outputs within the prefix see their next token; the loss floor excludes them."""
 
     class Told:
         config, minimum_prefill = tiny.build(prefix=prefix).config, max(1, prefix)

@@ -1,4 +1,4 @@
-"""Marks that follow values through a jaxpr: every path there is, and no other."""
+"""Taint analysis finds exactly the paths of a function."""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,9 @@ from tests.properties import tiny
 LENGTH = 6
 
 
-def found(function, x, num_positions=1, allowed=()):
+def found(function, x, num_positions=1):
     bits, remarks = taint(function, x, num_positions)
-    assert not remarks or any(word in remarks[0] for word in allowed)
+    assert not remarks
     bits = bits.reshape(*bits.shape[:num_positions], -1, bits.shape[-1])
     return bits.any(axis=num_positions)
 
@@ -46,6 +46,15 @@ def _scan(x, reverse=False):
         return state, state
 
     return jax.lax.scan(step, jnp.zeros(4), x, reverse=reverse)[1]
+
+
+def _endless(row):
+    """Has a branch that is not taken and whose loop would not end for numbers up to 0."""
+
+    def doubled(row):
+        return jax.lax.while_loop(lambda u: u[0] < 10.0, lambda u: u * 2.0, row)
+
+    return jax.lax.cond(row[0] > 9.0, doubled, lambda row: row, row - row[0] - 1)
 
 
 FUNCTIONS = {
@@ -94,6 +103,11 @@ FUNCTIONS = {
     "reshaped": (
         lambda x: x.reshape(3, 2, 4).swapaxes(0, 1).reshape(LENGTH, 4),
         SELF[[0, 2, 4, 1, 3, 5]],
+    ),
+    "by columns": (lambda x: jnp.ravel(x, order="F").reshape(4, LENGTH).T, SELF),
+    "by columns, three at a time": (
+        lambda x: jnp.reshape(x, (3, 8), order="F"),
+        SELF[:3] | SELF[3:],
     ),
     "with a new axis": (lambda x: jnp.broadcast_to(x[:, None, :, None], (LENGTH, 2, 4, 3)), SELF),
     "chosen": (
@@ -172,6 +186,26 @@ FUNCTIONS = {
         lambda x: jax.lax.clamp(x[0, 0] * 0.1, x, x[0, 0] * 0.1 + 0.5),
         SELF | FIRST,
     ),
+    "a number times a table": (
+        lambda x: (x[0].sum() * jnp.ones((LENGTH, 3))).mean(1),
+        FIRST | ~ALL,
+    ),
+    "a number for every element": (
+        lambda x: jax.nn.softmax(x[0].sum() * jnp.arange(1.0, 19.0).reshape(LENGTH, 3), axis=0),
+        FIRST | ~ALL,
+    ),
+    "a number subtracted from and divided by": (
+        lambda x: x[0, 0] - jnp.ones((LENGTH, 3)) / x[1, 0],
+        (np.arange(LENGTH) < 2) | ~ALL,
+    ),
+    "numbers that a state stacks": (
+        lambda x: jax.lax.scan(lambda c, r: (c + r[0], c * jnp.ones(4)), 0.0, x)[1],
+        LOWER & ~SELF,
+    ),
+    "a branch that would never end": (
+        lambda x: jax.vmap(lambda i: x[i])(ORDER) + _endless(x[0]),
+        SELF[ORDER] | FIRST,
+    ),
     "compiled": (jax.jit(lambda x: jnp.cumsum(x, axis=0)), LOWER),
     "computed again": (jax.checkpoint(lambda x: jnp.cumsum(x, axis=0)), LOWER),
     "with a derivative of its own": (jax.nn.relu, SELF),
@@ -191,10 +225,6 @@ FUNCTIONS = {
         lambda x: jax.nn.softmax(x @ x.T + jnp.where(LOWER, 0, -1e9), axis=-1) @ x,
         LOWER,
     ),
-    "attention by adding a number": (
-        lambda x: jax.nn.softmax(x @ x.T + jnp.where(LOWER, 0, -1e4), axis=-1) @ x,
-        LOWER,
-    ),
     "attention to too much": (
         lambda x: jax.nn.softmax(jnp.where(LOWER, x @ x.T, -9.0), axis=-1) @ x,
         ALL,
@@ -205,15 +235,16 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_path_and_no_other(name):
     function, expected = FUNCTIONS[name]
-    x = tiny.embeddings(0, LENGTH, 4)
-    assumed = ("too far",) if "number" in name else ()
-    np.testing.assert_array_equal(found(function, x, allowed=assumed), expected)
+    np.testing.assert_array_equal(found(function, tiny.embeddings(0, LENGTH, 4)), expected)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_changes_has_a_path(name):
-    """The tables above are not of one mind with taint alone: another input changes nothing to which
-    no path leads, and over a few tries all, or it is one of those whose effect is 0 here."""
+    """Checks the expected tables by changing inputs, independently of taint.
+
+    A changed input affects only outputs of its paths. Over a few tries it affects all of them,
+    except in `CHOICES`.
+    """
     function, expected = FUNCTIONS[name]
     x, *others = (tiny.embeddings(seed, LENGTH, 4) for seed in range(4))
     seen = [by_change(function, x, 1, np.arange(LENGTH), other) > 0 for other in others]
@@ -222,7 +253,7 @@ def test_what_changes_has_a_path(name):
     assert (changed == expected).all() or name in CHOICES
 
 
-# What they depend on decides between cases, and these few inputs decide all alike.
+# Functions that choose between cases by value; the few tested inputs always choose the same case.
 CHOICES = (
     "the largest so far",
     "sorted",
@@ -243,14 +274,14 @@ CHOICES = (
 
 @given(seed=tiny.seeds, rows=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=9))
 def test_an_index_marks_what_it_fetches(seed, rows):
-    """What is looked up depends on its id, and not on the table's other rows."""
+    """A looked-up row depends on its id and its row of the table, not on other rows."""
     table = tiny.embeddings(seed, LENGTH, 4)
     np.testing.assert_array_equal(
         found(lambda ids: table[ids], jnp.array(rows)), np.eye(len(rows), dtype=bool)
     )
     bits, _ = taint(lambda table: table[jnp.array(rows)], table, 1)
     np.testing.assert_array_equal(bits.any(axis=1), np.eye(LENGTH, dtype=bool)[rows])
-    one = found(lambda ids: table[ids[-1]][None], jnp.array(rows))  # by a number, not a list
+    one = found(lambda ids: table[ids[-1]][None], jnp.array(rows))  # a scalar index
     np.testing.assert_array_equal(one, np.eye(len(rows), dtype=bool)[-1:])
 
 
@@ -268,13 +299,6 @@ def test_an_index_marks_what_it_fetches(seed, rows):
     ],
 )
 def test_what_has_no_rule_lets_everything_through_and_is_named(function, name):
-    """A jaxpr among its parameters does not make a primitive a call of it."""
+    """A primitive with a jaxpr among its parameters is not treated as a call of it."""
     bits, remarks = taint(function, tiny.embeddings(0, LENGTH, LENGTH), 1)
     assert bits[-1].all() and f"no rule for {name}" in remarks[0]
-
-
-def test_a_path_that_is_assumed_away_is_reported():
-    """exp(−6000 |x|) is 0 here; who takes it for a mask loses a path, and is told."""
-    x = 1 + jnp.abs(tiny.embeddings(0, LENGTH, 4))
-    bits, remarks = taint(lambda x: jnp.exp(-6000 * x), x, 1)
-    assert not bits.any() and "24 numbers" in remarks[0] and "a path that it misses" in remarks[0]

@@ -1,10 +1,15 @@
-"""BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoder–decoders with norms
-after the sums, whose logits have a bias."""
+"""BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et al. 2018) and PEGASUS (Zhang et al. 2020).
 
-from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.table import table
+BART and Marian are post-norm encoder-decoders whose logits have a bias. PEGASUS is pre-norm and has
+sinusoidal positions.
+"""
+
+import numpy as np
+
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import Family, Field, Part, required
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
 STACK = """
@@ -71,6 +76,7 @@ BART = Family(
 
 
 def read_marian(options: Options) -> dict:
+    """Requires that source and target have the same vocabulary size."""
     options.require({"decoder_vocab_size": options.whole("vocab_size")})
     return {}
 
@@ -92,4 +98,46 @@ MARIAN = Family(
     parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
 )
-FAMILIES = (BART, MARIAN)
+
+
+FINAL_NORMS = table("""
+    encoder/final_norm              model.encoder.layer_norm
+    final_norm                      model.decoder.layer_norm
+""")
+
+
+def positions(config) -> dict:
+    """Returns the tables of sinusoids, which their class stores but does not train."""
+    frequencies = 10_000.0 ** (-2 * np.arange(config.embed_dim // 2) / config.embed_dim)
+    angles = np.arange(config.max_length)[:, None] * frequencies  # float64, as in transformers
+    sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    return {f"model.{stack}.embed_positions.weight": sinusoids for stack in ("encoder", "decoder")}
+
+
+PEGASUS = Family(
+    "pegasus",
+    EncoderDecoderConfig,
+    {"PegasusForConditionalGeneration": {"head_bias": True}, "PegasusModel": {"head_bias": False}},
+    SIZES,
+    lambda config: ROWS + FINAL_NORMS,
+    fixed={
+        "norm_position": "pre",
+        "positions": "sinusoidal_halves",
+        "share_embeddings": True,
+    },
+    demanded={
+        "tie_word_embeddings": True,
+        "normalize_before": True,
+        "add_final_layer_norm": True,
+        "normalize_embedding": False,
+        "static_position_embeddings": True,
+        "add_bias_logits": False,
+        "extra_pos_embeddings": 1,
+        "is_decoder": False,
+    },
+    constants=positions,
+    ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
+    base="model.",
+    repeated={"num_hidden_layers": "encoder_layers"},
+)
+FAMILIES = (BART, MARIAN, PEGASUS)

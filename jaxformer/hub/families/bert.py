@@ -1,13 +1,13 @@
-"""BERT (Devlin et al. 2019), RoBERTa and XLM-R, DistilBERT: encoders with norms after the sums."""
+"""BERT (Devlin et al. 2019), RoBERTa, XLM-R and DistilBERT: post-norm encoders."""
 
-from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.table import table
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import USUAL, Family, Field, Part, required
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderConfig
 
 FIXED = {"norm_position": "post", "embedding_norm": True, "tie_embeddings": True}
-# Files from before 2019 call the parameters of a norm so.
+# Names of a norm's parameters in files from before 2019.
 OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 MASKED = {"transform": True, "head_bias": True, "pooler": False, "num_labels": 0}
 BARE = {"transform": False, "head_bias": False, "pooler": True, "num_labels": 0}
@@ -45,17 +45,18 @@ DEMANDED = {
 
 
 def read_labels(options: Options) -> dict:
-    """The labels of a classifier, where the class has one."""
-    options.whole("type_vocab_size", 2, least=1)
+    """Reads the number of token types and, for a classifier, the number of labels."""
+    token_types = options.whole("type_vocab_size", 2, least=1)
     named = options.options.get("id2label")
     labels = len(named) if isinstance(named, dict) else options.whole("num_labels", 2)
     named = options.take("architectures", None) or [""]
     name = named[0] if isinstance(named, list) else named
     is_classifier = str(name).endswith("ForSequenceClassification")
-    return {"num_labels": labels} if is_classifier else {}
+    return {"num_token_types": token_types} | ({"num_labels": labels} if is_classifier else {})
 
 
 def write_labels(config) -> dict:
+    """Returns generic label names for a classifier."""
     if not config.num_labels or config.transform:
         return {}
     names = {str(n): f"LABEL_{n}" for n in range(config.num_labels)}
@@ -76,6 +77,7 @@ BERT_HEADS = """
 
 
 def bert_rows(config):
+    """Returns the table of BERT. BertForPreTraining names its classifier differently."""
     labels = "cls.seq_relationship" if config.transform else "classifier"
     return table(EMBEDDINGS + LAYERS + BERT_HEADS, BASE="bert", LABELS=labels)
 
@@ -103,7 +105,7 @@ BERT = Family(
     older=OLDER,
 )
 
-# ---- RoBERTa and XLM-R: positions from 2 on
+# ---- RoBERTa and XLM-R: the first position is 2
 
 ROBERTA_HEADS = """
     pooler                      POOLER
@@ -115,11 +117,13 @@ ROBERTA_HEADS = """
 
 
 def roberta_rows(config):
+    """Returns the table of RoBERTa. A classifier names its pooler differently."""
     pooler = "classifier.dense" if config.num_labels else "roberta.pooler.dense"
     return table(EMBEDDINGS + LAYERS + ROBERTA_HEADS, BASE="roberta", POOLER=pooler)
 
 
 def read_roberta(options: Options) -> dict:
+    """Reads the positions: the first one is `pad_token_id + 1`."""
     offset = options.whole("pad_token_id", 1) + 1
     length = options.whole("max_position_embeddings", 512) - offset
     if length < 1:
@@ -128,11 +132,25 @@ def read_roberta(options: Options) -> dict:
 
 
 def write_roberta(config) -> dict:
+    """Returns the options that `read_roberta` reads."""
     rows = config.max_length + config.position_offset
     return {"pad_token_id": config.position_offset - 1, "max_position_embeddings": rows}
 
 
+def read_roberta_head(options: Options) -> dict:
+    """Checks that the blocks apply GELU, which the masked-token head always applies."""
+    activation = options.choice("hidden_act", ACTIVATIONS, "gelu")
+    named = options.options.get("architectures") or "ForMaskedLM"
+    name = named if isinstance(named, str) else str(named[0])
+    if name.endswith("ForMaskedLM") and activation != "gelu":
+        raise options.error(
+            "hidden_act", "its head for masked tokens has 'gelu', so it must be that"
+        )
+    return {}
+
+
 def roberta(model_type: str, model: str) -> Family:
+    """Returns RoBERTa or a family with the same layout."""
     return Family(
         model_type,
         EncoderConfig,
@@ -145,7 +163,11 @@ def roberta(model_type: str, model: str) -> Family:
         roberta_rows,
         fixed=FIXED,
         demanded=DEMANDED,
-        parts=(LABELS, Part(read_roberta, write_roberta)),
+        parts=(
+            LABELS,
+            Part(read_roberta, write_roberta),
+            Part(read_roberta_head, lambda config: {}),
+        ),
         ignored=(
             r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
             r"lm_head\.decoder\.bias",

@@ -1,11 +1,23 @@
-"""Gemma 1, 2 and 3 (text): norms that store γ − 1, embeddings times √d, a gated GELU; from 2 on
-norms before and after, and windows in most layers; in 2 caps, in 3 norms on queries and keys."""
+"""Gemma 1, 2 and 3 (text).
 
-from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.table import table
-from jaxformer.hub.families.llama import ATTENTION_BIAS, MAPS, ROTARY, family, length
+All store γ − 1 for a norm with scale γ, multiply embeddings by √d and have a gated GELU. Gemma 2
+and 3 have norms before and after each sub-layer, and windows in some layers. Gemma 2 caps attention
+scores and logits. Gemma 3 normalizes queries and keys.
+"""
+
+from jaxformer.hub.families.llama import (
+    ATTENTION_BIAS,
+    DIVISIBLE,
+    MAPS,
+    ROTARY,
+    family,
+    length,
+)
 from jaxformer.hub.family import Field, Part
-from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part
+from jaxformer.hub.layers import layers_part, window_of
+from jaxformer.hub.options import Options
+from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType
+from jaxformer.hub.table import table
 
 GATES = {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu"}
 FOUR_NORMS = table("""
@@ -14,7 +26,7 @@ FOUR_NORMS = table("""
     blocks/feedforward_norm        model.layers.*.pre_feedforward_layernorm
     blocks/feedforward_output_norm model.layers.*.post_feedforward_layernorm
 """)
-# Files of Gemma 1 say "gelu" and mean the other one.
+# Files of Gemma 1 say "gelu", but the model uses its tanh approximation.
 OLDER_GATES = {"gelu": "geglu_tanh", "silu": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 GATE = Field("activation", "gelu_pytorch_tanh", GATES)
 RENAMED = {
@@ -28,56 +40,93 @@ DEMANDED = {"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_ta
 
 
 def read_scale(options: Options) -> dict:
-    return {"attention_scale": options.number("query_pre_attn_scalar", 256.0) ** -0.5}
+    """Reads the scale of attention scores."""
+    return {"attention_scale": options.whole("query_pre_attn_scalar", 256, least=1) ** -0.5}
 
 
 def write_scale(config) -> dict:
-    scalar = (config.attention_scale or config.head_dim**-0.5) ** -2
-    is_whole = abs(scalar - round(scalar)) < 1e-6  # their class wants a whole one
-    return {"query_pre_attn_scalar": round(scalar) if is_whole else scalar}
+    """Returns the option that `read_scale` reads."""
+    scale = config.attention_scale or config.head_dim**-0.5
+    return {"query_pre_attn_scalar": max(1, round(scale**-2))}  # the class requires an integer
 
 
-def caps_part(attention: float | None, logits: float | None) -> Part:
-    """Soft caps; the two are their defaults where the file says nothing, and null is none."""
-    names = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logits_cap"}
-    defaults = dict(zip(names, (attention, logits), strict=True))
+def cap(theirs: str, ours: str, default: float | None) -> Part:
+    """Returns the part for a soft cap.
+
+    Args:
+        theirs: Their option. null means no cap.
+        ours: Our field.
+        default: The cap if the option is missing.
+    """
 
     def read(options: Options) -> dict:
-        absent = {x for x in names if x not in options.options}
-        return {
-            ours: defaults[x] if x in absent else options.number(x, None)
-            for x, ours in names.items()
-        }
+        return {ours: None if options.is_null(theirs) else options.number(theirs, default)}
 
-    return Part(read, lambda config: {x: getattr(config, ours) for x, ours in names.items()})
+    return Part(read, lambda config: {theirs: getattr(config, ours)})
 
 
-def read_nothing(options: Options) -> dict:
-    options.take("hidden_activation", None)  # their class of Gemma 1 takes no notice of it
+def read_gemma1(options: Options) -> dict:
+    """Ignores the option that Gemma 1 does not use."""
+    options.ignore("hidden_activation", because="the class reads hidden_act")
     return {}
 
 
-def every(period: int):
-    """Every so many-th layer is global."""
-
-    def type_of(options: Options, layer: int) -> str:
-        own = options.whole("_sliding_window_pattern", period, least=1)
-        own = options.whole("sliding_window_pattern", own, least=1)
-        return LOCAL if (layer + 1) % own else GLOBAL
-
-    return type_of
+def read_gemma2(options: Options) -> dict:
+    """Ignores the options that Gemma 2 does not use."""
+    because = "the class has local and global layers in turn, or layer_types"
+    options.ignore("sliding_window_pattern", "_sliding_window_pattern", because=because)
+    return {}
 
 
-GEMMA2 = layers_part(every(2), default_window=4096)
-TURNS = {LOCAL: 10_000.0, GLOBAL: 1_000_000.0}
-GEMMA3 = layers_part(every(6), TURNS, default_window=4096)
+def read_gemma3(options: Options) -> dict:
+    """Ignores the options that Gemma 3 does not use."""
+    options.ignore("attn_logit_softcapping", because="the class does not cap scores")
+    options.ignore("_sliding_window_pattern", because="the class reads sliding_window_pattern")
+    return {}
+
+
+def nothing(config) -> dict:
+    """Returns no options."""
+    return {}
+
+
+def alternating(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of the layers: local and global ones in turn."""
+    return [LOCAL if (layer + 1) % 2 else GLOBAL for layer in range(num_layers)]
+
+
+def every_sixth_global(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of the layers: by default every sixth one is global."""
+    period = options.whole("sliding_window_pattern", 6, least=1)
+    return [LOCAL if (layer + 1) % period else GLOBAL for layer in range(num_layers)]
+
+
+def write_window(window: int | None) -> dict:
+    """Returns the option for the window."""
+    return {"sliding_window": 4096 if window is None else window}
+
+
+WINDOW = (window_of("sliding_window", 4096), write_window)
+GEMMA2 = layers_part(alternating, Rotary(), *WINDOW)
+BASES = {LOCAL: 10_000.0, GLOBAL: 1_000_000.0}
+BASE_OPTIONS = {LOCAL: "rope_local_base_freq", GLOBAL: "rope_theta"}
+GEMMA3 = layers_part(
+    every_sixth_global, RotaryByType(BASES, BASE_OPTIONS, scaled=(GLOBAL,)), *WINDOW
+)
+FINAL_CAP = "final_logit_softcapping"
+CAPS2 = (
+    cap("attn_logit_softcapping", "attention_cap", 50.0),
+    cap(FINAL_CAP, "logits_cap", 30.0),
+)
+CAPS3 = (cap(FINAL_CAP, "logits_cap", None),)
 SCALE = Part(read_scale, write_scale)
 BOTH = {"hidden_activation": GATE} | RENAMED
 FAMILIES = (
     family(
         "gemma",
         "Gemma",
-        (ROTARY, Part(read_nothing, lambda config: {})),
+        (ROTARY, Part(read_gemma1, nothing)),
+        kv_heads=16,
         renamed=RENAMED | {"hidden_act": Field("activation", "gelu_pytorch_tanh", OLDER_GATES)},
         fixed=FIXED,
         demanded={"use_bidirectional_attention": False},
@@ -85,8 +134,9 @@ FAMILIES = (
     family(
         "gemma2",
         "Gemma2",
-        (SCALE, GEMMA2, caps_part(50.0, 30.0)),
+        (SCALE, GEMMA2, DIVISIBLE, Part(read_gemma2, nothing), *CAPS2),
         FOUR_NORMS + MAPS,
+        kv_heads=4,
         renamed=BOTH,
         fixed=FIXED | {"norm_position": "both"},
         demanded=DEMANDED,
@@ -94,8 +144,9 @@ FAMILIES = (
     family(
         "gemma3_text",
         "Gemma3",
-        (SCALE, GEMMA3, caps_part(None, None)),
+        (SCALE, GEMMA3, DIVISIBLE, Part(read_gemma3, nothing), *CAPS3),
         FOUR_NORMS + MAPS,
+        kv_heads=4,
         renamed=BOTH | length(131_072),
         fixed=FIXED | {"norm_position": "both", "query_key_norm": "head"},
         demanded=DEMANDED,

@@ -1,7 +1,12 @@
-"""GPT-2 (Radford et al. 2019)."""
+"""GPT-2 (Radford et al. 2019) and GPT-NeoX (Black et al. 2022), to which Pythia belongs.
 
-from jaxformer.artifacts.table import table
-from jaxformer.hub.family import Family, Field, required
+In GPT-NeoX attention and feed-forward layer are parallel and have separate norms. Rotary positions
+apply to a part of each head.
+"""
+
+from jaxformer.hub.family import USUAL, Family, Field, required
+from jaxformer.hub.rotary import Rotary
+from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
 ACTIVATIONS = {
@@ -47,4 +52,38 @@ GPT2 = Family(
     ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     base="transformer.",
 )
-FAMILIES = (GPT2,)
+
+NEOX_ROWS = table("""
+    embedding/tokens            gpt_neox.embed_in.weight
+    blocks/attention_norm       gpt_neox.layers.*.input_layernorm
+    blocks/attention/query+key+value gpt_neox.layers.*.attention.query_key_value fused-by-head
+    blocks/attention/output     gpt_neox.layers.*.attention.dense
+    blocks/feedforward_norm     gpt_neox.layers.*.post_attention_layernorm
+    blocks/feedforward/up       gpt_neox.layers.*.mlp.dense_h_to_4h
+    blocks/feedforward/down     gpt_neox.layers.*.mlp.dense_4h_to_h
+    final_norm                  gpt_neox.final_layer_norm
+    head/kernel                 embed_out.weight
+""")
+
+
+NEOX = Family(
+    "gpt_neox",
+    DecoderConfig,
+    {"GPTNeoXForCausalLM": {}},
+    {
+        **USUAL,
+        "max_position_embeddings": Field("max_length", 2048),
+        "layer_norm_eps": Field("norm_epsilon", 1e-5),
+        "tie_word_embeddings": Field("tie_embeddings", False),
+        "hidden_act": Field("activation", "gelu", ACTIVATIONS),
+        "use_parallel_residual": Field("parallel", True, {True: "two_norms", False: "no"}),
+        "attention_bias": Field("query_key_value_bias+attention_output_bias", True),
+    },
+    lambda config: NEOX_ROWS,
+    fixed={"positions": "rotary"},
+    demanded={"is_decoder": False},
+    parts=(Rotary(10_000.0, 0.25, "rotary_emb_base", "rotary_pct").part,),
+    ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+    base="gpt_neox.",
+)
+FAMILIES = (GPT2, NEOX)

@@ -1,11 +1,13 @@
 """Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen 2 and 3, OLMo 2, SmolLM 3, Phi-3."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from jaxformer.artifacts.options import Options, pattern, spread
-from jaxformer.artifacts.table import table
 from jaxformer.hub.family import USUAL, Family, Field, Part
-from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part, rotary_part
+from jaxformer.hub.layers import layers_part, window_of
+from jaxformer.hub.options import Options, pattern, spread
+from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
+from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
 OTHERS = table("""
@@ -38,7 +40,6 @@ OLMO2_NORMS = table("""
 """)
 SIZES = {
     **USUAL,
-    "num_key_value_heads": Field("num_kv_heads", None),
     "head_dim": Field("head_dim", None),
     "max_position_embeddings": Field("max_length", 2048),
     "rms_norm_eps": Field("norm_epsilon", 1e-6),
@@ -50,8 +51,34 @@ FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias
 IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
-def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> Family:
-    """A relative of Llama. changes: renamed options, fixed fields, demanded options besides."""
+def kv_heads_part(default: int | None) -> Part:
+    """Returns the part for grouped-query attention.
+
+    Args:
+        default: The number of key/value heads if the option is missing. None, like null in the
+            file, means num_attention_heads.
+    """
+    option = "num_key_value_heads"
+
+    def read(options: Options) -> dict:
+        return {"num_kv_heads": None if options.is_null(option) else options.whole(option, default)}
+
+    return Part(read, lambda config: {option: config.num_kv_heads})
+
+
+def family(
+    model_type: str, model: str, parts, rows=NORMS + MAPS, kv_heads: int | None = None, **changes
+) -> Family:
+    """Returns a family related to Llama.
+
+    Args:
+        model_type: Its name in config.json.
+        model: The prefix of its classes' names.
+        parts: The options that `Field` cannot express.
+        rows: The table of its tensors, without those that all these families share.
+        kv_heads: The class's default of `num_key_value_heads`.
+        changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
+    """
     return Family(
         model_type,
         DecoderConfig,
@@ -60,7 +87,7 @@ def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> 
         lambda config: rows + OTHERS,
         FIXED | changes.get("fixed", {}),
         changes.get("demanded", {"hidden_act": "silu"}),
-        parts,
+        (kv_heads_part(kv_heads), *parts),
         ignored=IGNORED,
         base="model.",
         repeated={"sliding_window_size": "sliding_window"},
@@ -68,74 +95,120 @@ def family(model_type: str, model: str, parts, rows=NORMS + MAPS, **changes) -> 
 
 
 def length(default: int) -> dict:
+    """Returns the option for the length, with its default."""
     return {"max_position_embeddings": Field("max_length", default)}
 
 
-# ---- windows: in all layers (Mistral, Phi-3), or from one of them on where it says so (Qwen)
+# ---- windows: in all layers (Mistral, Phi-3), or from a certain layer on if a flag is set (Qwen)
 
 
 def everywhere(default: int | None) -> Part:
-    """A window in all layers or in none; default: where the file says nothing, and null is none."""
+    """Returns the part for a window in all layers or in none.
+
+    Args:
+        default: The window if the option is missing.
+    """
+    read_window = window_of("sliding_window", default)
 
     def read(options: Options) -> dict:
-        options.take("layer_types", None)  # their classes take no notice of it
-        absent = "sliding_window" not in options.options
-        return {"window": default if absent else options.whole("sliding_window", None)}
+        options.ignore("layer_types", because="all layers have the window")
+        return {"window": read_window(options)}
 
     return Part(read, lambda config: {"sliding_window": config.window})
 
 
-def from_some_on(options: Options, layer: int) -> str:
-    uses = options.flag("use_sliding_window", False)
-    return LOCAL if uses and layer >= options.whole("max_window_layers", 28) else GLOBAL
+def window_if_used(default: int | None) -> Callable[[Options], int | None]:
+    """Returns a reader of `sliding_window`, which has no effect without `use_sliding_window`."""
+    read_window = window_of("sliding_window", default)
+
+    def read(options: Options) -> int | None:
+        if options.flag("use_sliding_window", False):
+            return read_window(options)
+        because = "use_sliding_window is false"
+        options.ignore("sliding_window", "max_window_layers", because=because)
+        return None
+
+    return read
 
 
-def where_used(part: Part) -> Part:
-    """The part, of a family that has a window only where `use_sliding_window` says so."""
-
-    def read(options: Options) -> dict:
-        options.flag("use_sliding_window", False)
-        options.whole("max_window_layers", 28)
-        return part.read(options)
-
-    def write(config) -> dict:
-        written = part.write(config)
-        return {"use_sliding_window": written["sliding_window"] is not None, **written}
-
-    return Part(read, write)
+def write_window_if_used(window: int | None) -> dict:
+    """Returns the options that `window_if_used` reads."""
+    return {"use_sliding_window": window is not None, "sliding_window": window}
 
 
-# ---- SmolLM 3: every fourth layer without positions
+def qwen_types(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of Qwen's layers: local from layer `max_window_layers` on."""
+    first = options.whole("max_window_layers", 28)
+    return [
+        LOCAL if window is not None and layer >= first else GLOBAL for layer in range(num_layers)
+    ]
+
+
+# ---- SmolLM 3: every fourth layer lacks positions
+
+
+def rotated_layers(options: Options, num_layers: int) -> list[int]:
+    """Returns, for each layer, 1 if it has rotary positions and 0 if not."""
+    interval = options.whole("no_rope_layer_interval", 4, least=1)
+    default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    return options.list_of("no_rope_layers", num_layers, int, default)
+
+
+def smollm3_types(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of the layers: those without positions have the window."""
+    rotated = rotated_layers(options, num_layers)
+    return [LOCAL if window is not None and not x else GLOBAL for x in rotated]
 
 
 def read_smollm3(options: Options) -> dict:
-    num_layers = options.whole("num_hidden_layers")
-    interval = options.whole("no_rope_layer_interval", 4, least=1)
-    default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-    turns = options.list_of("no_rope_layers", num_layers, int, default)
-    if options.flag("use_sliding_window", False) and "layer_types" not in options:
-        raise options.error("use_sliding_window", "with it layer_types must be there")
+    """Reads the windows and rotary positions. A layer without positions gets the base None."""
+    options.ignore("max_window_layers", because="the class has no such option")
+    rotated = rotated_layers(options, options.whole("num_hidden_layers", least=1))
     own = SMOLLM3.read(options)
-    return {**own, "rotary_base": pattern([own["rotary_base"] if x else None for x in turns])}
+    base = own["rotary_base"]
+    return {**own, "rotary_base": pattern([base if x else None for x in rotated])}
 
 
 def write_smollm3(config) -> dict:
+    """Returns the options that `read_smollm3` reads."""
     bases = spread(config.rotary_base, config.num_layers)
-    turning = [base for base in bases if base is not None] or [10_000.0]
-    written = SMOLLM3.write(replace(config, rotary_base=turning[0]))
+    rotated = [layer for layer, base in enumerate(bases) if base is not None] or [0]
+    scalings = spread(config.rotary_scaling, config.num_layers)
+    first = {"rotary_base": bases[rotated[0]] or 10_000.0, "rotary_scaling": scalings[rotated[0]]}
+    written = SMOLLM3.write(replace(config, **first))
     return {**written, "no_rope_layers": [int(base is not None) for base in bases]}
 
 
+def read_divisible(options: Options) -> dict:
+    """Checks that num_attention_heads divides hidden_size, as the class requires in all cases."""
+    num_heads = options.whole("num_attention_heads", least=1)
+    if options.whole("hidden_size") % num_heads:
+        raise options.error("hidden_size", f"num_attention_heads ({num_heads}) must divide it")
+    return {}
+
+
+DIVISIBLE = Part(read_divisible, lambda config: {})
 ROTARY = rotary_part(10_000.0)
-QWEN = where_used(layers_part(from_some_on))
-SMOLLM3 = where_used(layers_part(lambda options, layer: GLOBAL, 2_000_000.0))
+QWEN = layers_part(qwen_types, Rotary(), window_if_used(4096), write_window_if_used)
+SMOLLM3 = layers_part(
+    smollm3_types, Rotary(2_000_000.0), window_if_used(None), write_window_if_used
+)
+# The class of Phi-3 accepts no scaling but longrope.
+PHI3_ROTARY = Rotary(fraction=1.0, kinds=("default",)).part
 FAMILIES = (
-    family("llama", "Llama", (ROTARY,), renamed=BIASES),
-    family("mistral", "Mistral", (ROTARY, everywhere(4096)), renamed=length(131_072)),
+    family("llama", "Llama", (ROTARY, DIVISIBLE), renamed=BIASES),
+    family(
+        "mistral",
+        "Mistral",
+        (ROTARY, everywhere(4096)),
+        kv_heads=8,
+        renamed=length(131_072),
+    ),
     family(
         "qwen2",
         "Qwen2",
         (QWEN,),
+        kv_heads=32,
         renamed=length(32_768),
         fixed={"query_key_value_bias": True},
     ),
@@ -143,6 +216,7 @@ FAMILIES = (
         "qwen3",
         "Qwen3",
         (QWEN,),
+        kv_heads=32,
         renamed=length(32_768) | ATTENTION_BIAS | {"head_dim": Field("head_dim", 128)},
         fixed={"query_key_norm": "head"},
     ),
@@ -158,12 +232,13 @@ FAMILIES = (
         "smollm3",
         "SmolLM3",
         (Part(read_smollm3, write_smollm3),),
+        kv_heads=4,
         renamed=length(32_768) | BIASES | {"tie_word_embeddings": Field("tie_embeddings", True)},
     ),
     family(
         "phi3",
         "Phi3",
-        (rotary_part(10_000.0, may_be_part=True), everywhere(None)),
+        (PHI3_ROTARY, everywhere(None)),
         NORMS + FUSED,
         renamed=length(4096) | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
     ),

@@ -1,10 +1,11 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, a window on either side in most layers."""
+"""ModernBERT (Warner et al. 2024): rotary positions, and two-sided windows in most layers."""
 
-from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.table import table
 from jaxformer.hub.families.bert import BARE, MASKED
 from jaxformer.hub.family import USUAL, Family, Field, Part
-from jaxformer.hub.layers import GLOBAL, LOCAL, layers_part
+from jaxformer.hub.layers import layers_part
+from jaxformer.hub.options import Options
+from jaxformer.hub.rotary import GLOBAL, LOCAL, RotaryByType
+from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderConfig
 
 GATES = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "silu": "swiglu"}
@@ -24,22 +25,40 @@ ROWS = table("""
 """)
 
 
-def type_of(options: Options, layer: int) -> str:
-    return LOCAL if layer % options.whole("global_attn_every_n_layers", 3, least=1) else GLOBAL
+def types(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of the layers: by default every third one is global."""
+    period = options.whole("global_attn_every_n_layers", 3, least=1)
+    return [LOCAL if layer % period else GLOBAL for layer in range(num_layers)]
+
+
+def read_window(options: Options) -> int:
+    """Reads the window. Their option counts both sides together, our field one side."""
+    return options.whole("local_attention", 128) // 2
+
+
+def write_window(window: int | None) -> dict:
+    """Returns the option that `read_window` reads."""
+    return {"local_attention": 128 if window is None else 2 * window}
 
 
 def read_head(options: Options) -> dict:
-    options.require({"classifier_activation": options.take("hidden_activation", "gelu")})
+    """Checks that the head's activation is that of the layers. Both have the same default."""
+    own = options.choice("classifier_activation", GATES, "gelu")
+    if own != options.choice("hidden_activation", GATES, "gelu"):
+        raise options.error("classifier_activation", "it must be hidden_activation")
     return {}
 
 
 def write_head(config) -> dict:
+    """Returns the option that `read_head` checks."""
     return {"classifier_activation": GATE.write(config)}
 
 
 GATE = Field("activation", "gelu", GATES)
-TURNS = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
-LAYERS = layers_part(type_of, TURNS, window="local_attention", default_window=128, times=2)
+BASES = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
+BASE_OPTIONS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
+ROTARY = RotaryByType(BASES, BASE_OPTIONS, scaled=(GLOBAL, LOCAL))
+LAYERS = layers_part(types, ROTARY, read_window, write_window)
 MODERNBERT = Family(
     "modernbert",
     EncoderConfig,

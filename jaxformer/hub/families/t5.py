@@ -1,13 +1,15 @@
-"""T5 (Raffel et al. 2020), v1.0 and v1.1, Flan-T5 and mT5: a learned bias for each distance."""
+"""T5 (Raffel et al. 2020; v1.0 and v1.1), Flan-T5 and mT5: a learned bias per distance."""
 
-from jaxformer.artifacts.options import Options
-from jaxformer.artifacts.table import table
+from collections.abc import Callable
+
 from jaxformer.hub.family import Family, Field, Part, required
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
 ACTIVATIONS = {
     "relu": "relu",
-    "gated-gelu": "geglu_tanh",  # gelu_new, as in all checkpoints that were published
+    "gated-gelu": "geglu_tanh",  # gelu_new, as in all published checkpoints
     "gated-silu": "swiglu",
     "gelu": "gelu",
 }
@@ -38,6 +40,7 @@ OTHERS = table("""
 
 
 def rows(config):
+    """Returns the table of T5. A gated feed-forward layer has two kernels, wi_0 and wi_1."""
     up = "wi_1" if config.activation in ("geglu_tanh", "swiglu") else "wi"
     return (
         *OTHERS,
@@ -47,42 +50,80 @@ def rows(config):
 
 
 def read(options: Options) -> dict:
-    # Whether the head has a matrix of its own is said by the tensors alone: mT5's config.json and
-    # transformers 5 are silent about it.
-    for derived in ("dense_act_fn", "is_gated_act", "n_positions", "tie_word_embeddings"):
-        options.take(derived, None)
+    """Reads the options that T5 and mT5 share.
+
+    Only the tensors show whether the head has a separate kernel: mT5's config.json and
+    transformers 5 do not say. Positions are relative, so no table limits the length. n_positions is
+    the length that the model was trained on.
+    """
     layers = options.whole("num_layers")
+    if "jaxformer_max_length" in options:
+        options.ignore("n_positions", because="jaxformer_max_length says how long texts may be")
+        max_length = options.whole("jaxformer_max_length", least=1)
+    else:
+        max_length = options.whole("n_positions", 512, least=1)
     return {
         "num_layers": options.whole("num_decoder_layers", layers),
-        "max_length": options.whole("jaxformer_max_length", 4096),
+        "max_length": max_length,
         "tie_embeddings": "lm_head.weight" not in options.tensors,
     }
 
 
+def read_mt5(options: Options) -> dict:
+    """Reads mT5's options."""
+    options.ignore("tie_word_embeddings", because="the head is tied if it has no tensor")
+    return read(options)
+
+
 def read_t5(options: Options) -> dict:
-    """T5 v1.0 scales what goes to the head; v1.1 does not, and says so by an untied head."""
+    """Reads T5's options. Version 1.0 scales the head's input; 1.1 does not and unties the head."""
     tied = options.flag("tie_word_embeddings", True)
     scaled = options.flag("scale_decoder_outputs", tied)
     return {**read(options), "output_scale": options.whole("d_model") ** -0.5 if scaled else None}
 
 
+def read_activation(default: str) -> Callable[[Options], dict]:
+    """Returns a reader of `feed_forward_proj` and of the two options that repeat its parts."""
+
+    def read(options: Options) -> dict:
+        activation = options.choice("feed_forward_proj", ACTIVATIONS, default)
+        options.require(parts_of(activation))
+        return {"activation": activation}
+
+    return read
+
+
+def parts_of(activation: str) -> dict:
+    """Returns the two options that a class derives from `feed_forward_proj` if they are missing."""
+    dense = {"geglu_tanh": "gelu_new", "swiglu": "silu"}.get(activation, activation)
+    return {"dense_act_fn": dense, "is_gated_act": dense != activation}
+
+
+def write_activation(config) -> dict:
+    """Returns the options that `read_activation` reads."""
+    names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    if config.activation not in names:
+        return {}
+    return {"feed_forward_proj": names[config.activation], **parts_of(config.activation)}
+
+
 def write(config) -> dict:
-    gated = {"geglu_tanh": "gelu_new", "swiglu": "silu"}
+    """Returns the options that `read` reads."""
     return {
         "num_decoder_layers": config.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
-        "dense_act_fn": gated.get(config.activation, config.activation),
-        "is_gated_act": config.activation in gated,
         "jaxformer_max_length": config.max_length,
     }
 
 
 def write_t5(config) -> dict:
+    """Returns the options that `read_t5` reads."""
     scaled = config.output_scale is not None
     return {**write(config), "tie_word_embeddings": scaled, "scale_decoder_outputs": scaled}
 
 
-def t5(model_type: str, architectures: tuple[str, ...], read, write) -> Family:
+def t5(model_type: str, architectures: tuple[str, ...], read, write, activation: str) -> Family:
+    """Returns T5 or mT5, which differ in the reader, the writer and the default activation."""
     return Family(
         model_type,
         EncoderDecoderConfig,
@@ -95,7 +136,6 @@ def t5(model_type: str, architectures: tuple[str, ...], read, write) -> Family:
             "relative_attention_num_buckets": Field("relative_buckets", 32),
             "relative_attention_max_distance": Field("relative_distance", 128),
             "layer_norm_epsilon": Field("norm_epsilon", 1e-6),
-            "feed_forward_proj": Field("activation", "relu", ACTIVATIONS),
         },
         rows,
         fixed={
@@ -106,12 +146,12 @@ def t5(model_type: str, architectures: tuple[str, ...], read, write) -> Family:
             "share_embeddings": True,
         },
         demanded={"is_decoder": False},
-        parts=(Part(read, write),),
+        parts=(Part(read, write), Part(read_activation(activation), write_activation)),
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 
 
 FAMILIES = (
-    t5("t5", ("T5ForConditionalGeneration", "T5WithLMHeadModel"), read_t5, write_t5),
-    t5("mt5", ("MT5ForConditionalGeneration",), read, write),
+    t5("t5", ("T5ForConditionalGeneration", "T5WithLMHeadModel"), read_t5, write_t5, "relu"),
+    t5("mt5", ("MT5ForConditionalGeneration",), read_mt5, write, "gated-gelu"),
 )

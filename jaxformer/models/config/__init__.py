@@ -1,7 +1,8 @@
-"""What a model's mathematics is (a config for each kind) and how it is run (`Execution`).
+"""Model configs, one class for each kind of model, and the execution options (`Execution`).
 
-All are frozen, hashable and free of JAX, so that a command line can show them at once. A config
-holds no mode, mesh or key.
+A model config describes the mathematics; it holds no mode (training or inference), mesh or random
+key. All classes are frozen and hashable. They do not import JAX, so that the command line can print
+its help without loading it.
 """
 
 from jaxformer.models.config.convolutional import ConvolutionalConfig
@@ -12,11 +13,12 @@ from jaxformer.models.config.encoder_decoder import (
     RecurrentEncoderDecoderConfig,
 )
 from jaxformer.models.config.execution import Execution
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.presets import PRESETS, preset
 from jaxformer.models.config.recurrent import RecurrentConfig
 from jaxformer.models.config.rotary import RotaryScaling
 
-# What a run or a saved folder calls the kind of its model, and `jaxformer train --model` too.
+# Names of the model kinds, as in `jaxformer train --model`, in runs and in saved folders.
 KINDS = {
     "decoder": DecoderConfig,
     "encoder": EncoderConfig,
@@ -27,8 +29,8 @@ KINDS = {
 }
 
 
-def kind_of(config) -> str:
-    """The kind of a model by its config."""
+def kind_of(config: ModelConfig) -> str:
+    """Returns the name of a config's model kind, a key of `KINDS`."""
     return next(name for name, kind in KINDS.items() if type(config) is kind)
 
 

@@ -1,24 +1,29 @@
-"""The decoder-only Transformer's config."""
+"""Config of the decoder-only Transformer."""
 
 from dataclasses import dataclass
 
-from jaxformer.models.config.check import at_least, pattern
+from jaxformer.models.config.check import at_least, not_empty
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
 class DecoderConfig(TransformerConfig):
-    """A decoder-only Transformer. A None is worked out from the other fields (`resolved`)."""
+    """Config of a decoder-only Transformer.
+
+    `resolved` replaces a size that is None by its value, computed from the other fields.
+    """
 
     patterns = (*TransformerConfig.patterns, "window")
     window: int | tuple[int | None, ...] | None = None
-    """a token sees itself and the window − 1 before it; None: all before it"""
+    """a token attends to itself and to the window − 1 tokens before it; None: to all before it"""
     prefix: int = 0
-    """number of first tokens that see one another in both directions (prefix-LM)"""
+    """number of first tokens of a document that attend to one another in both directions
+    (prefix-LM)"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
         super().__post_init__()
-        pattern(self, "window")
+        not_empty(self, "window")
         at_least(1, self, "window")
         at_least(0, self, "prefix")
         if self.prefix > self.max_length:

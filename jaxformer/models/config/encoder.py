@@ -1,32 +1,41 @@
-"""The encoder's config."""
+"""Config of the encoder."""
 
 from dataclasses import dataclass
 
-from jaxformer.models.config.check import at_least, pattern
+from jaxformer.models.config.check import at_least, not_empty
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
 class EncoderConfig(TransformerConfig):
-    """A bidirectional Transformer. A None is worked out from the other fields (`resolved`)."""
+    """Config of a bidirectional Transformer.
+
+    `resolved` replaces a size that is None by its value, computed from the other fields.
+    """
 
     patterns = (*TransformerConfig.patterns, "window")
+    learns = "hidden tokens"
     bidirectional = True
     window: int | tuple[int | None, ...] | None = None
-    """a token sees those at most so far away, on either side; None: all"""
+    """a token attends to tokens at most this many positions away, on both sides; None: to all"""
     num_token_types: int = 0
-    """kinds of tokens (question and answer, …), each with a vector that is added to a token's"""
+    """number of token types (such as question and answer); the vector of a token's type is added to
+    its embedding"""
     transform: bool = True
-    """one more affine map, activation and norm before the head (BERT)"""
+    """apply one more linear layer, activation and norm before the output head (BERT)"""
     pooler: bool = True
-    """an affine map and tanh, which make a vector for a row of that of its first token"""
+    """add a pooler: a linear layer and tanh of the first token's final hidden state, one vector for
+    each sequence"""
     num_labels: int = 0
-    """classes that `classify` tells apart by that vector"""
+    """number of classes that `classify` predicts from the pooler's vector; 0: no classifier"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
         super().__post_init__()
-        pattern(self, "window")
+        not_empty(self, "window")
         at_least(1, self, "window")
         at_least(0, self, "num_token_types", "num_labels")
         if self.num_labels and not self.pooler:
-            raise ValueError(f"num_labels is {self.num_labels}; it needs the pooler")
+            raise ValueError(
+                f"num_labels is {self.num_labels}; it needs the pooler (pooler is False)"
+            )

@@ -1,25 +1,31 @@
-"""The configs of models that read a source."""
+"""Configs of models that read a source sequence and generate a target sequence."""
 
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from jaxformer.models.config.check import at_least
 from jaxformer.models.config.encoder import EncoderConfig
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.recurrent import RecurrentConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
-class ReadsSource:
-    """What the config of a model has besides when it reads a source."""
+class ReadsSource(ModelConfig):
+    """Additional fields in the config of a model that reads a source."""
+
+    learns = "translations"
+    reads_source = True
 
     source_vocab_size: int | None = None
-    """number of ids in the source; None: vocab_size"""
+    """number of source token ids; None: vocab_size"""
     max_source_length: int | None = None
-    """most tokens of a source; None: max_length"""
+    """maximum number of tokens of a source; None: max_length"""
     share_embeddings: bool = True
-    """source and target have one table of token vectors"""
+    """use one embedding table for source and target"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
         super().__post_init__()
         at_least(1, self, "source_vocab_size", "max_source_length")
         if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
@@ -29,7 +35,8 @@ class ReadsSource:
             )
 
     @property
-    def resolved(self):
+    def resolved(self) -> Self:
+        """The same config with every size that is None replaced by its value."""
         config = super().resolved
         if None not in (config.source_vocab_size, config.max_source_length):
             return config
@@ -42,24 +49,37 @@ class ReadsSource:
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ReadsSource, TransformerConfig):
-    """An encoder–decoder Transformer; vocab_size, max_length and num_layers are the decoder's.
+    """Config of an encoder–decoder Transformer.
 
-    A None is worked out from the other fields (`resolved`).
+    `vocab_size`, `max_length` and `num_layers` describe the decoder. `resolved` replaces a size
+    that is None by its value, computed from the other fields.
     """
 
     num_encoder_layers: int | None = None
-    """blocks of the encoder; None: num_layers"""
+    """number of Transformer blocks in the encoder; None: num_layers"""
     num_encoder_heads: int | None = None
-    """heads of the encoder; None: num_heads, and num_kv_heads of keys and values"""
+    """number of attention heads in the encoder; None: num_heads query heads and num_kv_heads key
+    and value heads"""
     encoder_mlp_dim: int | None = None
     """width inside the encoder's feed-forward layers; None: mlp_dim"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
         super().__post_init__()
         at_least(1, self, "num_encoder_layers", "num_encoder_heads", "encoder_mlp_dim")
+        heads = self.num_encoder_heads
+        if heads is not None and heads != self.num_heads:
+            unit = 2 * heads if self.positions == "rotary" else heads
+            if self.embed_dim % unit:
+                twice = "twice " * (unit > heads)
+                raise ValueError(
+                    f"num_encoder_heads is {heads}; {twice}num_encoder_heads must divide "
+                    f"embed_dim ({self.embed_dim})"
+                )
 
     @property
-    def resolved(self):
+    def resolved(self) -> Self:
+        """The same config with every size that is None replaced by its value."""
         config = super().resolved
         own = {
             "num_encoder_layers": config.num_layers,
@@ -70,16 +90,23 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
         return replace(config, **missing) if missing else config
 
     @property
+    def stacks(self) -> dict[str, ModelConfig]:
+        """See `ModelConfig`."""
+        return {"": self, "encoder/": self.encoder}
+
+    @property
     def encoder(self) -> EncoderConfig:
-        """The encoder's part of a complete config."""
-        fields = {name: getattr(self, name) for name in TransformerConfig.__dataclass_fields__}
-        own = {
+        """The encoder's config; call it on a resolved config."""
+        fields: dict[str, Any] = {
+            name: getattr(self, name) for name in TransformerConfig.__dataclass_fields__
+        }
+        own: dict[str, Any] = {
             "num_layers": self.num_encoder_layers,
             "num_heads": self.num_encoder_heads,
             "mlp_dim": self.encoder_mlp_dim,
             "vocab_size": self.source_vocab_size,
             "max_length": self.max_source_length,
-            "output_scale": None,  # it is for the head
+            "output_scale": None,  # applies before the head, which only the decoder has
         }
         if self.num_encoder_heads != self.num_heads:
             own |= {"num_kv_heads": None, "head_dim": None}
@@ -88,10 +115,16 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
 
 @dataclass(frozen=True)
 class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
-    """An RNN or LSTM that reads a source, and another that goes on from its last state.
+    """Config of a recurrent encoder–decoder.
 
-    A None is worked out from the other fields (`resolved`).
+    One RNN or LSTM reads the source. Another one starts from its last state and generates the
+    target. `resolved` replaces a size that is None by its value, computed from the other fields.
     """
 
     attends: bool = True
-    """the decoder looks at every state of the encoder; False: its last one carries all"""
+    """the decoder attends to all encoder states; False: it only starts from the last one"""
+
+    @property
+    def stacks(self) -> dict[str, ModelConfig]:
+        """See `ModelConfig`."""
+        return {"": self, "encoder/": replace(self, vocab_size=self.source_vocab_size)}

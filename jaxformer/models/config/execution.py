@@ -1,33 +1,46 @@
-"""How a model is run."""
+"""Execution options of a model: attention implementation, layer loop and rematerialisation."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import one_of
+from jaxformer.models.config.check import check_fields
 
-# Layers. Unrolled, training steps were 1.35, 1.18, 1.03 and 1.00 times as fast at 6, 12, 24 and 48
-# layers, and their compilation won back after 5, 128, 184 steps and never (bench_layers.py).
+# Maximum number of layers that "auto" unrolls. Unrolled training steps were 1.35, 1.18, 1.03 and
+# 1.00 times as fast as scanned ones at 6, 12, 24 and 48 layers. The longer compilation paid off
+# after 5, 128 and 184 steps, and never at 48 layers (bench_layers.py).
 _MOST_UNROLLED = 24
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a model is run: this changes neither its parameters nor, but for rounding, its values. It
-    holds on every path: whole rows, a chunk with a cache, the compiled steps of `generate`."""
+    """Execution options of a model.
+
+    They change neither the parameters nor, except for rounding, the outputs. They apply to forward
+    passes over whole sequences, to passes with a cache and to the compiled steps of `generate`.
+    """
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
-    """auto: cuDNN's fused kernel on a GPU where it can, else query block by query block"""
+    """attention implementation: explicit computes all scores at once; blockwise computes them in
+    blocks of queries and needs less memory; fused is cuDNN's GPU kernel; auto: fused where it is
+    supported, else blockwise"""
     layers: Literal["auto", "scan", "unrolled"] = "auto"
-    """scan compiles one block; unrolled compiles each; auto: unrolled up to 24 layers, and in steps
-    of decoding. Layers of an RNN or CNN are always unrolled"""
+    """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
+    unrolled up to 24 layers and in decoding steps, else scan. RNNs and CNNs are always unrolled"""
     remat: Literal["none", "dots", "full"] = "none"
-    """what the backward pass recomputes: nothing; all but matrix products; whole blocks"""
+    """activations that the backward pass recomputes to save memory: none, all except matrix
+    products (dots), or whole blocks (full)"""
 
-    def __post_init__(self):
-        one_of(self)
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
 
     def scans(self, num_layers: int, few_tokens: bool) -> bool:
-        """Whether so many layers are run by a scan; few_tokens: for a step of decoding."""
+        """Returns whether a scan runs the layers.
+
+        Args:
+            num_layers: The number of layers.
+            few_tokens: Whether the pass is a decoding step.
+        """
         if self.layers == "auto":
             return num_layers > _MOST_UNROLLED and not few_tokens
         return self.layers == "scan"

@@ -1,21 +1,31 @@
-"""Low-rank updates that are learnt in the place of the weights."""
+"""Config of LoRA: low-rank updates are trained and the base weights stay fixed."""
 
 from dataclasses import dataclass
+
+from jaxformer.models.config.check import check_fields
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """LoRA (Hu et al. 2021): y = x W + (alpha / rank) x A B, of which A and B alone are learnt."""
+    """Config of LoRA: y = x W + (alpha / rank) x A B, where only A and B are trained.
+
+    Reference:
+        Hu et al. 2021.
+    """
 
     lora_rank: int | None = None
-    """rank of the updates that are learnt in the place of the weights; None: all weights are"""
+    """rank of the LoRA updates, which are trained instead of the weights; None: no LoRA, all
+    weights are trained"""
     lora_alpha: float = 16.0
-    """an update is scaled by alpha / rank"""
+    """LoRA updates are multiplied by lora_alpha / lora_rank"""
     lora_maps: str | None = None
-    """which maps have an update, by their names or the ends of their paths: query,value; None:
-    query and value or, of a model without them, every map but the head"""
+    """linear layers with a LoRA update, as a comma-separated list of names or path endings:
+    query,value; None: query and value or, if the model has no such layers, all layers except the
+    output head"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank is {self.lora_rank}; it must be at least 1")
         if not 0 < self.lora_alpha < 1e6:
@@ -23,5 +33,5 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """By which an update is multiplied; without one, 1."""
+        """The factor of the updates, alpha / rank; 1 without LoRA."""
         return 1.0 if self.lora_rank is None else self.lora_alpha / self.lora_rank

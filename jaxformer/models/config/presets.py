@@ -5,17 +5,17 @@ from jaxformer.models.config.encoder_decoder import EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 
-def _gpt2(num_layers, embed_dim, num_heads):
+def _gpt2(num_layers: int, embed_dim: int, num_heads: int) -> DecoderConfig:
     return DecoderConfig(num_layers=num_layers, embed_dim=embed_dim, num_heads=num_heads)
 
 
 PRESETS = {
-    # Radford et al. 2019, table 2; the sizes of the published checkpoints.
+    # Radford et al. 2019, table 2. The names give the sizes of the published checkpoints.
     "gpt2-124m": _gpt2(12, 768, 12),
     "gpt2-350m": _gpt2(24, 1024, 16),
     "gpt2-774m": _gpt2(36, 1280, 20),
     "gpt2-1.5b": _gpt2(48, 1600, 25),
-    # TinyLlama (Zhang et al. 2024): Llama 2's architecture with grouped heads.
+    # TinyLlama (Zhang et al. 2024): the architecture of Llama 2 with grouped-query attention.
     "llama-1.1b": DecoderConfig(
         vocab_size=32_000,
         max_length=2048,
@@ -30,7 +30,8 @@ PRESETS = {
         use_bias=False,
         tie_embeddings=False,
     ),
-    # Vaswani et al. 2017, table 3, "base"; 37,000 tokens shared by both languages (§5.1).
+    # Vaswani et al. 2017, table 3, "base". Both languages share 37,000 tokens (§5.1). Positions are
+    # encoded as in the authors' code (tensor2tensor): first all sines, then all cosines.
     "transformer-base": EncoderDecoderConfig(
         vocab_size=37_000,
         max_length=512,
@@ -40,7 +41,7 @@ PRESETS = {
         mlp_dim=2048,
         activation="relu",
         norm_position="post",
-        positions="sinusoidal",
+        positions="sinusoidal_halves",
         scale_embeddings=True,
         dropout=0.1,
     ),
@@ -48,7 +49,16 @@ PRESETS = {
 
 
 def preset(name: str) -> TransformerConfig:
-    """The published configuration of that name; `dataclasses.replace` changes it."""
+    """Returns the published config with a given name.
+
+    To change fields, pass the result to `dataclasses.replace`.
+
+    Args:
+        name: A key of `PRESETS`, such as "gpt2-124m".
+
+    Raises:
+        ValueError: There is no preset with this name.
+    """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")
     return PRESETS[name]

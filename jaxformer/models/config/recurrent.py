@@ -1,39 +1,44 @@
-"""The recurrent language models' config."""
+"""Config of the recurrent language models."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
-from jaxformer.models.config.check import at_least, fraction, one_of
+from jaxformer.models.config.check import at_least, check_fields, fraction
+from jaxformer.models.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
-    """An RNN or LSTM language model. A None is worked out from the other fields (`resolved`)."""
+class RecurrentConfig(ModelConfig):
+    """Config of an RNN or LSTM language model.
+
+    `resolved` replaces a size that is None by its value, computed from the other fields.
+    """
 
     vocab_size: int = 50_257
     """number of token ids"""
     max_length: int = 1024
-    """most tokens of one document; no parameter depends on it"""
+    """maximum number of tokens per document; no parameter depends on it"""
     cell: Literal["rnn", "lstm"] = "lstm"
-    """h_t = tanh(…), or the gated cell"""
+    """recurrent cell: rnn is h_t = tanh(…); lstm is the gated cell"""
     num_layers: int = 2
-    """recurrent layers, each reading the states of the one below"""
+    """number of recurrent layers; each one reads the states of the layer below it"""
     embed_dim: int = 512
-    """width of the token vectors"""
+    """width of the token embeddings"""
     hidden_dim: int | None = None
-    """width of the states; None: embed_dim"""
+    """width of the hidden states; None: embed_dim"""
     tie_embeddings: bool = True
-    """the output map is the token embedding, transposed"""
+    """use the token embedding, transposed, as the output projection"""
     head_bias: bool = True
-    """a bias on the logits"""
+    """add a bias to the logits"""
     dropout: float = 0.0
-    """on the embeddings and on what each layer hands up, while training"""
+    """dropout rate, on the embeddings and on each layer's output, in training only"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """of activations; parameters, states, logits and losses are float32"""
+    """dtype of activations; parameters, states, logits and losses are float32"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
         at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "hidden_dim")
-        one_of(self)
         fraction(self, "dropout")
         if self.tie_embeddings and self.hidden_dim not in (None, self.embed_dim):
             raise ValueError(
@@ -42,6 +47,6 @@ class RecurrentConfig:
             )
 
     @property
-    def resolved(self) -> "RecurrentConfig":
-        """The same config with every None that stands for a size worked out."""
+    def resolved(self) -> Self:
+        """The same config with every size that is None replaced by its value."""
         return replace(self, hidden_dim=self.embed_dim) if self.hidden_dim is None else self

@@ -1,41 +1,54 @@
-"""How rotary angles are stretched, so that a model reads further than it was trained to."""
+"""Config of rotary scaling, which extends a model to texts longer than its training texts."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, one_of, positive
+from jaxformer.models.config.check import at_least, check_fields, positive
 
 
 class Scaling:
-    """What annotates a field for a `RotaryScaling`: on the command line that is one word, and not a
-    flag for each of its own fields."""
+    """Marker class that annotates a field of type `RotaryScaling`.
+
+    The command line reads such a field as one word. With a dataclass annotation it would instead
+    create one flag for each field of the dataclass.
+    """
 
 
 @dataclass(frozen=True)
 class RotaryScaling(Scaling):
-    """One of three ways to turn the slow pairs of a head more slowly."""
+    """Scaling of rotary frequencies by one of three methods.
+
+    A frequency is the angle, in radians per position, by which a pair of features is rotated. Its
+    wavelength is 2π divided by the frequency, in positions.
+
+    Reference:
+        linear: Chen et al. 2023. llama3: Llama 3.1. yarn: Peng et al. 2023, §3.
+    """
 
     kind: Literal["linear", "llama3", "yarn"]
-    """linear: every pair; llama3, yarn: pairs with long waves, and those between a little"""
+    """linear divides all frequencies by factor; llama3 and yarn divide low frequencies by factor,
+    keep high ones, and interpolate between the two"""
     factor: float
-    """how many times as slowly"""
+    """divisor of the frequencies"""
     original_length: int = 8192
-    """tokens that the model was trained on first; not used by linear"""
+    """context length, in tokens, that the model was first trained with; not used by linear"""
     low_frequency_factor: float = 1.0
-    """llama3: waves longer than original_length / this are stretched by the whole factor"""
+    """llama3: wavelengths above original_length / low_frequency_factor are multiplied by factor"""
     high_frequency_factor: float = 4.0
-    """llama3: waves shorter than original_length / this stay as they are"""
+    """llama3: wavelengths below original_length / high_frequency_factor are unchanged"""
     beta_fast: float = 32.0
-    """yarn: pairs that turn so often over original_length stay as they are"""
+    """yarn: pairs with at least this many turns over original_length are unchanged"""
     beta_slow: float = 1.0
-    """yarn: pairs that turn so rarely are stretched by the whole factor"""
+    """yarn: the frequencies of pairs with at most this many turns over original_length are divided
+    by factor"""
     whole_pairs: bool = True
-    """yarn: where the two bounds fall between pairs they are moved outwards to one"""
+    """yarn: round the two bounds outwards to whole pair indices"""
     attention_factor: float | None = None
-    """yarn: factor of query and key; None: 0.1 ln(factor) + 1"""
+    """yarn: factor of the rotated queries and keys; None: 0.1 ln(factor) + 1"""
 
-    def __post_init__(self):
-        one_of(self)
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
         at_least(1, self, "original_length")
         positive(self, "factor", "low_frequency_factor", "high_frequency_factor")
         positive(self, "beta_fast", "beta_slow", "attention_factor")

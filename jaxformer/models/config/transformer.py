@@ -1,11 +1,12 @@
-"""What every Transformer's config has."""
+"""Base class of the Transformer configs."""
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, Self
 
-from jaxformer.models.config.check import at_least, entries, fraction, one_of, pattern, positive
-from jaxformer.models.config.rotary import RotaryScaling, Scaling
+from jaxformer.models.config.check import at_least, check_fields, fraction, not_empty, positive
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.rotary import Scaling
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
@@ -17,114 +18,124 @@ _BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias", 
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
-    """The stack of blocks. A None is worked out from the other fields (`resolved`).
+class TransformerConfig(ModelConfig):
+    """Config of a stack of Transformer blocks.
 
-    A tuple is a pattern: the entries of successive layers, repeated over the depth (`layers`).
+    `resolved` replaces a size that is None by its value, computed from the other fields. A tuple is
+    a pattern: its entries apply to successive layers and repeat over the depth (see `layers`).
     """
 
     patterns = ("rotary_base", "rotary_scaling")
-    bidirectional = False
 
     vocab_size: int = 50_257
     """number of token ids"""
     max_length: int = 1024
-    """maximum tokens of one document, prompt and generated tokens together"""
+    """maximum number of tokens per document, prompt and generated tokens together"""
     num_layers: int = 12
-    """blocks"""
+    """number of Transformer blocks"""
     embed_dim: int = 768
     """width of the residual stream"""
     num_heads: int = 12
-    """query heads"""
+    """number of query heads"""
     num_kv_heads: int | None = None
-    """key and value heads, each shared by num_heads / num_kv_heads query heads; None: num_heads"""
+    """number of key and value heads; each one serves num_heads / num_kv_heads query heads; None:
+    num_heads"""
     head_dim: int | None = None
     """width of one head; None: embed_dim / num_heads"""
     mlp_dim: int | None = None
-    """width inside the feed-forward layer; None: 4 embed_dim"""
+    """width of the feed-forward layer's hidden features; None: 4 × embed_dim"""
     activation: Activation = "gelu_tanh"
-    """activation of the feed-forward layer; swiglu and the two geglu are gated"""
+    """activation of the feed-forward layer; swiglu, geglu and geglu_tanh are gated"""
     output_activation: bool = False
-    """apply the activation after the feed-forward layer's second map too (lecture 10)"""
+    """also apply the activation after the feed-forward layer's second projection (lecture 10)"""
     norm: Norm = "layer"
-    """normalisation over the features; rms_one_plus: the scale is stored as γ − 1 (Gemma)"""
+    """normalisation over the features: LayerNorm, RMSNorm or none; rms_one_plus is RMSNorm whose
+    scale γ is stored as γ − 1 (Gemma)"""
     norm_position: Literal["pre", "post", "output", "both"] = "pre"
-    """before each sub-layer; after each residual sum; of each sub-layer's output, before that sum
-    (OLMo 2); or before and of the output (Gemma 2). All but post: after the stack too"""
+    """pre: norm before each sub-layer; post: after each residual sum; output: on each sub-layer's
+    output, before the sum (OLMo 2); both: before each sub-layer and on its output (Gemma 2). All
+    except post also have a norm after the last block"""
     parallel: Literal["no", "two_norms", "one_norm"] = "no"
-    """attention and feed-forward layer read the same input and are added together: each through a
-    norm of its own (GPT-NeoX), or through one (GPT-J)"""
+    """attention and feed-forward layer read the same input and their outputs are added, with two
+    separate norms (GPT-NeoX) or one shared norm (GPT-J); no: one after the other"""
     norm_epsilon: float = 1e-5
     """added to the variance inside the square root"""
     embedding_norm: bool = False
-    """normalise the embeddings too, after positions are added"""
+    """also normalise the embeddings, after position vectors are added"""
     residual: bool = True
-    """add a sub-layer's input to its output"""
+    """add each sub-layer's input to its output"""
     first_attention_norm: bool = True
-    """a norm before the attention of the first layer too (False: ModernBERT)"""
+    """also apply the norm before the attention of the first layer (off in ModernBERT)"""
     positions: Positions = "learned"
-    """how positions are encoded: as vectors added to the embeddings (of sinusoids: sine and cosine
-    in turn, or halves), by turning query and key, by a learned bias of the scores for each distance
-    (T5), or by one that falls with it (ALiBi)"""
+    """position encoding: learned or sinusoidal vectors added to the embeddings (sinusoidal:
+    sines and cosines alternate; sinusoidal_halves: all sines first), rotary, a learned bias of the
+    attention scores for each distance (relative, T5), a bias that falls linearly with the distance
+    (alibi), or none"""
     position_offset: int = 0
-    """rows of the learned table before that of position 0 (2 in RoBERTa and BART)"""
+    """index of position 0 in the learned position table (2 in RoBERTa and BART)"""
     relative_buckets: int = 32
-    """distances that the relative bias tells apart"""
+    """relative positions: number of distance buckets, each with one bias"""
     relative_distance: int = 128
-    """distance from which on they are all one"""
+    """relative positions: all distances from this one on share the last bucket"""
     rotary_base: float | tuple[float | None, ...] = 10_000.0
-    """pair i of a head's features turns by rotary_base^(−2i / head_dim) per position; None in a
-    pattern: this layer has no positions (SmolLM 3)"""
+    """rotary positions: pair i of a head's features is rotated by rotary_base^(−2i / head_dim)
+    radians per position; None in a pattern: no positions in this layer (SmolLM 3)"""
     rotary_scaling: Scaling | tuple[Scaling | None, ...] | None = None
-    """a RotaryScaling: how those turns are slowed down for longer texts"""
+    """rotary positions: scaling of the frequencies for longer texts, such as yarn,factor=4; the
+    kinds are linear, llama3 and yarn"""
     rotary_fraction: float = 1.0
-    """of a head's features, from the first on, that turn"""
+    """rotary positions: fraction of each head's features, from the first one on, that are
+    rotated"""
     rotary_interleaved: bool = False
-    """a pair is two neighbours (RoFormer), not one feature of each half (Llama)"""
+    """rotary positions: pair adjacent features (RoFormer); off: pair feature i of the first half
+    with feature i of the second half (Llama)"""
     query_key_norm: Literal["none", "head", "all"] = "none"
-    """a norm on queries and keys, before they turn: of each head by itself, or of all together"""
+    """norm on the queries and keys of self-attention, before rotary positions: over each head
+    separately (head) or over all heads together (all)"""
     attention_scale: float | None = None
     """factor of the attention scores; None: 1 / √head_dim"""
     attention_cap: float | None = None
-    """scores s become cap · tanh(s / cap) (Gemma 2)"""
+    """soft cap: a score s becomes cap · tanh(s / cap) (Gemma 2); None: no cap"""
     output_scale: float | None = None
-    """factor of the last hidden states, before the head (T5: 1 / √embed_dim)"""
+    """factor of the final hidden states before the head (T5: 1 / √embed_dim); None: 1"""
     logits_cap: float | None = None
-    """logits y become cap · tanh(y / cap)"""
+    """soft cap: a logit y becomes cap · tanh(y / cap); None: no cap"""
     use_bias: bool = True
-    """biases of the blocks' linear maps and layer norms, where the next four leave it open"""
+    """biases in the blocks' linear layers and layer norms; query_key_value_bias,
+    attention_output_bias, feedforward_bias and norm_bias override it"""
     query_key_value_bias: bool | None = None
-    """biases of the maps to query, key and value; None: use_bias"""
+    """biases of the query, key and value projections; None: use_bias"""
     attention_output_bias: bool | None = None
-    """a bias of the map from the heads; None: use_bias"""
+    """bias of the attention's output projection; None: use_bias"""
     feedforward_bias: bool | None = None
     """biases of the feed-forward layer; None: use_bias"""
     norm_bias: bool | None = None
     """biases of layer norms; None: use_bias"""
     head_bias: bool = False
-    """a bias on the logits"""
+    """add a bias to the logits"""
     tie_embeddings: bool = True
-    """the output map is the token embedding, transposed"""
+    """use the token embedding, transposed, as the output projection"""
     scale_embeddings: bool = False
-    """token embeddings times √embed_dim"""
+    """multiply token embeddings by √embed_dim"""
     dropout: float = 0.0
     """dropout rate, on the embeddings and on each sub-layer's output, in training only"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """type of activations; parameters, statistics, logits and losses are float32"""
+    """dtype of activations; parameters, norm statistics, logits and losses are float32"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
         at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
         at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
         at_least(0, self, "position_offset")
         at_least(4, self, "relative_buckets")
-        pattern(self, "rotary_base")
-        pattern(self, "rotary_scaling", kind=RotaryScaling)
-        one_of(self)
+        not_empty(self, "rotary_base", "rotary_scaling")
         fraction(self, "dropout")
+        positive(self, "rotary_fraction")
         if self.head_dim is None and self.embed_dim % self.num_heads:
             raise ValueError(
                 f"embed_dim is {self.embed_dim}, which num_heads ({self.num_heads}) does not "
-                "divide; choose one that it does, or give head_dim"
+                "divide; choose a multiple of num_heads, or set head_dim"
             )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
@@ -136,8 +147,6 @@ class TransformerConfig:
                 f"parallel is {self.parallel!r}; it needs norm_position 'pre' and residual"
             )
         if self.positions == "rotary":
-            positive(self, "rotary_fraction")
-            self._check_scaling()
             turning = int(head_dim * self.rotary_fraction)
             if turning % 2 or not 0 < turning <= head_dim:
                 raise ValueError(
@@ -145,25 +154,20 @@ class TransformerConfig:
                     f"turns {turning} features; it must be an even number in 2 … {head_dim}"
                 )
         if self.positions.startswith("sinusoidal") and self.embed_dim % 2:
-            raise ValueError(f"embed_dim is {self.embed_dim}; sinusoidal positions need it even")
+            raise ValueError(
+                f"embed_dim is {self.embed_dim}; it must be even for sinusoidal positions"
+            )
         if self.relative_distance <= self.relative_buckets // 2:
             raise ValueError(
-                f"relative_distance is {self.relative_distance}; it must be above half of "
+                f"relative_distance is {self.relative_distance}; it must be greater than half of "
                 f"relative_buckets ({self.relative_buckets})"
             )
         positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_cap")
         positive(self, "output_scale", "logits_cap")
 
-    def _check_scaling(self):
-        for scaling in entries(self.rotary_scaling):
-            if not isinstance(scaling, RotaryScaling | None):
-                raise ValueError(
-                    f"rotary_scaling is a {type(scaling).__name__}; it must be a RotaryScaling"
-                )
-
     @property
-    def resolved(self):
-        """The same config with every None that stands for a size worked out."""
+    def resolved(self) -> Self:
+        """The same config with every size that is None replaced by its value."""
         open_sizes = {
             "num_kv_heads": self.num_heads,
             "head_dim": self.head_dim or self.embed_dim // self.num_heads,
@@ -174,13 +178,18 @@ class TransformerConfig:
         return replace(self, **missing) if missing else self
 
     @property
+    def heads(self) -> tuple[int, ...]:
+        """See `ModelConfig`."""
+        return self.num_heads, self.num_kv_heads or self.num_heads
+
+    @property
     def layers(self) -> tuple:
-        """The config of each layer: this one, with the layer's own entry of each pattern."""
+        """One config for each layer, with the layer's entry of every pattern."""
         return _layers(self)
 
 
 @cache
-def _layers(config) -> tuple:
+def _layers(config: Any) -> tuple:
     given = {name: getattr(config, name) for name in config.patterns}
     patterns = {name: value for name, value in given.items() if isinstance(value, tuple)}
     if not patterns and config.first_attention_norm:

@@ -1,1 +1,1 @@
-"""Text and pairs: where they are read from, and how they become batches of tokens."""
+"""Reading of text and pairs, splits, tokenisation and batches."""

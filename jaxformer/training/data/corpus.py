@@ -1,4 +1,4 @@
-"""Which text there is to train on."""
+"""The text of a run: documents from files, folders, hub datasets or the standard library."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from jaxformer.training.data.documents import (
 )
 from jaxformer.training.data.records import HubDataset, source_of
 
-# Folders of the standard library that are tests, other people's packages or built for one machine.
+# Folders of the standard library with tests, third-party packages or machine-specific files.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
 _NOT_LIBRARY |= {"__pycache__", "ensurepip", "lib-dynload"}
-# Character tables, near copies of one another: what is held out would stand in what is trained on.
+# Character tables are near copies of each other: the training part would contain the held-out part.
 _NOT_LIBRARY |= {"encodings"}
 _MACHINE_MADE = ("config-", "_sysconfigdata")
 
 
 class Documents:
-    """Documents at some sources, which are read anew on each walk and are never in memory at once.
+    """Documents of several sources. Each iteration reads them from disk, one at a time.
 
-    What is kept of each is a digest of its text (bytes [16]), its UTF-8 bytes and its characters.
+    Only the digest (16 bytes) and the length in bytes and in characters of each document are in
+    memory.
     """
 
     def __init__(self, sources: Iterable[Source] = ()):
-        """Reads all sources once; errors are theirs."""
+        """Reads all sources once. Errors of the sources are not caught."""
         self._sources: list[Source] = []
         self._ends: list[int] = []  # number of documents up to the end of each source
         self._digests, self._sizes, self._characters = bytearray(), array("q"), array("q")
@@ -45,7 +46,12 @@ class Documents:
             self.add(source)
 
     def add(self, source: Source, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """Reads one more source; what cannot be read leaves no trace."""
+        """Reads one more source. If that raises an error, nothing of the source is added.
+
+        Args:
+            source: The source.
+            on_read: Called with the number of bytes read so far of the current document.
+        """
         begin = len(self._sizes)
         try:
             for document in source.documents():
@@ -61,29 +67,63 @@ class Documents:
         self._kept = np.ones(len(self._sizes), bool)
 
     def drop_copies(self) -> list[str]:
-        """Leaves out documents that are empty, or the same as one before them; one line for each
-        source that has such documents."""
-        if not self._sizes:
-            return []
-        order, group = grouped(self._all_digests())
-        first = np.empty(len(order), int)
-        first[order] = order[np.append(0, np.flatnonzero(np.diff(group)) + 1)][group]
-        copies = first != np.arange(len(first))
-        self._kept = ~copies & (np.array(self._sizes) > 0)
-        found = []
+        """Drops documents that are empty or equal to an earlier one.
+
+        Returns:
+            A line for each source that has such documents.
+        """
+        before, self._kept = self._kept, self._kept & (np.array(self._sizes) > 0)
+        return self._drop(before, self.digests, "a copy of", "copies of others or empty")
+
+    def drop_alike(self, digests: np.ndarray) -> list[str]:
+        """Drops documents whose tokens equal those of an earlier one.
+
+        Args:
+            digests: A digest of each document's tokens, uint64 [documents, 2] (see
+                `token_digests`).
+
+        Returns:
+            A line for each source that has such documents.
+        """
+        same = "the same tokens as"
+        return self._drop(self._kept, digests, same, f"{same} others")
+
+    def _drop(self, before, digests: np.ndarray, of_file: str, of_records: str) -> list[str]:
+        """Drops documents whose digest equals that of an earlier one.
+
+        Args:
+            before: Whether each document was present before. Documents that were dropped earlier
+                are not reported.
+            digests: A digest for each document that is present.
+            of_file: The reason for dropping a file, before the path of the earlier file.
+            of_records: The reason for dropping records.
+
+        Returns:
+            A line for each source that had such documents.
+        """
+        kept, first = np.flatnonzero(self._kept), np.arange(len(before))
+        if len(kept):
+            order, group = grouped(digests)
+            begins = np.append(0, np.flatnonzero(np.diff(group)) + 1)
+            first[kept[order]] = kept[order[begins][group]]
+            self._kept = self._kept & (first == np.arange(len(before)))
+        dropped, found = before & ~self._kept, []
         for source, begin, end in zip(self._sources, [0, *self._ends], self._ends, strict=False):
+            if not (number := int(dropped[begin:end].sum())):
+                continue
             if isinstance(source, TextFile):
-                if copies[begin]:
-                    original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
-                    found.append(f"{source.path}: a copy of {original.path}")
-            elif dropped := int((~self._kept[begin:end]).sum()):
-                found.append(
-                    f"{source.path}: {dropped:,} of {end - begin:,} records, copies of others or "
-                    "empty"
-                )
+                original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
+                found.append(f"{source.path}: {of_file} {original.path}")
+            else:
+                found.append(f"{source.path}: {number:,} of {end - begin:,} records, {of_records}")
         return found
 
     def __iter__(self) -> Iterator[Document | TextFile]:
+        """Yields the documents in order.
+
+        Raises:
+            ValueError: A file has another number of documents than before.
+        """
         number = 0
         for source, end in zip(self._sources, self._ends, strict=True):
             for document in source.documents():
@@ -94,30 +134,32 @@ class Documents:
                 raise ValueError(f"{source.path}: the file was changed while it was read")
 
     def __len__(self) -> int:
+        """Returns the number of documents."""
         return int(self._kept.sum())
 
     @property
     def num_sources(self) -> int:
+        """Number of sources."""
         return len(self._sources)
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
+        """Total length in UTF-8 bytes."""
         return int(self.sizes.sum())
 
     @property
     def digests(self) -> np.ndarray:
-        """Big-endian uint64 [len, 2]: they sort as the bytes do."""
+        """Digest of each document, big-endian uint64 [len, 2], which sorts like the bytes."""
         return self._all_digests()[self._kept]
 
     @property
     def sizes(self) -> np.ndarray:
-        """UTF-8 bytes, int64 [len]."""
+        """Length of each document in UTF-8 bytes, int64 [len]."""
         return np.array(self._sizes)[self._kept]
 
     @property
     def characters(self) -> np.ndarray:
-        """Lengths in characters, int64 [len]."""
+        """Length of each document in characters, int64 [len]."""
         return np.array(self._characters)[self._kept]
 
     def _all_digests(self) -> np.ndarray:
@@ -125,20 +167,28 @@ class Documents:
 
 
 def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order that sorts digests, equal ones as they come, and in that order the number of the
-    group of equal ones that each is in."""
+    """Groups equal digests.
+
+    Args:
+        digests: uint64 [number, 2].
+
+    Returns:
+        (the stable order that sorts the digests, the number of the group of each digest in that
+        order).
+    """
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     is_new = (np.diff(digests[order], axis=0) != 0).any(axis=1)
     return order, np.append(0, np.cumsum(is_new))[: len(order)]
 
 
 def standard_library() -> Documents:
-    """The source of this Python's own standard library, without its tests, sorted by name.
+    """Reads the source code of this Python's standard library, without tests, sorted by name.
 
-    About 10 MB that every machine with Python has. Files that are not UTF-8, and files that
-    describe the machine, are left out.
+    These are about 10 MB that every machine with Python has. Files that are not UTF-8 or that
+    describe the machine are skipped.
 
-    Errors: ``ValueError`` if this Python came without its source.
+    Raises:
+        ValueError: This Python installation has no source code.
     """
     root = sysconfig.get_path("stdlib")
     names = []
@@ -154,7 +204,9 @@ def standard_library() -> Documents:
         except NotText:
             continue
     if not documents.num_sources:
-        raise ValueError(f"{root}: this Python has no library source; name files to train on")
+        raise ValueError(
+            f"{root}: this Python installation has no library source; give TEXT to train on"
+        )
     return documents
 
 
@@ -165,23 +217,26 @@ def read_documents(
     *,
     drop_copies: bool = True,
 ) -> tuple[Documents, list[str]]:
-    """What is in files, and in the files in folders, as it is: line ends are kept.
+    """Reads files and the files in folders, without changing the text or its line ends.
 
-    A file is one document, but each line of a .jsonl, and each row of a .parquet, is one; .gz and
-    .zst are decompressed. Folders are read to the bottom in sorted order without hidden files and
+    A file is one document; a line of a .jsonl and a row of a .parquet is also one document. .gz and
+    .zst are decompressed. Folders are read recursively in sorted order, without hidden files and
     without the folders of runs. `hf:OWNER/NAME` is a dataset of the hub.
 
-    text_field: the field, or the column, of records that has the text. on_read: is told how many
-    bytes of the files' have been read. drop_copies: of documents that are the same the first
-    counts.
+    Args:
+        paths: Files, folders and datasets.
+        text_field: The field or column of records that holds the text.
+        on_read: Called with the number of bytes of all files read so far.
+        drop_copies: Whether to drop documents that are empty or equal to an earlier one.
 
     Returns:
-      The documents, and one line "path: why" for each file in a folder that was left out: it is
-      empty, not text, unreadable, a copy, or a link to a folder (these are not followed, so no
-      loop); and for each file of which records were.
+        (the documents, a line "path: reason" for each skipped file and for each file with skipped
+        records). A file in a folder is skipped if it is empty, not text, unreadable or a copy.
+        Links to folders are not followed.
 
-    Errors: ``ValueError`` for a path that does not exist, a named file that is empty or not
-    UTF-8 text, a folder without text, or, naming the line or row, for records that are damaged.
+    Raises:
+        ValueError: A path does not exist, a named file is empty or not UTF-8 text, a folder has no
+            text, or a record is damaged. The message names the line or row of the record.
     """
     documents, skipped, before = Documents(), [], 0
     for named in map(str, paths):
@@ -206,12 +261,15 @@ def read_documents(
 
 
 def total_size(paths: Sequence[Path | str]) -> int:
-    """Bytes that files, and the files in folders, have on disk."""
+    """Returns the bytes on disk of files and of the files in folders."""
     return sum(_size(source) for named in map(str, paths) for source in _sources(named, "", []))
 
 
 def _sources(named: str, text_field: str, skipped: list[str]) -> Iterator[Source]:
-    """What reads a named file or the files of a folder; why others are left out is ``skipped``."""
+    """Yields the readers of a named file or of the files in a folder.
+
+    A line for each skipped file is appended to ``skipped``.
+    """
     if named.startswith(HUB):
         yield HubDataset(named, text_field)
     elif os.path.isdir(named):
@@ -233,7 +291,10 @@ def _is_library(name: str) -> bool:
 
 
 def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
-    """Every file below ``root`` that is not hidden, sorted; what cannot be read is ``skipped``."""
+    """Yields the paths of all files below ``root`` that are not hidden, sorted.
+
+    A line for each path that cannot be read is appended to ``skipped``.
+    """
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in tuple(subfolders):
@@ -244,7 +305,7 @@ def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
                 skipped.append(f"{path}: a run")
                 subfolders.remove(name)
         for path in (os.path.join(folder, n) for n in sorted(files) if not n.startswith(".")):
-            if os.path.isfile(path):  # to open a pipe would wait for ever
+            if os.path.isfile(path):  # opening a pipe would block
                 yield path
             else:
                 skipped.append(f"{path}: not a file")

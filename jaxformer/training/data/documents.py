@@ -1,4 +1,4 @@
-"""Documents that are read anew each time, piece by piece: a text may be larger than memory."""
+"""Documents, which are read from disk piece by piece: a text may be larger than memory."""
 
 from __future__ import annotations
 
@@ -14,27 +14,44 @@ from importlib import import_module
 from typing import NamedTuple, Protocol
 
 PIECE_BYTES = 1 << 20
+# Largest decompressed size: this multiple of the compressed size, or _SMALL bytes if that is more.
+# Text has 3 to 20 times its compressed size, repeated bytes 1,000 times (gzip) and more (zstd).
+_MOST_EXPANSION = 100
+_SMALL = 64 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HUB = "hf:"
 
 
 class NotText(ValueError):
-    """A file that holds no text at all. In a folder it is left out; text that is damaged further
-    on is a plain ``ValueError``, and ends everything."""
+    """Raised for a file without text; files in a folder are then skipped.
+
+    A file that is damaged after its beginning raises a plain ``ValueError``, which is not caught.
+    """
 
 
 class Document(NamedTuple):
-    """One text, in memory; ``name`` is the path of its file, from the folder that was named."""
+    """A text in memory.
+
+    Attributes:
+        name: The path of its file, relative to the folder that the user named.
+        text: The text.
+    """
 
     name: str
     text: str
 
     def pieces(self) -> Iterator[str]:
-        """The text, in order, in pieces of no particular size."""
+        """Yields the text in order, in pieces of any size."""
         yield self.text
 
     def documents(self) -> Iterator[Document]:
-        """Itself: it may stand where a source does."""
+        """Yields itself, so that a document is also a `Source`."""
         yield self
+
+    @property
+    def path(self) -> str:
+        """The name, which messages show like the path of a file."""
+        return self.name
 
     @property
     def num_bytes(self) -> int:
@@ -43,23 +60,24 @@ class Document(NamedTuple):
 
 
 class _Read:
-    """A document of which only a piece is in memory at a time."""
+    """Base class of documents of which only a piece is in memory at a time."""
 
     __slots__ = ()
 
     @property
     def text(self) -> str:
-        """All of it, in memory."""
+        """The whole text, in memory."""
         return "".join(self.pieces())
 
     @property
     def num_bytes(self) -> int:
+        """Length in UTF-8 bytes."""
         return sum(len(piece.encode()) for piece in self.pieces())
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt(_Read):
-    """The characters ``start`` to ``stop`` (None: the end) of a document."""
+    """Part of a document: the characters ``start`` to ``stop`` (None: the end)."""
 
     document: Document | TextFile
     start: int
@@ -67,9 +85,11 @@ class Excerpt(_Read):
 
     @property
     def name(self) -> str:
+        """Name of the document."""
         return self.document.name
 
     def pieces(self) -> Iterator[str]:
+        """Yields the text in order, in pieces of any size."""
         at = 0
         for piece in self.document.pieces():
             part = piece[max(0, self.start - at) : None if self.stop is None else self.stop - at]
@@ -81,50 +101,57 @@ class Excerpt(_Read):
 
 
 class Source(Protocol):
-    """Where documents are read from: a file of one, or a file of records."""
+    """Interface of a source of documents: a file with one document, or a file of records."""
 
     name: str
     path: str
 
     def documents(self) -> Iterator[Document | TextFile]:
-        """All of them, from the beginning."""
+        """Yields all documents from the beginning."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file below a folder that was named."""
+    """A file in a folder that the user named.
+
+    Attributes:
+        folder: The path of the folder.
+        name: The path of the file in it.
+    """
 
     folder: str
     name: str
 
     @property
     def path(self) -> str:
+        """Path of the file."""
         return os.path.join(self.folder, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class TextFile(_Read, File):
-    """A file that is one document: UTF-8 text, as it is or compressed (.gz, .zst).
-
-    Errors, while it is read: ``NotText`` if it is empty, has a NUL byte or is not UTF-8;
-    ``ValueError`` naming the line after which what was compressed is damaged.
-    """
+    """A file with one document: UTF-8 text, uncompressed or compressed (.gz, .zst)."""
 
     def documents(self) -> Iterator[TextFile]:
+        """Yields itself."""
         yield self
 
     def pieces(self) -> Iterator[str]:
+        """Yields the text in order, in pieces of any size.
+
+        Raises:
+            NotText: The file is empty, has a NUL byte or is not UTF-8.
+            ValueError: The compressed file is damaged. The message names the line.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")()
-        at, lines = 0, 1
+        at, lines, begun, empty = 0, 1, False, True
         with opened(self.path) as file:
             while True:
                 data, error = read_piece(file)
                 if error is not None:
                     line = lines + data.count(b"\n")
                     raise damaged(self.path, f"line {line}", at or data, error) from None
-                if not data and not at:
-                    raise NotText(f"{self.path}: the file is empty")
                 if b"\0" in data:
                     raise NotText(f"{self.path}: not a text file (it has NUL bytes)")
                 pending = len(decoder.getstate()[0])
@@ -135,35 +162,79 @@ class TextFile(_Read, File):
                     raise NotText(
                         f"{self.path}: not UTF-8 text (byte {place} is 0x{byte:02x})"
                     ) from None
+                if text and not begun:
+                    begun, text = True, text.removeprefix("\ufeff")
                 if text:
+                    empty = False
                     yield text
                 if not data:
+                    if empty:
+                        raise NotText(f"{self.path}: the file is empty")
                     return
                 at, lines = at + len(data), lines + data.count(b"\n")
 
 
+class _TooLarge(ValueError):
+    """Raised for a compressed file whose content is too large to be text."""
+
+
+class _Bounded:
+    """Decompressed stream that raises `_TooLarge` when it exceeds the largest size of text."""
+
+    def __init__(self, stream, path: str):
+        self._stream, self._path = stream, path
+        self._left = max(_SMALL, _MOST_EXPANSION * os.path.getsize(path))
+
+    def read1(self, size: int) -> bytes:
+        data = self._stream.read1(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLarge(
+                f"{self._path}: it decompresses to more than {_MOST_EXPANSION} times its size; if "
+                "that is meant, decompress it and name the decompressed file"
+            )
+        return data
+
+
+def suffix_of(name: str) -> str:
+    """Returns the suffix of a file's format in lower case: `.jsonl` for `.JSONL.gz`."""
+    stem, suffix = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if suffix in (".gz", ".zst") else suffix
+
+
 @contextmanager
 def opened(path: str) -> Iterator:
-    """A file of bytes, what was compressed decompressed. ``NotText`` if it cannot be opened."""
+    """Opens a file of bytes; .gz and .zst are decompressed, up to a multiple of their size.
+
+    Raises:
+        NotText: The file cannot be opened.
+    """
     try:
-        if path.endswith(".zst"):
+        if path.lower().endswith(".zst"):
             pyarrow = needed("pyarrow", f"read {path}", "data")
             with open(path, "rb") as file, pyarrow.CompressedInputStream(file, "zstd") as stream:
-                yield io.BufferedReader(stream)
+                yield _Bounded(io.BufferedReader(stream), path)
+        elif path.lower().endswith(".gz"):
+            with gzip.open(path, "rb") as file:
+                yield _Bounded(file, path)
         else:
-            with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+            with open(path, "rb") as file:
                 yield file
     except OSError as error:
         raise NotText(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
 def read_piece(file) -> tuple[bytes, Exception | None]:
-    """About PIECE_BYTES of a file, less only at its end, and what went wrong after them."""
+    """Reads PIECE_BYTES of a file, fewer only at its end or before an error.
+
+    Returns:
+        (the bytes, the error that followed them or None).
+    """
     parts, size = [], 0
     while size < PIECE_BYTES:
         try:
             part = file.read1(PIECE_BYTES - size)
-        except Exception as error:  # each format has its own
+        except Exception as error:  # each format has its own exceptions
             return b"".join(parts), error
         if not part:
             break
@@ -173,22 +244,39 @@ def read_piece(file) -> tuple[bytes, Exception | None]:
 
 
 def read_lines(path: str, file) -> Iterator[bytes]:
-    """The lines of a file without their line feeds; an error that names the line of a damage."""
-    number, rest, more = 0, b"", True
+    """Yields the lines of a file without their line feeds and without a byte order mark.
+
+    Raises:
+        ValueError: The file is damaged. The message names the line.
+    """
+    number, rest, more = 0, [b""], True  # a list, so that a long line is joined only once
     while more:
         data, error = read_piece(file)
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-        number += len(lines)
+        head, *lines = data.split(b"\n")
+        rest.append(head)
+        for line in lines:
+            whole = b"".join(rest)
+            yield whole if number else whole.removeprefix(_BYTE_ORDER_MARK)
+            number, rest = number + 1, [line]
         if error is not None:
-            raise damaged(path, f"line {number + 1}", number or rest, error) from None
+            raise damaged(path, f"line {number + 1}", number or any(rest), error) from None
         more = bool(data)
-    if rest:
-        yield rest
+    whole = b"".join(rest)
+    if whole := (whole if number else whole.removeprefix(_BYTE_ORDER_MARK)):
+        yield whole
 
 
 def damaged(path: str, where: str, begun, error: Exception) -> ValueError:
-    """What went wrong while a file was read, with its name and, if anything was read, the place."""
+    """Returns the error to raise for a failed read of a file.
+
+    Args:
+        path: The file.
+        where: The place of the damage, such as "line 3".
+        begun: Whether anything was read. If not, the error is `NotText`.
+        error: The exception of the read.
+    """
+    if isinstance(error, _TooLarge):
+        return error
     problem = getattr(error, "strerror", None) or str(error)
     if begun:
         return ValueError(f"{path}: damaged at {where}: {problem}")
@@ -196,7 +284,16 @@ def damaged(path: str, where: str, begun, error: Exception) -> ValueError:
 
 
 def needed(package: str, what: str, extra: str):
-    """The package, which an extra of this project installs; ``ValueError`` with how, if missing."""
+    """Imports an optional package.
+
+    Args:
+        package: The name of the package.
+        what: What it is needed for, such as "read FILE".
+        extra: The extra of this project that installs it.
+
+    Raises:
+        ValueError: The package is missing. The message says how to install it.
+    """
     try:
         return import_module(package)
     except ImportError:
@@ -207,7 +304,13 @@ def needed(package: str, what: str, extra: str):
 
 
 class Measured(NamedTuple):
-    """digest: 16 bytes, of the UTF-8 text; sizes in UTF-8 bytes and in characters."""
+    """Digest and size of a document.
+
+    Attributes:
+        digest: 16 bytes, of the UTF-8 text.
+        num_bytes: Length in UTF-8 bytes.
+        num_characters: Length in characters.
+    """
 
     digest: bytes
     num_bytes: int
@@ -215,7 +318,12 @@ class Measured(NamedTuple):
 
 
 def measure(document, on_read: Callable[[int], None] = lambda num_bytes: None) -> Measured:
-    """Reads a document to its end; on_read is told how many bytes have been read of it."""
+    """Reads a document to its end and returns its digest and size.
+
+    Args:
+        document: The document.
+        on_read: Called with the number of bytes read so far.
+    """
     digest, num_bytes, num_characters = hashlib.blake2b(digest_size=16), 0, 0
     for piece in document.pieces():
         data = piece.encode()

@@ -1,10 +1,10 @@
-"""What a model's score on held-out text is to be judged by."""
+"""Baselines for a model's score on held-out text: compressors, and lines known from training."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +18,12 @@ _HASHED_TOGETHER = 1 << 16
 
 
 def baselines(held_out: Iterable[Document]) -> dict[str, float]:
-    """Bits per byte of ``gzip -9`` and ``xz -9e`` on the documents concatenated, or on the first
-    16 MB of them.
+    """Returns the bits per byte of ``gzip -9`` and ``xz -9e`` on at most 16 MiB of the documents.
 
-    What a model's bits per byte must beat to have learnt anything beyond repetition.
+    A model with fewer bits per byte has learnt more than repetitions.
 
-    Errors: ``ValueError`` if there is no text.
+    Raises:
+        ValueError: There is no text.
     """
     data = bytearray()
     pieces = (piece for document in held_out for piece in document.pieces())
@@ -40,35 +40,52 @@ def baselines(held_out: Iterable[Document]) -> dict[str, float]:
 
 
 class Repeated(NamedTuple):
-    """Of so many long lines of the held-out part, how many also stand in the training part."""
+    """Count of long held-out lines that also occur in the training part.
+
+    Attributes:
+        lines: The number of long held-out lines.
+        repeated: The number of those that also occur in the training part.
+    """
 
     lines: int
     repeated: int
 
     def __str__(self) -> str:
+        """Returns a line of text for the screen."""
         return (
-            f"{self.repeated:,} of {self.lines:,} long held-out lines ({LONG_LINE} characters or "
-            "more) also stand in the training part, but for spaces"
+            f"{self.repeated:,} of {self.lines:,} held-out lines of {LONG_LINE} or more characters "
+            "also occur in the training part (white space ignored)"
         )
 
 
-def repeated_lines(train: Iterable[Document], held_out: Iterable[Document]) -> Repeated:
-    """How much of the held-out part could be known by heart.
+def repeated_lines(
+    train: Iterable[Document],
+    held_out: Iterable[Document],
+    normalized: Callable[[str], str] = lambda line: line,
+) -> Repeated:
+    """Counts the long held-out lines that also occur in the training part.
 
-    Lines that differ in white space alone are the same. Eight bytes of each long held-out line are
-    in memory, so two lines that differ are taken for the same about once in 10^19 comparisons.
+    Lines that differ only in white space are the same. Lines are compared by hashes of eight bytes,
+    so two different lines count as the same about once in 10^19 comparisons.
+
+    Args:
+        train: The training part.
+        held_out: The held-out part.
+        normalized: Returns a line as the model reads it, for example in lower case.
     """
-    asked = np.concatenate([np.zeros(0, np.int64), *_hashes(held_out)])
+    asked = np.concatenate([np.zeros(0, np.int64), *_hashes(held_out, normalized)])
     known = np.unique(asked)
     found = np.zeros(len(known), bool)
-    for some in _hashes(train) if len(known) else ():
+    for some in _hashes(train, normalized) if len(known) else ():
         place = np.minimum(np.searchsorted(known, some), len(known) - 1)
         found[place[known[place] == some]] = True
     return Repeated(len(asked), int(found[np.searchsorted(known, asked)].sum()))
 
 
-def _hashes(documents: Iterable[Document]) -> Iterator[np.ndarray]:
-    """Those of the long lines of documents, some at a time, int64."""
+def _hashes(
+    documents: Iterable[Document], normalized: Callable[[str], str]
+) -> Iterator[np.ndarray]:
+    """Yields the hashes of the long lines of documents, some at a time, int64."""
     waiting: list[int] = []
     for document in documents:
         rest = ""
@@ -76,14 +93,14 @@ def _hashes(documents: Iterable[Document]) -> Iterator[np.ndarray]:
             *lines, rest = (rest + piece).split("\n")
             if len(rest) > _LONGEST_LINE:
                 lines, rest = [*lines, rest], ""
-            waiting += _long(lines)
+            waiting += _long(lines, normalized)
             if len(waiting) > _HASHED_TOGETHER:
                 yield np.array(waiting, np.int64)
                 waiting = []
-        waiting += _long([rest])
+        waiting += _long([rest], normalized)
     yield np.array(waiting, np.int64)
 
 
-def _long(lines: list[str]) -> list[int]:
-    words = (" ".join(line.split()) for line in lines if len(line) >= LONG_LINE)
-    return [hash(line) for line in words if len(line) >= LONG_LINE]
+def _long(lines: list[str], normalized: Callable[[str], str]) -> list[int]:
+    long = (" ".join(normalized(line).split()) for line in lines if len(line) >= LONG_LINE)
+    return [hash(line) for line in long if len(line) >= LONG_LINE]

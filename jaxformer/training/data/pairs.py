@@ -1,7 +1,7 @@
-"""Batches of pairs of about one length.
+"""Batches of pairs of similar lengths.
 
-A target is learnt by teacher forcing: the decoder reads ``[start] + target`` and is to say
-``target + [end]``, every token at once, each from the true ones before it.
+Training uses teacher forcing: the decoder reads ``[start] + target`` and predicts
+``target + [end]``. It predicts all tokens at once, each from the true tokens before it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from jaxformer.training.batch import WHOLE, Batch, Share
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
-    """At most `number` widths that hold these lengths with the least padding, out of the longest
-    and 16 quantiles, rounded up to multiples of 4."""
+    """Returns at most `number` batch widths that hold all lengths with the least padding.
+
+    The candidates are the longest length and 16 quantiles, rounded up to multiples of 4.
+
+    Args:
+        lengths: The lengths of the pairs.
+        number: The largest number of widths.
+    """
     cuts, longest = np.quantile(lengths, np.linspace(0, 1, 17), method="higher"), lengths.max()
     candidates = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
     widest, number = candidates[-1], min(number, len(candidates))
@@ -32,13 +38,13 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
 
 
 class PairBatches:
-    """Batches of pairs, shuffled, without end; each epoch has every pair once.
+    """Endless iterator over batches of shuffled pairs; each epoch has every pair once.
 
-    Pairs are sorted into a few buckets by the longer of their two sides, so that little of a batch
-    is padding and few shapes are compiled. A batch has about ``tokens`` places on each side, and
-    rows that are padding alone where there are more places for rows than pairs: at the end of an
-    epoch, and on devices among which the pairs do not divide. Which pairs come together is a
-    function of the arguments alone, and of neither the devices nor the share.
+    Pairs are sorted into a few buckets by the length of their longer side. So a batch has little
+    padding, and only a few shapes are compiled. A batch has about ``tokens`` tokens on each side,
+    including padding. A batch with fewer pairs than rows, at the end of an epoch or because
+    ``multiple`` adds rows, is filled up with rows of padding. The pairs of a batch depend on the
+    arguments only, except ``multiple`` and ``share``.
     """
 
     def __init__(
@@ -55,13 +61,23 @@ class PairBatches:
         multiple: int = 1,
         share: Share = WHOLE,
     ):
-        """pairs: ids of (source, target), the target without the end of text. start: what a target
-        is written after; None: the end of text. accumulate: micro-batches of one width per batch.
-        widths: in the place of the best ``num_buckets``. multiple: the rows of a micro-batch
-        are filled up to one of it. share: of each micro-batch, the rows that are given.
+        """Prepares to read batches.
 
-        Errors: ``ValueError`` if there are none, if a side of one is empty, or if ``tokens`` or
-        the widths are less than the longest pair's.
+        Args:
+            pairs: The ids of (source, target), the target without the end of text.
+            tokens: Tokens per micro-batch on each side, including padding.
+            end_of_text: The id that ends a target.
+            seed: The seed of the order.
+            num_buckets: The number of widths.
+            start: The id before a target; None: `end_of_text`.
+            accumulate: Micro-batches per batch, all of one width.
+            widths: The widths of batches; None: the best `num_buckets` widths.
+            multiple: The rows of a micro-batch are filled up to a multiple of this number.
+            share: The rows of each micro-batch to return.
+
+        Raises:
+            ValueError: There are no pairs, a side of a pair is empty, or `tokens` or the largest
+                width is less than the length of the longest pair.
         """
         if not len(pairs):
             raise ValueError("pairs: there are none")
@@ -75,7 +91,7 @@ class PairBatches:
         if most < lengths.max():
             raise ValueError(
                 f"pairs: number {lengths.argmax() + 1} has {lengths.max()} tokens on a side; a "
-                f"batch has {most} places"
+                f"row of a batch holds at most {most}"
             )
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed
@@ -87,9 +103,11 @@ class PairBatches:
         self._plan = self._plan_of(0)
 
     def __iter__(self) -> Iterator[Batch]:
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
+        """Returns the next batch, with micro-batches along the first axis."""
         if self._place == len(self._plan):
             self.epoch, self._place = self.epoch + 1, 0
             self._plan = self._plan_of(self.epoch)
@@ -98,14 +116,14 @@ class PairBatches:
         return self._batch(*planned)
 
     def once(self) -> Iterator[Batch]:
-        """Every pair once, each micro-batch by itself, [rows, width]."""
+        """Yields every pair once, in single micro-batches [rows, width]."""
         for planned in self._plan_of(0):
             batch = self._batch(*planned)
             for number in range(self._accumulate):
                 yield jax.tree.map(lambda x, number=number: x[number], batch)
 
     def shapes(self) -> list[Batch]:
-        """The shape of a batch of each width."""
+        """Returns the shape of a batch of each width."""
         shapes = []
         for bucket, width in enumerate(self.widths):
             rows = self._places(bucket) // self._share.count
@@ -115,13 +133,14 @@ class PairBatches:
         return shapes
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, for JSON."""
+        """Returns the position of the iterator, for JSON."""
         return {"epoch": self.epoch, "place": self._place, **self._identity()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes where ``state`` was taken.
+        """Moves the iterator to the position in ``state``.
 
-        Errors: ``ValueError`` if it was taken from others: the order can only be resumed unchanged.
+        Raises:
+            ValueError: ``state`` belongs to other data or settings.
         """
         for name, here in self._identity().items():
             if state.get(name) != here:
@@ -134,15 +153,15 @@ class PairBatches:
         return {**sizes, "widths": list(self.widths), "accumulate": self._accumulate}
 
     def _rows(self, bucket: int) -> int:
-        """Pairs of a micro-batch of this bucket."""
+        """Returns the number of pairs in a micro-batch of a bucket."""
         return max(1, self._tokens // self.widths[bucket])
 
     def _places(self, bucket: int) -> int:
-        """Rows of such a micro-batch, those of padding too."""
+        """Returns the number of rows in a micro-batch of a bucket, including padding."""
         return -(-self._rows(bucket) // self._multiple) * self._multiple
 
     def _plan_of(self, epoch: int) -> list[tuple[int, list[int]]]:
-        """(bucket, pairs) of each batch of an epoch, in the order in which they come."""
+        """Returns (bucket, numbers of the pairs) of each batch of an epoch, in order."""
         words = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
         order = np.argsort(words.random_raw(len(self._pairs)), kind="stable")
         filling: list[list[int]] = [[] for _ in self.widths]
@@ -156,7 +175,7 @@ class PairBatches:
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
     def _batch(self, bucket: int, chosen: list[int]) -> Batch:
-        """[accumulate, rows, width]; a row that no pair is left for is padding."""
+        """Returns a batch [accumulate, rows, width]. Rows without a pair are padding."""
         places, pairs = self._places(bucket), self._rows(bucket)
         rows = self._share.rows(places, self._accumulate)
         shape = (len(rows), self.widths[bucket])

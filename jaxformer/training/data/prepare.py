@@ -1,6 +1,5 @@
-"""From text to what a run reads: tokenizer, token files and the compressors' scores, made once."""
+"""Preparation of a text for a run: tokenizer, token files and the compressors' scores."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,30 +8,38 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.byte_vocabulary import NUM_BYTES, cut
+from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.run import RunFolder, read_whole, write_whole
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, cut
-from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
-from jaxformer.training.data.split import DEFAULT_SPLIT, split
+from jaxformer.training.data.split import DEFAULT_SPLIT, split, token_digests
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
 
-# A tokenizer learns from so much text at most: its merges hardly change beyond, and what it keeps
-# of the words in memory does.
+# Largest amount of text to train a tokenizer on: more text barely changes its merges, but needs
+# more memory for the words.
 TOKENIZER_BYTES = 64_000_000
-_REASONS = 3  # why a file was left out, on the screen
-_SAMPLED_TOGETHER = 1 << 14  # characters; the library works on 256 such pieces at once
+_REASONS = 3  # number of skipped files on the screen
+_SAMPLED_TOGETHER = 1 << 14  # characters per piece; the library processes 256 pieces at once
 
 
 class Prepared(NamedTuple):
-    """What a run reads. held_out: documents as tokens, each with what the tokenizer begins a text
-    with, an end of text for ours, in front; baselines: bits per byte of gzip and xz on the
-    held-out text."""
+    """The prepared data of a run.
+
+    Attributes:
+        tokenizer: The tokenizer of the text.
+        train: The tokens of the training part.
+        held_out: The tokens of the held-out part. In both, each document begins with the opening
+            tokens of the tokenizer.
+        baselines: The bits per byte of gzip and xz on the held-out text.
+    """
 
     tokenizer: Tokenizer | Subwords
     train: TokenStream
@@ -41,15 +48,16 @@ class Prepared(NamedTuple):
 
     @property
     def held_out_documents(self) -> list[np.ndarray]:
-        ids = self.held_out.ids
-        return np.split(ids, np.flatnonzero(ids == self.tokenizer.opening[0])[1:])
+        """Tokens of each held-out document."""
+        return self.held_out.split()
 
     @property
     def held_out_beginning(self) -> str:
+        """Text of the first 200 held-out tokens."""
         return self.tokenizer.decode(self.held_out.ids[:200].tolist())
 
     def description(self) -> list[str]:
-        """How much there is of each part, in lines."""
+        """Returns lines of text about the size of each part."""
         total = self.train.num_bytes + self.held_out.num_bytes
         return [
             f"{name}: {stream.num_bytes:,} bytes ({stream.num_bytes / total:.1%}), "
@@ -59,14 +67,23 @@ class Prepared(NamedTuple):
 
 
 def is_prepared(folder: RunFolder) -> bool:
-    """Whether an earlier start of this run has read its text to the end."""
+    """Returns whether an earlier start of the run has prepared its data completely."""
     return folder.baselines.exists()
 
 
 def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Documents, list[str]]:
-    """(documents, why others were skipped) of the text; without one, the standard library.
+    """Reads and checks the text of a run; without TEXT, it is Python's standard library.
 
-    ValueError if there is no text, or too little for one window of this config.
+    Args:
+        inputs: The paths to read.
+        config: The settings of the run.
+        screen: Shows the progress.
+
+    Returns:
+        (the documents, a line for each skipped file).
+
+    Raises:
+        ValueError: There is no text, or too little for one window.
     """
     if inputs.origin is None:
         _refuse_beginning(config)
@@ -84,7 +101,7 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
 
 
 def _refuse_beginning(config: TextTraining) -> None:
-    """ValueError if a tokenizer of so few tokens cannot be trained, or not all positions learnt."""
+    """Raises ValueError if vocab_size is too small, or if some positions would not be trained."""
     special = ("the end of text", *["the mask"] * _hides(config))
     if config.model.vocab_size < NUM_BYTES + len(special):
         raise ValueError(
@@ -92,93 +109,119 @@ def _refuse_beginning(config: TextTraining) -> None:
             f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
         )
     model = config.model
-    learned = isinstance(model, TransformerConfig) and model.positions == "learned"
+    learned = model.positions == "learned"
     if config.window < model.max_length and learned:
         raise ValueError(
             f"window_length is {config.window_length}; with learned positions it must be "
-            f"max_length ({model.max_length}), or those after it are never learnt"
+            f"max_length ({model.max_length}), because later positions would not be trained"
         )
 
 
 def write_data(
     folder: RunFolder, config: TextTraining, documents: Documents, skipped, screen: Screen
 ) -> None:
-    """Hold some of the text out, train the tokenizer on the rest, unless the folder has that of
-    what the run began from, and write the token files.
+    """Splits the text, trains a tokenizer on the training part and writes the token files.
 
-    ValueError if the rest comes to fewer tokens than a window has.
+    It trains no tokenizer if the folder has that of the checkpoint from which the run began.
+
+    Args:
+        folder: The folder of the run.
+        config: The settings of the run.
+        documents: The text.
+        skipped: A line for each skipped file.
+        screen: Shows the progress.
+
+    Raises:
+        ValueError: The training part has fewer tokens than a window, or the held-out part none.
     """
+    given = given_tokenizer(folder)
+    if given is not None and not given.lossless:
+        with _megabytes(screen, documents.num_bytes, "comparing") as compared:
+            alike = token_digests(documents, given, compared)
+        skipped = [*skipped, *documents.drop_alike(alike)]
     train, held_out = split(documents, *_how_much(config))
     folder.tokens.mkdir(parents=True, exist_ok=True)
     if skipped:
-        more = f" … {folder.documents} has them all" if len(skipped) > _REASONS else ""
+        more = f" … (all in {folder.documents})" if len(skipped) > _REASONS else ""
         reasons = "".join(f"\n  {reason}" for reason in skipped[:_REASONS])
-        screen.say(f"left out, in part or whole: {len(skipped):,} files{reasons}{more}")
-    repeated = repeated_lines(train, held_out)
+        screen.say(f"skipped, in part or completely: {len(skipped):,} files{reasons}{more}")
+    repeated = repeated_lines(train, held_out, *([given.normalized] if given else ()))
     if repeated.lines:
         screen.say(str(repeated))
     _list_documents(folder, train, held_out, skipped, repeated)
-    tokenizer = given_tokenizer(folder) or _new_tokenizer(folder, config, documents, train, screen)
+    tokenizer = given or _new_tokenizer(folder, config, documents, train, screen)
     after = () if _hides(config) else _ending(tokenizer)
     with _megabytes(screen, documents.num_bytes, "tokenising") as done:
         stream = write_tokens(train, tokenizer, folder.train_tokens, done, after=after)
     num_tokens = len(stream.ids)
     if num_tokens < config.window + 1:
         raise ValueError(
-            f"the text to train on has {num_tokens} tokens, too few for one window of "
+            f"the training text has {num_tokens} tokens, too few for one window of "
             f"{config.window}; give more text, or a smaller --window-length or --max-length"
         )
-    write_tokens(held_out, tokenizer, folder.held_out_tokens)
-    write_whole(folder.baselines, json.dumps(baselines(held_out)))  # last: says that all is there
+    scored = write_tokens(held_out, tokenizer, folder.held_out_tokens)
+    if len(scored.ids) == len(tokenizer.opening) * scored.num_documents:
+        raise ValueError("the tokenizer makes no tokens from the held-out text; give more text")
+    # The last file: its presence shows that all files are complete.
+    write_whole(folder.baselines, json_text(baselines(held_out)))
 
 
 def read_data(folder: RunFolder) -> Prepared:
-    """What `write_data` wrote; ValueError if the tokens are not of the tokenizer beside them."""
+    """Reads the files of `write_data`.
+
+    Raises:
+        ValueError: A file of tokens was made by another tokenizer than that of the folder.
+    """
     tokenizer = run_tokenizer(folder)
     paths = (folder.train_tokens, folder.held_out_tokens)
     train, held_out = map(open_tokens, paths)
     for path, stream in zip(paths, (train, held_out), strict=True):
         if stream.tokenizer != tokenizer.fingerprint:
             raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
-    return Prepared(tokenizer, train, held_out, read_whole(folder.baselines))
+    return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
 
 
 def given_tokenizer(folder: RunFolder) -> Tokenizer | Subwords | None:
-    """That of the checkpoint which a run began from; None: it is to be trained."""
+    """Returns the tokenizer of the checkpoint from which a run began; None: there is no such one.
+
+    Without it, the run trains a tokenizer.
+    """
     began = folder.holds_run and "from" in folder.read_config()
     return run_tokenizer(folder) if began else None
 
 
 def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Screen) -> Tokenizer:
-    """Learnt from the text to train on, or from a part of it, and kept in the folder."""
+    """Trains a tokenizer on the training part, or on a sample of it, and saves it in the folder."""
     share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
     if share < 1:
-        screen.say(f"tokenizer: learns from {share:.1%} of the text, taken from all over it")
+        screen.say(f"tokenizer: trained on {share:.1%} of the text, in pieces from all over it")
     texts = _sample(train, share)
-    tokenizer = Tokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
+    tokenizer = ByteTokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
     tokenizer.save(folder.tokenizer)
     return tokenizer
 
 
 def _ending(tokenizer) -> list[int]:
-    """What stands after a document that is learnt from: its end, unless what the next one begins
-    with says it."""
+    """Returns the ids after each training document.
+
+    This is the end of text, unless the opening tokens of the next document contain it.
+    """
     end = tokenizer.end_of_text
     return [] if end is None or end in tokenizer.opening else [end]
 
 
 def _hides(config: TextTraining) -> bool:
-    """Whether tokens are hidden, and so need one that stands for them."""
+    """Returns whether the run hides tokens, so that the tokenizer needs a mask token."""
     return isinstance(config, HiddenTraining)
 
 
 def _how_much(config: TextTraining) -> tuple[float, float, float]:
-    """(fraction, minimum_bytes, maximum_bytes) to hold out."""
+    """Returns (fraction, minimum_bytes, maximum_bytes) for `split`."""
     return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0, math.inf)
 
 
 def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
-    """About that share of the text: pieces from all over it, cut between words."""
+    """Yields about `share` of the text, in pieces from all over it that end between words."""
     room = 0.0
     for document in documents:
         for piece in cut(document.pieces(), _SAMPLED_TOGETHER):
@@ -190,13 +233,13 @@ def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
 
 @contextmanager
 def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar; gives a function of how many bytes are done."""
+    """Shows a progress bar; yields a function that sets the number of bytes that are done."""
     with screen.count(round(num_bytes / 1e6), name, "MB") as show:
         yield lambda done: show(round(done / 1e6))
 
 
 def _list_documents(folder: RunFolder, train, held_out, skipped, repeated: Repeated) -> None:
-    """documents.txt: a line for each file; its records are counted."""
+    """Writes documents.txt: a line per file with its bytes and its number of records."""
     temporary = folder.documents.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
         for part, documents in (("train   ", train), ("held out", held_out)):

@@ -1,9 +1,8 @@
-"""Files of records, each of which is a document: .jsonl, .parquet, and datasets of the hub."""
+"""Readers of records: .jsonl, .ndjson, .json, .parquet and hub datasets. A record is a document."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,25 +14,36 @@ from jaxformer.training.data.documents import (
     NotText,
     Source,
     TextFile,
+    damaged,
     needed,
     opened,
     read_lines,
+    read_piece,
+    suffix_of,
 )
 
-_ROWS = 256  # of a table that are in memory at a time
+_ROWS = 256  # rows of a table in memory at a time
+_MOST_PIECES = 256  # pieces of 1 MiB: the largest .json list
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines(File):
-    """A .jsonl (.jsonl.gz, .jsonl.zst): each line an object with a text in one field.
+    """A .jsonl or .ndjson file (also .gz or .zst): each line is an object with a text field.
 
-    Errors, while it is read: ``ValueError`` naming the line that is no such object, or at which
-    what was compressed is damaged; ``NotText`` if that is the first.
+    Attributes:
+        text_field: The name of the field.
     """
 
     text_field: str
 
     def documents(self) -> Iterator[Document]:
+        """Yields the text of each line.
+
+        Raises:
+            ValueError: A line is no such object, or the compressed file is damaged at a line. The
+                message names the line.
+            NotText: The same for the first line, or the file is empty.
+        """
         number = 0
         with opened(self.path) as file:
             for number, line in enumerate(read_lines(self.path, file), 1):
@@ -46,24 +56,81 @@ class JsonLines(File):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _refused(self.path, f"line {number} is no JSON: {error}", number) from None
-        if not isinstance(record, dict):
-            problem = f"line {number} is a {type(record).__name__}, not an object"
-            raise _refused(self.path, problem, number)
-        return _text_of(record.get(self.text_field), self, f"line {number}", number)
+            raise _refused(self.path, f"line {number} is not valid JSON: {error}", number) from None
+        return _of_record(record, self, f"line {number}", number)
 
 
 @dataclass(frozen=True, slots=True)
-class Parquet(File):
-    """A .parquet with a column of texts.
+class JsonArray(File):
+    """A .json file (also .gz or .zst): a list of objects with a text field, or one object per line.
 
-    Errors, while it is read: ``ValueError`` naming the row that holds no text or from which on the
-    file is damaged; ``NotText`` if there is no such column, or nothing can be read.
+    A list is loaded into memory as a whole, so its size is limited.
+
+    Attributes:
+        text_field: The name of the field.
     """
 
     text_field: str
 
     def documents(self) -> Iterator[Document]:
+        """Yields the text of each object.
+
+        Raises:
+            ValueError: An entry is no such object. The message names its number.
+            NotText: The first entry is no such object, the list is larger than 256 MiB, or the
+                file holds anything else.
+        """
+        with opened(self.path) as file:
+            data, error = read_piece(file)
+            first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+            if error is None and first == b"[":
+                records = self._records(data, file)
+            else:
+                lines = JsonLines(self.folder, self.name, self.text_field)
+                yield from lines.documents()
+                return
+        for number, record in enumerate(records, 1):
+            text = _of_record(record, self, f"record {number}", number)
+            yield Document(self.name, text)
+
+    def _records(self, data: bytes, file) -> list:
+        parts = [data]
+        while parts[-1] and len(parts) <= _MOST_PIECES:
+            part, error = read_piece(file)
+            if error is not None:
+                raise damaged(self.path, "its end", True, error)
+            parts.append(part)
+        if parts[-1]:
+            raise NotText(
+                f"{self.path}: a .json list may have at most 256 MiB; convert it to .jsonl"
+            )
+        try:
+            records = json.loads(b"".join(parts).decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise NotText(f"{self.path}: not valid JSON: {error}") from None
+        if not records:
+            raise NotText(f"{self.path}: the list is empty")
+        return records
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet(File):
+    """A .parquet file with a column of texts.
+
+    Attributes:
+        text_field: The name of the column.
+    """
+
+    text_field: str
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the text of each row.
+
+        Raises:
+            ValueError: A row holds no text, or the file is damaged from a row on. The message
+                names the row.
+            NotText: There is no such column, no row, or no readable first row.
+        """
         parquet = needed("pyarrow.parquet", f"read {self.path}", "data")
         pyarrow = needed("pyarrow", f"read {self.path}", "data")
         number = 0
@@ -87,17 +154,28 @@ class Parquet(File):
 
 @dataclass(frozen=True, slots=True)
 class HubDataset:
-    """A dataset of the Hugging Face hub: ``hf:owner/name``, ``hf:owner/name/subset``, with
-    ``:split`` after it (none: train). It is downloaded when it is first read."""
+    """A dataset of the Hugging Face hub, which is downloaded on first use.
+
+    Attributes:
+        name: ``hf:owner/name`` or ``hf:owner/name/subset``, with an optional ``:split`` at the
+            end. The default split is train.
+        text_field: The name of the column with the text.
+    """
 
     name: str
     text_field: str
 
     @property
     def path(self) -> str:
+        """The name, which messages show like the path of a file."""
         return self.name
 
     def documents(self) -> Iterator[Document]:
+        """Yields the text of each row.
+
+        Raises:
+            ValueError: The dataset cannot be loaded, or has no such column, or a row has no text.
+        """
         datasets = needed("datasets", f"read {self.name}", "datasets")
         name, _, split = self.name.removeprefix(HUB).partition(":")
         owner, *rest = name.split("/")
@@ -105,7 +183,7 @@ class HubDataset:
             raise ValueError(f"{self.name}: it must be hf:OWNER/NAME or hf:OWNER/NAME/SUBSET")
         try:
             table = datasets.load_dataset(f"{owner}/{rest[0]}", *rest[1:], split=split or "train")
-        except Exception as error:  # of many kinds: no such name, no network, no such split
+        except Exception as error:  # of any type: unknown name, no network, unknown split
             raise ValueError(f"{self.name}: {str(error).splitlines()[0]}") from error
         if self.text_field not in table.column_names:
             raise _without_field(self, table.column_names)
@@ -115,19 +193,35 @@ class HubDataset:
 
 
 def source_of(folder: str, name: str, text_field: str) -> Source:
-    """What reads a file, by how its name ends. text_field: of records, the one with the text."""
-    suffix = os.path.splitext(name.removesuffix(".gz").removesuffix(".zst"))[1]
-    if suffix == ".jsonl":
-        return JsonLines(folder, name, text_field)
-    if name.endswith(".parquet"):
-        return Parquet(folder, name, text_field)
-    return TextFile(folder, name)
+    """Returns the reader for a file, by its suffix.
+
+    Args:
+        folder: The folder that the user named.
+        name: The path of the file in it.
+        text_field: The field or column of records that holds the text.
+    """
+    readers = {
+        ".jsonl": JsonLines,
+        ".ndjson": JsonLines,
+        ".json": JsonArray,
+        ".parquet": Parquet,
+    }
+    reader = readers.get(suffix_of(name))
+    return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
+
+
+def _of_record(record: Any, source, where: str, number: int) -> str:
+    """Returns the text of a record, which must be an object."""
+    if not isinstance(record, dict):
+        problem = f"{where} is a {type(record).__name__}, not an object"
+        raise _refused(source.path, problem, number)
+    return _text_of(record.get(source.text_field), source, where, number)
 
 
 def _text_of(value: Any, source, where: str, number: int) -> str:
-    """The text of a record; an error that names its place if it is none."""
+    """Checks and returns the text of a record. An error names the place of the record."""
     if not isinstance(value, str):
-        problem = f"{where} has no text in {source.text_field!r}; --text-field names the field"
+        problem = f"{where} has no text in {source.text_field!r}; set --text-field to its field"
         raise _refused(source.path, problem, number)
     if not value.isascii():
         try:
@@ -135,16 +229,16 @@ def _text_of(value: Any, source, where: str, number: int) -> str:
         except UnicodeEncodeError:
             problem = f"{where} has a text that is not Unicode (a lone surrogate)"
             raise _refused(source.path, problem, number) from None
-    return value
+    return value.removeprefix("\ufeff")
 
 
 def _refused(path: str, problem: str, number: int) -> ValueError:
-    """Of the first record: then the file may be another kind of file altogether."""
+    """Returns an error: `NotText` for the first record, as the file may have another format."""
     return (NotText if number == 1 else ValueError)(f"{path}: {problem}")
 
 
 def _without_field(source, names: list[str]) -> NotText:
     return NotText(
-        f"{source.path}: it has no column {source.text_field!r}; --text-field names one of "
+        f"{source.path}: it has no column {source.text_field!r}; set --text-field to one of "
         f"{', '.join(names)}"
     )

@@ -1,30 +1,42 @@
-"""Which of a text is trained on, and which is held out."""
+"""Split of a text into a training part and a held-out part."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.data.corpus import Documents, grouped
 from jaxformer.training.data.documents import Document, Excerpt, TextFile
+from jaxformer.training.data.tokens import groups
 
-# Unless told otherwise: (fraction, minimum_bytes, maximum_bytes) of `split`. Of a small text the
-# fraction alone is too little to tell two models apart; of a large one it is more than that takes,
-# and all of it is scored at the end.
+# Default (fraction, minimum_bytes, maximum_bytes) of `split`. For a small text, the fraction alone
+# is too little to distinguish two models. For a large text it is more than necessary, and the end
+# of a run scores the whole held-out part.
 DEFAULT_SPLIT = (0.05, 500_000, 10_000_000)
 
-# A document may be at most this part of the held-out text; one that is larger gives its end.
+# Largest share of the held-out text for one document. Only the end of a larger one is held out.
 _LARGEST_SHARE = 1 / 4
 
 _TRAIN, _HELD_OUT, _CUT = range(3)
+_ENCODED_TOGETHER = 1 << 14  # lines
 
 
 class _Division(NamedTuple):
-    """sides: uint8 [documents]; lengths: their characters; share: of each document that is cut,
-    what is held out; positions: where those are cut, as far as that is known."""
+    """Assignment of documents to the two parts.
+
+    Attributes:
+        documents: The documents.
+        sides: uint8 [documents]: `_TRAIN`, `_HELD_OUT` or `_CUT`.
+        lengths: The characters of each document.
+        share: The held-out share of each document that is cut.
+        positions: The positions of the cuts computed so far, by the number of the document.
+    """
 
     documents: Documents
     sides: np.ndarray
@@ -40,9 +52,15 @@ class _Division(NamedTuple):
 
 
 class Part:
-    """The documents of one side, read anew on each walk; of those that are cut, its share."""
+    """One part of a split: whole documents and excerpts, which each iteration reads from disk."""
 
     def __init__(self, division: _Division, side: int):
+        """Selects the documents of one side.
+
+        Args:
+            division: The assignment of the documents.
+            side: `_TRAIN` or `_HELD_OUT`.
+        """
         self._division, self._side = division, side
         least = 1 if side == _TRAIN else 2  # one character cannot be divided
         is_cut = (division.sides == _CUT) & (division.lengths >= least)
@@ -50,6 +68,7 @@ class Part:
         self._given = is_cut | is_whole
 
     def __iter__(self) -> Iterator[Document | TextFile | Excerpt]:
+        """Yields the documents and excerpts in order."""
         division = self._division
         for number, document in enumerate(division.documents):
             if not self._given[number]:
@@ -62,6 +81,7 @@ class Part:
                 yield document
 
     def __len__(self) -> int:
+        """Returns the number of documents and excerpts."""
         return int(self._given.sum())
 
 
@@ -71,24 +91,33 @@ def split(
     minimum_bytes: float = 0,
     maximum_bytes: float = math.inf,
 ) -> tuple[Part, Part]:
-    """Divides the text into a part to train on and a part held out; both keep the order given.
+    """Divides the text into a training part and a held-out part. Both preserve the order.
 
-    The held-out part aims at ``fraction`` of the bytes, or at ``minimum_bytes`` where that is
-    more, though not at more than a tenth for the sake of the minimum, nor at more than
-    ``maximum_bytes``. Whole documents are taken in the order of a digest of their content until it
-    is reached. A document that would be more than a quarter of the held-out part (every document,
-    when there are few) is not taken: its end, cut at a line break, is. So the held-out part is
-    never more than 1.25 times its aim (and a line break or so), and ``split(book, 0.1)`` holds
-    out the last tenth of a book.
+    The target size of the held-out part is ``fraction`` of the bytes, but at least
+    ``minimum_bytes`` (or a tenth of the text, if that is less) and at most ``maximum_bytes``. Whole
+    documents are held out, in the order of a digest of their content, until the target is reached.
+    From a document that would be more than a quarter of the held-out part, only the end is held
+    out, from a line break on. So the held-out part is at most about 1.25 times the target, and
+    ``split(book, 0.1)`` holds out the last tenth of a book.
 
-    The digest is of the content, not of the name: copies fall on the same side, so that nothing
-    held out was trained on under another name, and neither the machine nor where the folder lies
-    nor the order matters. Every character is in exactly one part.
+    The digest is of the content, not of the name. So copies are always in the same part, and the
+    result does not depend on the machine, the folder or the order. Every character is in exactly
+    one part.
 
-    Errors: ``ValueError`` for a fraction outside (0, 0.5] or text too short to divide.
+    Args:
+        documents: The text.
+        fraction: The share of the bytes to hold out, in (0, 0.5].
+        minimum_bytes: Lower limit of the target size.
+        maximum_bytes: Upper limit of the target size.
+
+    Returns:
+        (the training part, the held-out part).
+
+    Raises:
+        ValueError: `fraction` is out of range, or the text is too short to divide.
     """
     if not 0 < fraction <= 0.5:
-        raise ValueError(f"fraction: {fraction} is not accepted; more than 0 and at most 0.5 is")
+        raise ValueError(f"fraction is {fraction}; it must be in (0, 0.5]")
     total = documents.num_bytes
     aim = min(max(fraction * total, min(minimum_bytes, total / 10)), maximum_bytes)
     share = aim / max(total, 1)
@@ -101,8 +130,10 @@ def split(
 
 
 def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
-    """The side of each document, uint8 [documents]; copies count as one document of all their
-    bytes."""
+    """Returns the side of each document, uint8 [documents].
+
+    Copies count as one document of their total size.
+    """
     sides = np.full(len(documents), _TRAIN, np.uint8)
     if not len(sides):
         return sides
@@ -119,8 +150,10 @@ def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
 
 
 def _cut_position(document, length: int, share: float) -> int:
-    """Where the last ``share`` of so many characters begins: after a line break if one is near, or
-    as is."""
+    """Returns the position where the last ``share`` of a document begins.
+
+    It is after a line break, if one follows within a quarter of the rest.
+    """
     position = max(1, min(round((1 - share) * length), length - 1))
     at = position - 1
     for piece in Excerpt(document, at, position + (length - position) // 4).pieces():
@@ -128,3 +161,62 @@ def _cut_position(document, length: int, share: float) -> int:
             return at + line_break + 1
         at += len(piece)
     return position
+
+
+def token_digests(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    on_encoded: Callable[[int], None] = lambda num_bytes: None,
+) -> np.ndarray:
+    """Returns a digest of each document's tokens, big-endian uint64 [documents, 2].
+
+    Args:
+        documents: The documents. They are read once, with only a few MB in memory.
+        tokenizer: Encodes the text.
+        on_encoded: Called with the number of bytes of text encoded so far.
+    """
+    digests, digest, num_bytes = bytearray(), hashlib.blake2b(digest_size=16), 0
+    for group in groups(documents, tokenizer):
+        encoded = tokenizer.encode_many(piece for *_, piece in group)
+        for (_, ends, piece), ids in zip(group, encoded, strict=True):
+            digest.update(np.asarray(ids, "<u4").tobytes())
+            num_bytes += len(piece.encode())
+            if ends:
+                digests += digest.digest()
+                digest = hashlib.blake2b(digest_size=16)
+        on_encoded(num_bytes)
+    return np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
+
+
+def groups_of_alike(lines: Sequence[str], tokenizer: Tokenizer | None = None) -> list[Hashable]:
+    """Returns a label for each line. Alike lines have equal labels.
+
+    Two lines are alike if they differ only in case, accents, compatibility characters or white
+    space, if the tokenizer encodes them to the same tokens, or if both are alike to a third line.
+    """
+    parents: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while (parent := parents.setdefault(key, key)) != key:
+            parents[key] = parents[parent]  # halves the path for later calls
+            key = parent
+        return key
+
+    plain = list(map(_plain, lines))
+    if tokenizer is not None:
+        for key, tokens in zip(plain, _token_keys(lines, tokenizer), strict=True):
+            parents[root(tokens)] = root(key)
+    return list(map(root, plain))
+
+
+def _plain(line: str) -> str:
+    """Returns a line in lower case, without accents and with collapsed white space."""
+    characters = unicodedata.normalize("NFKD", line.casefold())
+    letters = "".join(x for x in characters if not unicodedata.combining(x))
+    return " ".join(letters.casefold().split())
+
+
+def _token_keys(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[bytes]:
+    for start in range(0, len(lines), _ENCODED_TOGETHER):
+        for ids in tokenizer.encode_many(lines[start : start + _ENCODED_TOGETHER]):
+            yield hashlib.blake2b(np.asarray(ids, "<u4").tobytes(), digest_size=16).digest()

@@ -1,8 +1,12 @@
-"""A tokenised text in a memory-mapped file.
+"""Tokenised text in memory-mapped files.
 
-A stream of tokens is ``[end_of_text] + document + [end_of_text] + document + ...``: the token in
-front of a document lets its first byte be predicted, and ends the document before. By another's
-tokenizer it is what that begins a text with, and may end one with another.
+A stream of tokens is ``opening + document + opening + document + ...``. The opening tokens let a
+model predict the first token of a document. A `ByteTokenizer` has one opening token, the end of
+text, which also ends the previous document. Imported tokenizers define other opening tokens, and
+may add tokens after a document.
+
+The file stores the start of each document. The tokens alone do not determine it: a config.json may
+define an ordinary word as the opening token.
 """
 
 from __future__ import annotations
@@ -19,51 +23,70 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformer.artifacts.run import write_whole
-from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.data.documents import Document, measure
 
 _FORMAT = "jaxformer tokens 1"
 _HEADER_BYTES = 1024
+_DTYPES = ("<u2", "<u4")
 _GROUP_CHARACTERS = 1 << 21
-_THREADS = 2  # groups at work at once: one's ids are gathered while another's are found
+_STARTS = "<i8"
+_START_BYTES = np.dtype(_STARTS).itemsize
+_THREADS = 2  # groups in progress: one is encoded while the ids of the other are collected
 
 
 class TokenStream(NamedTuple):
-    """A tokenised corpus and what it was made from."""
+    """The tokens of a corpus, and fingerprints of the text and the tokenizer."""
 
     ids: np.ndarray  # uint16 or uint32 [num_tokens], mapped from disk
+    starts: np.ndarray  # int64 [num_documents]: the index of each document's first token
     num_documents: int
-    num_bytes: int  # UTF-8 bytes of text, without the ends of text
+    num_bytes: int  # UTF-8 bytes of the text, without special tokens
     tokenizer: str  # fingerprint of the tokenizer
     documents: str  # fingerprint of the documents, in order
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are predicted: all but each document's first, the end of the one before."""
+        """Number of predicted tokens: all except the first token of each document."""
         return len(self.ids) - self.num_documents
+
+    def split(self) -> list[np.ndarray]:
+        """Returns the tokens of each document, opening tokens included."""
+        return np.split(self.ids, self.starts[1:])
 
 
 def write_tokens(
     documents: Iterable[Document],
-    tokenizer: Tokenizer | Subwords,
+    tokenizer: Tokenizer,
     path: str | Path,
     on_encoded: Callable[[int], None] = lambda num_bytes: None,
     *,
     after: Sequence[int] = (),
 ) -> TokenStream:
-    """Tokenises documents into a file at ``path``, or reuses it if it was made from the same.
-    ``after``: ids that stand after each.
+    """Tokenises documents into a file at ``path``, or reuses a file made from the same documents.
 
-    The file is a line of JSON padded to 1024 bytes, then the ids, little-endian, in two bytes
-    each while the vocabulary fits in them and in four otherwise. It appears whole or not at all:
-    until then it is ``path``.unfinished, and a start after one that was ended goes on there.
+    The file has three parts:
 
-    documents: are walked twice, and only a few MB of them are in memory. on_encoded: is told how
-    many bytes of text are done.
+    - a line of JSON, padded to 1024 bytes;
+    - the index of each document's first token, little-endian int64;
+    - the ids, little-endian, two bytes each if the vocabulary fits in two bytes, else four.
 
-    Errors: ``ValueError`` if there are no documents.
+    The file is named ``path``.unfinished until it is complete. A call after an interrupted one
+    continues that file.
+
+    Args:
+        documents: The documents. They are read twice, with only a few MB in memory.
+        tokenizer: Encodes the text.
+        path: The file to write.
+        on_encoded: Called with the number of bytes of text encoded so far.
+        after: Ids to write after each document.
+
+    Returns:
+        The stream, mapped from the file.
+
+    Raises:
+        ValueError: There are no documents, or they changed between the two reads.
     """
     header = _describe(documents, tokenizer, after)
     if (existing := _read_header(path)) and header.items() <= existing.items():
@@ -71,16 +94,20 @@ def write_tokens(
     unfinished, journal = Path(f"{path}.unfinished"), Path(f"{path}.unfinished.json")
     done = _Progress.read(journal, header, unfinished)
     with unfinished.open("r+b" if done.groups else "wb") as file:
-        file.seek(_HEADER_BYTES + done.num_tokens * np.dtype(header["dtype"]).itemsize)
-        file.truncate()
-        for progress, ids in _encode(documents, tokenizer, after, done):
+        file.truncate(_ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize)
+        for progress, ids, starts in _encode(documents, tokenizer, after, done):
+            file.seek(_HEADER_BYTES + done.num_documents * _START_BYTES)
+            np.asarray(done.num_tokens + starts, header["starts"]).tofile(file)
+            file.seek(0, os.SEEK_END)
             np.asarray(ids, header["dtype"]).tofile(file)
             os.fsync(file.fileno())
-            write_whole(journal, json.dumps({**progress._asdict(), "header": header}))
+            write_whole(journal, json_text({**progress._asdict(), "header": header}))
             on_encoded(progress.num_bytes)
             done = progress
+        if done.num_documents != header["num_documents"]:
+            raise ValueError(f"{path}: the documents changed while they were tokenised")
         file.seek(0)
-        line = json.dumps({**header, "num_tokens": done.num_tokens})
+        line = json_text({**header, "num_tokens": done.num_tokens})
         file.write(line.encode().ljust(_HEADER_BYTES - 1) + b"\n")
     os.replace(unfinished, path)
     journal.unlink()
@@ -90,19 +117,45 @@ def write_tokens(
 def open_tokens(path: str | Path) -> TokenStream:
     """Maps a file of ``write_tokens`` into memory, read only.
 
-    Errors: ``ValueError`` naming ``path`` if it is missing, of another kind, or cut short.
+    Raises:
+        ValueError: The file is missing, truncated or of another format, or an earlier version
+            wrote it and it does not determine the starts of its documents.
     """
     header = _read_header(path)
     if header is None:
         raise ValueError(f"{path}: not a file of tokens; write_tokens makes one")
-    return TokenStream(
-        ids=np.memmap(path, header["dtype"], "r", _HEADER_BYTES, (header["num_tokens"],)),
-        **{name: header[name] for name in TokenStream._fields[1:]},
-    )
+    ids = np.memmap(path, header["dtype"], "r", _ids_offset(header), (header["num_tokens"],))
+    if "starts" in header:
+        shape = (header["num_documents"],)
+        starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, shape)
+    else:
+        starts = _starts_without_table(path, ids, header["num_documents"])
+    return TokenStream(ids, starts, **{name: header[name] for name in TokenStream._fields[2:]})
+
+
+def _starts_without_table(path: str | Path, ids: np.ndarray, num_documents: int) -> np.ndarray:
+    """Returns the indices where documents start, for a file without a table of them.
+
+    Every document begins with the same token. If that token occurs exactly once per document, its
+    indices are the starts.
+    """
+    starts = np.flatnonzero(ids == ids[0])
+    if len(starts) != num_documents:
+        raise ValueError(
+            f"{path}: an earlier version wrote this file without saying where its "
+            f"{num_documents:,} documents start, and the token that begins each (id {ids[0]}) "
+            f"also occurs inside them ({len(starts):,} times in all); train a new run"
+        )
+    return starts
+
+
+def _ids_offset(header: dict[str, Any]) -> int:
+    """Returns the number of bytes before the ids: the header and the table of starts, if any."""
+    return _HEADER_BYTES + _START_BYTES * header["num_documents"] * ("starts" in header)
 
 
 def _describe(documents: Iterable[Document], tokenizer, after: Sequence[int]) -> dict[str, Any]:
-    """The header of their file of tokens, but for how many tokens there are."""
+    """Returns the header of the documents' token file, without the number of tokens."""
     number = num_bytes = 0
     digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
     for measured in map(measure, documents):
@@ -113,8 +166,9 @@ def _describe(documents: Iterable[Document], tokenizer, after: Sequence[int]) ->
         raise ValueError("documents: there are none to tokenise")
     return {
         "format": _FORMAT,
-        "dtype": "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4",
+        "dtype": _DTYPES[tokenizer.vocab_size > 1 << 16],
         "num_documents": number,
+        "starts": _STARTS,
         "num_bytes": num_bytes,
         "tokenizer": tokenizer.fingerprint,
         "documents": digest.hexdigest(),
@@ -123,19 +177,27 @@ def _describe(documents: Iterable[Document], tokenizer, after: Sequence[int]) ->
 
 
 class _Progress(NamedTuple):
-    """How much has been written: groups of pieces, and the tokens and bytes of text in them."""
+    """Written part of a token file.
+
+    Attributes:
+        groups: The number of groups of pieces.
+        num_tokens: The tokens in them.
+        num_bytes: The bytes of text in them.
+        num_documents: The documents that start in them.
+    """
 
     groups: int = 0
     num_tokens: int = 0
     num_bytes: int = 0
+    num_documents: int = 0
 
     @classmethod
     def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> _Progress:
-        """What an earlier start has written of the same file, none if there was no such start."""
+        """Returns the part of the same file that an interrupted call has written."""
         try:
             found = json.loads(journal.read_text())
             done = cls(**{name: found[name] for name in cls._fields})
-            needed = _HEADER_BYTES + done.num_tokens * np.dtype(header["dtype"]).itemsize
+            needed = _ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize
             if found["header"] == header and unfinished.stat().st_size >= needed:
                 return done
         except (OSError, ValueError, KeyError, TypeError):
@@ -145,31 +207,40 @@ class _Progress(NamedTuple):
 
 def _encode(
     documents: Iterable[Document], tokenizer, after: Sequence[int], done: _Progress
-) -> Iterator[tuple[_Progress, np.ndarray]]:
-    """The tokens of each group that is not done yet, and how much is done with it."""
+) -> Iterator[tuple[_Progress, np.ndarray, np.ndarray]]:
+    """Encodes each group that is not written yet.
+
+    Yields:
+        (the progress including the group, its tokens, the indices of document starts in them).
+    """
     waiting: deque[tuple[int, Future]] = deque()
 
-    def take(done: _Progress) -> tuple[_Progress, np.ndarray]:
+    def take(done: _Progress) -> tuple[_Progress, np.ndarray, np.ndarray]:
         num_bytes, future = waiting.popleft()
-        ids = future.result()
-        groups, num_tokens = done.groups + 1, done.num_tokens + len(ids)
-        return _Progress(groups, num_tokens, done.num_bytes + num_bytes), ids
+        ids, starts = future.result()
+        more = (1, len(ids), num_bytes, len(starts))
+        return _Progress(*(old + new for old, new in zip(done, more, strict=True))), ids, starts
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for group in islice(_groups(documents, tokenizer), done.groups, None):
+        for group in islice(groups(documents, tokenizer), done.groups, None):
             num_bytes = sum(len(piece.encode()) for *_, piece in group)
             waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer, after)))
             if len(waiting) > _THREADS:
-                done, ids = take(done)
-                yield done, ids
+                done, *encoded = take(done)
+                yield done, *encoded
         while waiting:
-            done, ids = take(done)
-            yield done, ids
+            done, *encoded = take(done)
+            yield done, *encoded
 
 
-def _groups(documents: Iterable[Document], tokenizer) -> Iterator[list]:
-    """The text in groups of (whether it begins a document, whether it ends one, piece): some MB
-    each, whatever the documents' sizes."""
+def groups(
+    documents: Iterable[Document], tokenizer: Tokenizer
+) -> Iterator[list[tuple[bool, bool, str]]]:
+    """Yields the text in groups of a few MB, for documents of any size.
+
+    Yields:
+        Lists of (whether the piece begins a document, whether it ends one, piece).
+    """
     group, size = [], 0
     for document in documents:
         for begins, ends, piece in _marked(tokenizer.pieces(document.pieces())):
@@ -183,7 +254,7 @@ def _groups(documents: Iterable[Document], tokenizer) -> Iterator[list]:
 
 
 def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
-    """Each piece, and whether it is the first, and the last."""
+    """Yields (whether the piece is the first, whether it is the last, piece)."""
     begins, held = True, None
     for piece in pieces:
         if held is not None:
@@ -194,18 +265,22 @@ def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
         yield begins, True, held
 
 
-def _encode_group(group, tokenizer, after: Sequence[int]) -> np.ndarray:
-    """The tokenizer spreads a group over threads of its own, and Python waits meanwhile."""
+def _encode_group(group, tokenizer, after: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of a group, and the indices of the document starts in them.
+
+    The tokenizer uses several threads and releases Python's global lock while it encodes.
+    """
+    parts = []
     encoded = tokenizer.encode_many(piece for *_, piece in group)
-    ids = (
-        [*(tokenizer.opening if begins else ()), *ids, *(after if ends else ())]
-        for (begins, ends, _), ids in zip(group, encoded, strict=True)
-    )
-    return np.concatenate([np.asarray(some, np.uint32) for some in ids])
+    for (begins, ends, _), ids in zip(group, encoded, strict=True):
+        around = (tokenizer.opening if begins else (), after if ends else ())
+        parts.append(np.array([*around[0], *ids, *around[1]], np.uint32))
+    places = np.cumsum([0, *map(len, parts[:-1])])
+    return np.concatenate(parts), places[[begins for begins, *_ in group]]
 
 
 def fingerprint(parts: Iterable[Any]) -> str:
-    """Digest of the parts and of where they are divided."""
+    """Returns a digest of byte strings, which also depends on their boundaries."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(hashlib.blake2b(part, digest_size=16).digest())
@@ -213,12 +288,13 @@ def fingerprint(parts: Iterable[Any]) -> str:
 
 
 def _read_header(path: str | Path) -> dict[str, Any] | None:
-    """The header of a file of tokens, or None if there is no such file of the size it states."""
+    """Returns the header of a token file; None if the file is missing or its size is wrong."""
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(_HEADER_BYTES))
-            size = _HEADER_BYTES + np.dtype(header["dtype"]).itemsize * header["num_tokens"]
-            if header["format"] == _FORMAT and os.fstat(file.fileno()).st_size == size:
+            size = _ids_offset(header) + np.dtype(header["dtype"]).itemsize * header["num_tokens"]
+            is_ours = header["format"] == _FORMAT and header["dtype"] in _DTYPES
+            if is_ours and os.fstat(file.fileno()).st_size == size:
                 return header
     except (OSError, ValueError, KeyError, TypeError):
         pass

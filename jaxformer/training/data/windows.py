@@ -1,39 +1,36 @@
-"""Windows of a stream of tokens: shuffled ones to train on; others that score each token once."""
+"""Windows of a token stream: shuffled for training, and in order to score each token once."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import grain
 import jax
 import numpy as np
 
 from jaxformer.training.batch import Batch
 from jaxformer.training.data.tokens import fingerprint
 
-# Windows that are shuffled together. Each such block has windows from all over the text; the order
-# of a block, but not of all windows of a large text, is in memory.
+# Number of windows that are shuffled together. Such a block has windows from the whole text. Only
+# the order of one block is in memory, not that of all windows of a large text.
 BLOCK = 1 << 20
 
 
 class WindowBatches:
-    """Shuffled windows of a token stream, batch after batch, without end.
+    """Endless iterator over batches of shuffled windows of a token stream.
 
-    The stream is taken as a ring: its end meets the end-of-text at its start. In each epoch the
-    ring is turned by a new random amount and cut into windows of ``length`` targets each, which
-    come in a new random order. So in an epoch every token is a target once, but for a remainder
-    shorter than a window which falls elsewhere each time. Windows come out in epoch order and a
-    batch may hold the end of one epoch and the start of the next: nothing is dropped, however few
-    the windows. What comes is a function of tokens, length, batch size and seed alone. Reading is
-    by ``grain``, in this thread.
+    The stream is a ring: its last token is followed by its first. Each epoch rotates the ring by a
+    random offset, divides it into windows of ``length`` targets and shuffles them. So every token
+    is a target once per epoch, except for a remainder shorter than a window. The remainder is at
+    another place in each epoch. A batch may hold the end of one epoch and the start of the next, so
+    no window is dropped. The order depends only on the tokens, the length, the batch size and the
+    seed. So the number of the next batch is the whole state of the iterator.
 
-    With ``end_of_text`` the documents in a window are told apart: each has a segment of its own,
-    so that its positions begin at 0 and it sees no other. One that reaches beyond the end of a
-    window goes on in another, as if it began there. The remainder comes too, in a window that is
-    filled up with padding: in each epoch every token, and every end of text, is a target once.
+    With ``starts``, each document in a window has a separate segment: its positions begin at 0, and
+    it attends to no other document. A document that crosses the end of a window continues in
+    another window as if it began there. The remainder of an epoch is padded to a full window, so
+    every token is a target exactly once per epoch.
     """
 
     def __init__(
@@ -44,19 +41,28 @@ class WindowBatches:
         seed: int = 0,
         *,
         rows: np.ndarray | None = None,
-        end_of_text: int | None = None,
+        starts: np.ndarray | None = None,
     ):
-        """Batches of ``tokens``, int [num_tokens]. rows: of each batch, those that are read (see
-        `Share`); None: all. end_of_text: the token that each document begins with.
+        """Prepares to read batches.
 
-        Errors: ``ValueError`` for a size below 1, a negative seed, or fewer than ``length + 1``
-        tokens.
+        Args:
+            tokens: int [num_tokens].
+            length: Targets per window.
+            batch_size: Windows per batch.
+            seed: The seed of the order.
+            rows: The rows of each batch to read (see `Share`); None: all.
+            starts: int [num_documents], ascending from 0: the indices in ``tokens`` where documents
+                start. None: windows ignore documents.
+
+        Raises:
+            ValueError: A size is below 1, the seed is negative, or there are fewer than
+                ``length + 1`` tokens.
         """
         sizes = {"length": length, "batch_size": batch_size, "seed": seed}
         for name, value in sizes.items():
             least = 0 if name == "seed" else 1
             if value < least:
-                raise ValueError(f"{name}: {value} is not accepted; at least {least} is")
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
         tokens = np.asarray(tokens)
         if len(tokens) < length + 1:
             raise ValueError(
@@ -64,57 +70,80 @@ class WindowBatches:
                 f"length {length}; give more text or a smaller length"
             )
         whole = len(tokens) // length
-        self.num_windows = whole if end_of_text is None else -(-len(tokens) // length)
+        self.num_windows = whole if starts is None else -(-len(tokens) // length)
         self._tokens, self._length, self._batch_size, self._seed = tokens, length, batch_size, seed
         self._rows = np.arange(batch_size) if rows is None else rows
-        self._end_of_text = end_of_text
+        self._starts = starts
         self._identity = {**sizes, "corpus": fingerprint([np.ascontiguousarray(tokens)])}
-        self._identity["end_of_text"] = end_of_text
+        self._identity["documents"] = None if starts is None else len(starts)
         self._block = functools.lru_cache(maxsize=2)(self._block)
-        dataset = grain.MapDataset.range(sys.maxsize).map(self._read)
-        in_this_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        self._iterator = iter(dataset.to_iter_dataset(in_this_thread))
+        self._number = 0  # of the next batch
 
     def __iter__(self) -> WindowBatches:
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
-        return next(self._iterator)
+        """Returns the next batch."""
+        batch = self._read(self._number)
+        self._number += 1
+        return batch
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, for JSON: how many batches were given, and of what. It is the
-        same whatever rows are read."""
-        return {**self._identity, "iterator": self._iterator.get_state()}
+        """Returns the number of batches so far and a description of the data, for JSON.
+
+        It does not depend on the rows that are read.
+        """
+        return {**self._identity, "iterator": {"next_index": self._number}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes where ``state`` was taken, so that the next batch is the one that came next there.
+        """Moves the iterator to the position in ``state``, so that the same batches follow.
 
-        Errors: ``ValueError`` if it was taken from other tokens, length, batch size or seed.
+        Raises:
+            ValueError: ``state`` has other tokens, documents, length, batch size or seed.
         """
+        if "end_of_text" in state:  # written by an earlier version
+            number = self._identity["documents"] or "some"
+            state = {**state, "documents": None if state["end_of_text"] is None else number}
         for name, here in self._identity.items():
             if state.get(name) != here:
                 raise ValueError(
                     f"state: its {name} is {state.get(name)!r}, but here it is {here!r}; "
                     "the data order can only be resumed unchanged"
                 )
-        self._iterator.set_state(dict(state["iterator"]))
+        self._number = state["iterator"]["next_index"]
 
     def _read(self, index: int) -> Batch:
-        """The rows of the batch with a given number."""
+        """Returns the rows of the batch with this number."""
+        at, left = self._at(index)
+        rows = self._tokens.take(at).astype(np.int32)
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        if self._starts is None:
+            return Batch(inputs, targets)
+        real = np.arange(self._length) < left[:, None]
+        segments = document_segments(self._starts, at[:, :-1]) * real
+        return Batch(inputs, targets, real.astype(np.float32), segments)
+
+    def places(self, index: int) -> np.ndarray:
+        """Returns the indices in ``tokens`` of a batch: its inputs and, last, each final target.
+
+        Args:
+            index: The number of the batch.
+
+        Returns:
+            int [rows, length + 1].
+        """
+        return self._at(index)[0]
+
+    def _at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `places` and the number of targets from each row's start to the epoch's end."""
         epoch, place = np.divmod(index * self._batch_size + self._rows, self.num_windows)
         turn, window = np.array([self._window(*at) for at in zip(epoch, place, strict=True)]).T
         at = (turn + self._length * window)[:, None] + np.arange(self._length + 1)
-        rows = self._tokens.take(at, mode="wrap").astype(np.int32)
-        inputs, targets = rows[:, :-1], rows[:, 1:]
-        if self._end_of_text is None:
-            return Batch(inputs, targets)
-        left = len(self._tokens) - self._length * window  # targets from there to the epoch's end
-        real = np.arange(self._length) < left[:, None]
-        segments = document_segments(inputs, self._end_of_text) * real
-        return Batch(inputs, targets, real.astype(np.float32), segments)
+        return at % len(self._tokens), len(self._tokens) - self._length * window
 
     def _window(self, epoch: int, place: int) -> tuple[int, int]:
-        """The turn of an epoch, and the window that comes at a place in it."""
+        """Returns the rotation of an epoch, and the number of the window at a place in it."""
         blocks = -(-self.num_windows // BLOCK)
         size, larger = divmod(self.num_windows, blocks)  # the first blocks have one more
         if place < larger * (size + 1):
@@ -125,12 +154,10 @@ class WindowBatches:
         return turn, block + blocks * int(order[inside])
 
     def _block(self, epoch: int, block: int, blocks: int) -> tuple[int, np.ndarray]:
-        """The turn of an epoch, and the order of those of its windows whose number leaves the
-        remainder `block` on division by `blocks`.
+        """Returns the rotation of an epoch, and the order of a block of its windows.
 
-        grain has a shuffle, but one which for a hundred windows takes a millisecond for each,
-        and by which epoch e of seed s is epoch e - 1 of seed s + 1. And of NumPy's random
-        functions only the raw words are promised to stay what they are.
+        The block has the windows whose number modulo `blocks` is `block`. NumPy guarantees only
+        the raw words of its generators to stay the same in future versions.
         """
         size, larger = divmod(self.num_windows, blocks)
         words = self._words(epoch, block * size + min(block, larger), size + (block < larger))
@@ -138,46 +165,74 @@ class WindowBatches:
         return turn, np.argsort(words, kind="stable")
 
     def _words(self, epoch: int, start: int, count: int) -> np.ndarray:
-        """Those of the random words of an epoch, uint64 [count]; Philox gives four at a time."""
+        """Returns `count` random words of an epoch from `start` on, uint64 [count].
+
+        Philox generates four words at a time.
+        """
         random = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
         random.advance(start // 4)
         return random.random_raw(start % 4 + count)[start % 4 :]
 
 
-def document_segments(ids: np.ndarray, end_of_text: int) -> np.ndarray:
-    """1, 1, 2, 2, …: which document of its row each token is of, int32 [rows, length]; one begins
-    with the end of text."""
-    begins = ids == end_of_text
-    begins[:, 0] = True
-    return begins.cumsum(axis=1, dtype=np.int32)
+def places_in_documents(starts: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the position within its document of each token of a stream.
+
+    Args:
+        starts: Indices in the stream where documents start, ascending from 0.
+        places: Indices of tokens in the stream, of any shape.
+
+    Returns:
+        The number of tokens of the same document before each token, of the shape of `places`.
+    """
+    return places - starts[np.searchsorted(starts, places, side="right") - 1]
+
+
+def document_segments(starts: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the number of each token's document within its row, from 1, int32 [*batch, length].
+
+    Args:
+        starts: Indices in a stream where documents start, ascending from 0.
+        places: Indices of each row's tokens in the stream, int [*batch, length].
+    """
+    begins = places_in_documents(starts, places) == 0
+    begins[..., 0] = True
+    return begins.cumsum(axis=-1, dtype=np.int32)
 
 
 class EvaluationWindows(Sequence):
     """Windows that score each token of each document once, as batches of one row, [1, length].
 
-    A document begins with the end-of-text, which is context alone; its other tokens are targets.
-    Windows start ``stride`` apart and score what no window before them did, so past the first
-    window each target is predicted from more than ``length - stride`` tokens. A document of n
-    targets takes 1 + ceil((n - length) / stride) windows, or one if n <= length. They are made
-    when they are asked for.
-
-    Errors: ``ValueError`` unless 1 <= stride <= length.
+    The first token of a document is context only; its other tokens are targets. Windows start
+    ``stride`` tokens apart, and each scores the targets that no earlier window has scored. So after
+    the first window, more than ``length - stride`` tokens precede each target. A document of n
+    targets takes 1 + ceil((n - length) / stride) windows, or one if n <= length. A window is
+    created when it is read.
     """
 
     def __init__(self, documents: Sequence[Sequence[int]], length: int, stride: int):
+        """Counts the windows of each document.
+
+        Args:
+            documents: The tokens of each document.
+            length: Targets per window.
+            stride: The distance between the starts of two windows.
+
+        Raises:
+            ValueError: `stride` is not in 1 … `length`.
+        """
         if not 1 <= stride <= length:
-            raise ValueError(
-                f"stride: {stride} is not accepted; 1 to the window length {length} is"
-            )
+            raise ValueError(f"stride is {stride}; it must be in 1 … window length ({length})")
         self._documents, self._length, self._stride = documents, length, stride
         targets = np.array([len(document) - 1 for document in documents], int)
         beyond = np.maximum(targets - length, 0)
         self._ends = np.cumsum((targets > 0) + -(-beyond // stride))
 
     def __len__(self) -> int:
+        """Returns the number of windows."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, number: int) -> Batch:
+        """Returns a window as a batch of one row."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         document = int(np.searchsorted(self._ends, number, side="right"))
@@ -196,15 +251,24 @@ class EvaluationWindows(Sequence):
 def evaluation_batches(
     documents: Sequence[Sequence[int]], length: int, stride: int, batch_size: int
 ) -> Iterator[Batch]:
-    """The evaluation windows of all documents, in batches of one shape [batch_size, length].
+    """Yields the evaluation windows of all documents in batches of one shape.
 
-    Each document is a sequence of tokens that begins with the end-of-text. The last batch is
-    filled with rows of padding, whose weights and segments are 0.
+    The last batch is filled up with rows of padding, whose weights and segments are 0.
 
-    Errors: ``ValueError`` for a batch size below 1, and as ``EvaluationWindows``.
+    Args:
+        documents: The tokens of each document. The first one is context only.
+        length: Targets per window.
+        stride: The distance between the starts of two windows.
+        batch_size: Windows per batch.
+
+    Yields:
+        Batches [batch_size, length].
+
+    Raises:
+        ValueError: `batch_size` is below 1, or `stride` is not in 1 … `length`.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size} is not accepted; at least 1 is")
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     windows = EvaluationWindows(documents, length, stride)
     for start in range(0, len(windows), batch_size):
         rows = [windows[n] for n in range(start, min(start + batch_size, len(windows)))]

@@ -1,10 +1,10 @@
-"""Tasks: what a kind of model learns from. One training loop knows nothing more of a model."""
+"""Tasks: the data, batches and scores of each kind of run, behind one interface for the loop."""
 
 from jaxformer.training.config import HiddenTraining, PairTraining, TextTraining, TrainingConfig
 
 
 def task_of(config: TrainingConfig):
-    """The `Task` of a run."""
+    """Returns the class that implements `Task` for a config."""
     from jaxformer.training.tasks.hidden_tokens import HiddenTokens
     from jaxformer.training.tasks.next_tokens import NextTokens
     from jaxformer.training.tasks.pairs import Pairs

@@ -1,4 +1,4 @@
-"""Hidden tokens: those that are hidden in a text, from what stands on both sides of them."""
+"""Task of encoders: predict hidden tokens of a text from the tokens on both sides."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,23 +15,23 @@ from jaxformer.decoding.fill import fill
 from jaxformer.functional.masking import mask_tokens
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import HiddenTraining
-from jaxformer.training.data.windows import document_segments
+from jaxformer.training.data.windows import document_segments, places_in_documents
 from jaxformer.training.evaluate import spread
-from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
+from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
 from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
 
-HIDDEN = "▒"  # in what is shown to a person
-MASK_WORD = "[MASK]"  # in what a person writes
+HIDDEN = "▒"  # shows a hidden token in a sample
+MASK_WORD = "[MASK]"  # marks a hidden token in a user's text
 
 
 @dataclass(frozen=True)
 class HiddenTokens(TextTask):
-    """Windows of a text in which some tokens are hidden; those are the targets.
+    """Task on windows of text in which some tokens are hidden; the hidden tokens are the targets.
 
-    While a model learns, what is hidden follows BERT's rule (`mask_tokens`). When it is scored, all
-    of it is replaced by the mask, and the same tokens of the held-out text each time.
+    Training hides tokens by BERT's rule (`mask_tokens`). Scoring replaces all targets by the mask;
+    they are the same tokens of the held-out text each time.
     """
 
     measure: ClassVar[Measure] = Measure("accuracy", "accuracy")
@@ -39,37 +39,48 @@ class HiddenTokens(TextTask):
 
     @property
     def mask(self) -> int:
-        """The token that stands for a hidden one."""
+        """Id of the mask token."""
         return self.tokenizer.mask_token
 
     @cached_property
     def rows(self) -> list[Batch]:
-        """The held-out text as it is scored."""
-        config = self.config
-        how = {"rate": config.mask_rate, "seed": config.seed}
-        how |= {"before": self.tokenizer.before, "after": self.tokenizer.after}
-        begin = len(self.tokenizer.opening)
-        documents = [document[begin:] for document in self.data.held_out_documents]
-        return hidden_rows(documents, self.mask, config.model.max_length, **how)
+        """Windows of the held-out text with hidden tokens, for scoring."""
+        config, tokenizer = self.config, self.tokenizer
+        opening = len(tokenizer.opening)
+        return hidden_rows(
+            [document[opening:] for document in self.data.held_out_documents],
+            self.mask,
+            config.model.max_length,
+            before=tokenizer.before,
+            after=tokenizer.after,
+            rate=config.mask_rate,
+            seed=config.seed,
+            special=never_hidden(tokenizer, config.model.vocab_size),
+        )
 
     @cached_property
     def baselines(self) -> dict[str, float]:
+        """Accuracy of always predicting the token that is hidden most often."""
         return most_frequent(self.rows)
 
     @cached_property
     def num_targets(self) -> int:
+        """Number of hidden tokens in all held-out text."""
         return int(sum(row.weights.sum() for row in self.rows))
 
     def batches(self, share: Share = WHOLE) -> "HiddenBatches":
-        return HiddenBatches(self.data.train.ids, self.config, self.tokenizer, share)
+        """Returns the training batches from the beginning, or the share of one process."""
+        stream = self.data.train
+        return HiddenBatches(stream.ids, self.config, self.tokenizer, share, starts=stream.starts)
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+        """Scores the model on hidden tokens of the held-out text (see `Task.score`)."""
         rows = len(self.rows) if whole else self.config.evaluation_windows
         batches = spread(self.rows, rows, self.config.batch_size)
         return Score(*score_hidden(model, variables, batches, on_scored))
 
     def sample(self, model, variables, key) -> str:
-        """Held-out text as the model was shown it, and as it filled it in."""
+        """Returns held-out text with hidden tokens, and the same text as the model fills it in."""
         length = min(self.config.sample_tokens, model.config.max_length)
         if not length:
             return ""
@@ -81,24 +92,27 @@ class HiddenTokens(TextTask):
         return f"shown: {self._shown(tokens, repeat(HIDDEN))}\nfilled in: {filled}"
 
     def _shown(self, tokens: np.ndarray, words: Iterable[str]) -> str:
-        """The text of tokens, one of the words in the place of each that is hidden."""
+        """Returns the text of tokens, with one of `words` for each hidden token."""
         parts = np.split(tokens, np.flatnonzero(tokens == self.mask))
         texts = [self.tokenizer.decode(part.tolist()) for part in parts]  # the mask has no text
         return texts[0] + "".join(word + text for word, text in zip(words, texts[1:], strict=False))
 
     def example(self) -> list[str]:
-        """That fills in the second word of the held-out text's beginning."""
+        """Returns a command that fills in the second word of the held-out text."""
         words = first_words(self.data.held_out_beginning, lambda words: True).split(" ")
         return ["fill", "--text=" + " ".join([words[0], MASK_WORD, *words[2:]])]
 
 
-_hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate"))
+_hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate", "special"))
 
 
 class HiddenBatches:
-    """Windows of tokens of which some are hidden: those of `MicroBatches`, each between what the
-    tokenizer puts around a text, and what batch n hides is a function of the seed and n. share: of
-    each micro-batch, the rows that are given."""
+    """The windows of `MicroBatches` with some tokens hidden.
+
+    Each window is enclosed in the ids that the tokenizer's template puts around a text. The hidden
+    positions of batch n depend on the seed and on n only. Special tokens and the opening tokens of
+    documents are never hidden.
+    """
 
     def __init__(
         self,
@@ -106,34 +120,54 @@ class HiddenBatches:
         config: HiddenTraining,
         tokenizer: Tokenizer | Subwords,
         share: Share = WHOLE,
+        *,
+        starts: np.ndarray | None = None,
     ):
+        """Prepares to read windows.
+
+        Args:
+            tokens: int [num_tokens].
+            config: The settings of the run, with the number and the length of windows.
+            tokenizer: The tokenizer of the tokens.
+            share: The rows of each micro-batch to read.
+            starts: Indices in `tokens` where documents start; None: there is one document.
+
+        Raises:
+            ValueError: Documents are packed, but the tokenizer's template puts ids around a text.
+        """
         self._around = (list(tokenizer.before), list(tokenizer.after))
         if any(self._around) and config.packing == "documents":
             raise ValueError(
-                "packing is documents, but the tokenizer puts something around every text; with it "
-                "it must be windows"
+                "packing is documents; it must be windows, because the tokenizer puts special "
+                "tokens around every text"
             )
         room = config.window - sum(map(len, self._around))
-        self._begins = tokenizer.opening[0]
+        self._opening = len(tokenizer.opening)
+        self._starts = np.zeros(1, int) if starts is None else starts
         inside = replace(config, window_length=room)
-        self._windows = MicroBatches(tokens, inside, self._begins, share)
+        self._windows = MicroBatches(tokens, inside, self._starts, share)
         self._shape = (config.accumulate, config.batch_size, room)
         self._rows, self._number = share.rows(config.batch_size), 0
         self._key = jax.random.key(config.seed)
-        self._how = {
+        vocab_size = min(tokenizer.vocab_size, config.model.vocab_size)
+        self._hiding = {
             "mask_token": tokenizer.mask_token,
-            "vocab_size": min(tokenizer.vocab_size, config.model.vocab_size),
+            "vocab_size": vocab_size,
             "rate": config.mask_rate,
+            "special": never_hidden(tokenizer, vocab_size),
         }
 
     def __iter__(self) -> "HiddenBatches":
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
-        windows = next(self._windows)
+        """Returns the next batch, with micro-batches along the first axis."""
+        windows, places = next(self._windows), self._windows.places(self._number)[..., 1:]
         tokens = windows.targets
+        is_text = places_in_documents(self._starts, places) >= self._opening
         key = jax.random.fold_in(self._key, self._number)
-        inputs, weights = self._hidden(key, tokens)
+        inputs, weights = self._hidden(key, tokens, is_text)
         self._number += 1
         before, after = self._around
         zeros = [0.0] * len(before), [0.0] * len(after)
@@ -143,19 +177,22 @@ class HiddenBatches:
             _between(zeros[0], weights, zeros[1]),
         )
         if windows.segments is not None:
-            real, rows = windows.weights, tokens.reshape(-1, tokens.shape[-1])
-            segments = document_segments(rows, self._begins).reshape(tokens.shape)
+            real, segments = windows.weights, document_segments(self._starts, places)
             batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
         return batch
 
-    def _hidden(self, key, tokens: np.ndarray):
-        """(the rows with some of their tokens hidden, 1 where they are): what is drawn is drawn for
-        the rows of all processes, so that each draws the same for its own."""
-        whole = np.zeros(self._shape, tokens.dtype)
-        whole[:, self._rows] = tokens
-        return (np.asarray(x)[:, self._rows] for x in _hide(key, whole, **self._how))
+    def _hidden(self, key, tokens: np.ndarray, is_text: np.ndarray):
+        """Returns the rows with some tokens hidden, and the weights: 1 for each hidden token.
+
+        It draws for the rows of all processes, so that a row does not depend on their number.
+        """
+        whole, segments = np.zeros((2, *self._shape), tokens.dtype)
+        whole[:, self._rows], segments[:, self._rows] = tokens, is_text
+        drawn = _hide(key, whole, segments=segments, **self._hiding)
+        return (np.asarray(x)[:, self._rows] for x in drawn)
 
     def shapes(self) -> list[Batch]:
+        """Returns the only shape of batch."""
         whole = self._windows.shapes()[0]
         length = whole.inputs.shape[2] + sum(map(len, self._around))
         shape = (whole.inputs.shape[0], len(self._rows), length)
@@ -163,15 +200,17 @@ class HiddenBatches:
         return [Batch(ids, ids, weights, None if whole.segments is None else ids)]
 
     def state(self) -> dict[str, Any]:
+        """Returns the position of the iterator, for JSON."""
         return {"windows": self._windows.state(), "number": self._number}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Moves the iterator to the position in `state`."""
         self._windows.restore(state["windows"])
         self._number = state["number"]
 
 
 def _between(before: list, rows, after: list):
-    """Rows [*batch, length] with the same before, and after, each of them."""
+    """Returns rows [*batch, length] with `before` in front of and `after` behind each row."""
     if not before and not after:
         return rows
     sides = (

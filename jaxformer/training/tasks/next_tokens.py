@@ -1,4 +1,4 @@
-"""Next tokens: each token of a text from those before it."""
+"""Task of causal models: predict each token of a text from the tokens before it."""
 
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,22 +19,26 @@ from jaxformer.training.tasks.text import TextTask
 
 @dataclass(frozen=True)
 class NextTokens(TextTask):
-    """Windows of a text; targets are the inputs moved by one."""
+    """Task on windows of text; the targets are the inputs shifted by one."""
 
     measure: ClassVar[Measure] = Measure("bits_per_byte", "bits per byte")
 
     @property
     def baselines(self) -> dict[str, float]:
+        """Bits per byte of compressors on the held-out text."""
         return self.data.baselines
 
     @property
     def num_targets(self) -> int:
+        """Number of targets in all held-out text."""
         return self.data.held_out.num_targets
 
     def batches(self, share: Share = WHOLE) -> "MicroBatches":
-        return MicroBatches(self.data.train.ids, self.config, self.tokenizer.opening[0], share)
+        """Returns the training batches from the beginning, or the share of one process."""
+        return MicroBatches(self.data.train.ids, self.config, self.data.train.starts, share)
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+        """Scores the model on held-out text (see `Task.score`)."""
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
         how = {"batch_size": self.config.batch_size, "on_scored": on_scored}
         if whole:
@@ -45,6 +49,7 @@ class NextTokens(TextTask):
         return Score(found.loss, found.bits_per_byte, found.tokens)
 
     def sample(self, model, variables, key) -> str:
+        """Returns text that the model generates without a prompt."""
         opening = self.tokenizer.opening
         room = min(self.config.sample_tokens, model.config.max_length - len(opening))
         if room < 1:
@@ -61,18 +66,29 @@ class NextTokens(TextTask):
         return self.tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
 
     def example(self) -> list[str]:
-        """That goes on from the beginning of the held-out text."""
+        """Returns a command that continues the beginning of the held-out text."""
         text, longest = self.data.held_out_beginning, self.config.model.max_length
         words = first_words(text, lambda words: len(self.tokenizer.encode(words)) + 1 < longest)
         return ["generate", *[f"--prompt={words}"] * bool(words)]
 
 
 class MicroBatches:
-    """Windows of tokens, int32 [accumulate, batch, length]; with segments, where documents are
-    packed. begins: the token that each begins with; share: of each micro-batch, the rows that are
-    read."""
+    """Windows of tokens, int32 [accumulate, batch, length].
 
-    def __init__(self, tokens: np.ndarray, config: TextTraining, begins: int, share: Share = WHOLE):
+    The batches have segments if `config.packing` is "documents".
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, config: TextTraining, starts: np.ndarray, share: Share = WHOLE
+    ):
+        """Prepares to read windows.
+
+        Args:
+            tokens: int [num_tokens].
+            config: The settings of the run, with the number and the length of windows.
+            starts: Indices in `tokens` where documents start.
+            share: The rows of each micro-batch to read.
+        """
         rows = config.accumulate * config.batch_size
         self._shape = (config.accumulate, config.batch_size // share.count, config.window)
         self._packed = config.packing == "documents"
@@ -82,23 +98,43 @@ class MicroBatches:
             rows,
             config.seed,
             rows=share.rows(config.batch_size, config.accumulate),
-            end_of_text=begins if self._packed else None,
+            starts=starts if self._packed else None,
         )
         self.state, self.restore = self._windows.state, self._windows.restore
 
     def __iter__(self) -> "MicroBatches":
+        """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
+        """Returns the next batch, with micro-batches along the first axis."""
         return jax.tree.map(lambda x: x.reshape(self._shape), next(self._windows))
 
+    def places(self, number: int) -> np.ndarray:
+        """Returns the indices in `tokens` of a batch: its inputs and, last, each final target.
+
+        Args:
+            number: The number of the batch.
+
+        Returns:
+            int [accumulate, batch, length + 1].
+        """
+        *micro, length = self._shape
+        return self._windows.places(number).reshape(*micro, length + 1)
+
     def shapes(self) -> list[Batch]:
+        """Returns the only shape of batch."""
         ids, weights = (jax.ShapeDtypeStruct(self._shape, x) for x in (np.int32, np.float32))
         return [Batch(ids, ids, weights, ids) if self._packed else Batch(ids, ids)]
 
 
 def first_words(text: str, fits) -> str:
-    """The first line's, up to 20 characters, of a text; fewer until they fit."""
+    """Returns the beginning of a text's first line, of at most 20 characters.
+
+    Args:
+        text: The text.
+        fits: Returns whether a beginning is short enough; if not, characters are removed.
+    """
     words = "".join(takewhile(str.isprintable, text.lstrip()))
     if len(words) > 20:
         words = words[:20].rpartition(" ")[0].rstrip() or words[:20]

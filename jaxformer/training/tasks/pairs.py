@@ -1,6 +1,5 @@
-"""Pairs: the tokens of a target, from its source and from those before them."""
+"""Task of encoder-decoders: predict each target token from the source and the tokens before it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,11 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.byte_vocabulary import NUM_BYTES
+from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.lowercase import lowercased
-from jaxformer.artifacts.run import read_whole, write_whole
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.batch import WHOLE, Share
 from jaxformer.training.bleu import score_pairs
@@ -25,26 +25,33 @@ from jaxformer.training.data.tokens import TokenStream, open_tokens, write_token
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 
-SAMPLES = 5  # translations that an evaluation writes
+SAMPLES = 5  # translations in the sample of an evaluation
 
 
 class EncodedPairs(Sequence):
-    """Pairs of (source, target) ids, read from two streams of tokens; a source stands between what
-    the tokenizer puts around it."""
+    """Pairs of (source, target) ids, read from two token streams.
+
+    A source is enclosed in the ids that the tokenizer's template puts around a text.
+    """
 
     def __init__(self, sides: list[TokenStream], tokenizer: Tokenizer | Subwords):
+        """Creates a view of the streams.
+
+        Args:
+            sides: The tokens of the sources and of the targets.
+            tokenizer: The tokenizer of both sides.
+        """
         self.sides = sides
         self._opening = len(tokenizer.opening)
         self._around = tokenizer.before, tokenizer.after
-        self._bounds = [
-            np.append(np.flatnonzero(side.ids == tokenizer.opening[0]), len(side.ids))
-            for side in sides
-        ]
+        self._bounds = [np.append(side.starts, len(side.ids)) for side in sides]
 
     def __len__(self) -> int:
+        """Returns the number of pairs."""
         return self.sides[0].num_documents
 
     def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a source and of its target."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         source, target = (
@@ -58,19 +65,19 @@ class EncodedPairs(Sequence):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Places that a pair needs: of its source, or of its target and the end of text."""
+        """Length of each pair: its source, or its target with the end of text if that is longer."""
         source, target = (np.diff(bounds) - self._opening for bounds in self._bounds)
         return np.maximum(source + sum(map(len, self._around)), target + 1)
 
     @property
     def num_targets(self) -> int:
-        """Tokens of the targets, and an end of text for each."""
+        """Number of target tokens, including an end of text for each target."""
         return len(self.sides[1].ids) - (self._opening - 1) * len(self)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sentences, and what they are to become."""
+    """Task on pairs of lines: a source and its target."""
 
     measure: ClassVar[Measure] = Measure("bleu", "BLEU")
     baselines: ClassVar[dict[str, float]] = {}
@@ -79,17 +86,21 @@ class Pairs:
     train: EncodedPairs
     held_out: EncodedPairs
     references: list[str]
-    """the held-out targets as they were read: a tokenizer may change them"""
+    """text of the held-out targets before tokenisation, which may change it"""
 
     @classmethod
     def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
+        """Reads and checks the pairs (see `Task.gather`)."""
         if inputs.text:
             raise ValueError(
-                f"TEXT ({inputs.text[0]}) was given, but this kind of model learns from pairs: "
-                "give --source FILE and --target FILE"
+                f"TEXT is {inputs.text[0]}, but this kind of model trains on pairs of lines; give "
+                "--source FILE and --target FILE instead"
             )
         if inputs.source is None:
-            raise ValueError("--source is missing; this kind of model learns from pairs of lines")
+            raise ValueError(
+                "--source is required: this kind of model trains on pairs of lines (--source FILE "
+                "--target FILE)"
+            )
         if inputs.origin is None and config.model.vocab_size <= NUM_BYTES:
             raise ValueError(
                 f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
@@ -101,15 +112,14 @@ class Pairs:
 
     @classmethod
     def write(cls, folder, config: PairTraining, gathered: list[Pair], screen: Screen) -> None:
-        train, held_out = split_pairs(gathered, config.held_out)
+        """Writes the tokens of both parts (see `Task.write`)."""
+        given = given_tokenizer(folder)
+        # An untrained tokenizer distinguishes the same texts as a trained one.
+        reader = given or ByteTokenizer.train((), NUM_BYTES + 1)
+        reader = lowercased(reader) if config.lowercase else reader
+        train, held_out = split_pairs(gathered, config.held_out, reader)
         folder.tokens.mkdir(parents=True, exist_ok=True)
-        size = config.model.vocab_size
-        texts = (side for pair in train for side in pair)
-        tokenizer = given_tokenizer(folder)
-        if tokenizer is None:
-            texts = map(str.lower, texts) if config.lowercase else texts
-            tokenizer = Tokenizer.train(texts, size, split_digits=True)
-        tokenizer = lowercased(tokenizer) if config.lowercase else tokenizer
+        tokenizer = reader if given else _new_tokenizer(train, config)
         tokenizer.save(folder.tokenizer)
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
@@ -117,22 +127,31 @@ class Pairs:
             if not fitting:
                 raise ValueError(
                     f"no pair of the {part.replace('_', ' ')} part fits into max_length "
-                    f"({config.model.max_length}) and batch_tokens ({config.batch_tokens})"
+                    f"({config.model.max_length}) and batch_tokens ({config.batch_tokens}); set "
+                    "larger ones"
                 )
             for path, side in zip(folder.pairs[part], zip(*fitting, strict=True), strict=True):
                 write_tokens([Document("", line) for line in side], tokenizer, path)
             if part == "held_out":
-                write_whole(folder.references, json.dumps([target for _, target in fitting]))
+                write_whole(folder.references, json_text([target for _, target in fitting]))
             name = part.replace("_", " ")
             if left_out:
-                screen.say(f"left out of the {name} part: {len(left_out):,} pairs, {left_out[0]} …")
+                screen.say(
+                    f"skipped in the {name} part: {len(left_out):,} pairs, such as: {left_out[0]}"
+                )
             lines.append(f"{name:9} {len(fitting):9d}  pairs")
             lines += [f"skipped              {what}" for what in left_out]
         write_whole(folder.documents, "\n".join(lines) + "\n")
-        write_whole(folder.baselines, json.dumps(cls.baselines))  # last: says that all is there
+        # The last file: its presence shows that all files are complete.
+        write_whole(folder.baselines, json_text(cls.baselines))
 
     @classmethod
     def read(cls, folder, config: PairTraining) -> "Pairs":
+        """Reads the files of `write`.
+
+        Raises:
+            ValueError: A file of tokens was made by another tokenizer.
+        """
         tokenizer = run_tokenizer(folder)
         parts = []
         for part in ("train", "held_out"):
@@ -144,16 +163,18 @@ class Pairs:
                     )
             parts.append(EncodedPairs(sides, tokenizer))
         if folder.references.exists():
-            references = read_whole(folder.references)
-        else:  # an earlier version wrote the run
+            references = read_whole(folder.references, tuple[str, ...])
+        else:  # an earlier version wrote the run, without this file
             references = [tokenizer.decode(target.tolist()) for _, target in parts[1]]
         return cls(config, tokenizer, *parts, references)
 
     @property
     def num_targets(self) -> int:
+        """Number of target tokens in all held-out pairs."""
         return self.held_out.num_targets
 
     def description(self) -> list[str]:
+        """Returns lines of text about the size of each part."""
         return [
             f"{name}: {len(pairs):,} pairs, {len(pairs.sides[0].ids):,} and "
             f"{len(pairs.sides[1].ids):,} tokens"
@@ -166,6 +187,7 @@ class Pairs:
         return best_widths(lengths, self.config.lengths)
 
     def batches(self, share: Share = WHOLE) -> PairBatches:
+        """Returns the training batches from the beginning, or the share of one process."""
         config = self.config
         return PairBatches(
             self.train,
@@ -180,6 +202,7 @@ class Pairs:
         )
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+        """Scores the model on held-out pairs (see `Task.score`)."""
         number = (
             len(self.held_out) if whole else min(self.config.evaluation_pairs, len(self.held_out))
         )
@@ -192,14 +215,16 @@ class Pairs:
             [self.references[place] for place in places],
             tokens=self.config.batch_tokens,
             widths=self._widths,
+            bleu_tokenize=self.config.bleu_tokenize,
             on_scored=on_scored,
         )
         return Score(found.loss, found.bleu.score, found.tokens)
 
     def sample(self, model, variables, key) -> str:
-        """Held-out sources, what the model makes of them, and what it should."""
+        """Returns held-out sources with the model's translations and the correct ones."""
         pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
-        found = translate_ids(model, variables, self.tokenizer, [source for source, _ in pairs])
+        sources = [source for source, _ in pairs]
+        found = translate_ids(model, variables, self.tokenizer, sources, beam_width=1)
         texts = [[self.tokenizer.decode(side.tolist()) for side in pair] for pair in pairs]
         return "\n".join(
             f"{source}\n  → {text}\n  = {target}"
@@ -207,11 +232,20 @@ class Pairs:
         )
 
     def example(self) -> list[str]:
+        """Returns a command that translates."""
         return ["translate"]
 
 
+def _new_tokenizer(pairs: list[Pair], config: PairTraining) -> Tokenizer:
+    """Trains a tokenizer on both sides of the pairs."""
+    texts = (side for pair in pairs for side in pair)
+    texts = map(str.lower, texts) if config.lowercase else texts
+    tokenizer = ByteTokenizer.train(texts, config.model.vocab_size, split_digits=True)
+    return lowercased(tokenizer) if config.lowercase else tokenizer
+
+
 def _fitting(pairs: list[Pair], tokenizer: Tokenizer | Subwords, config: PairTraining):
-    """(the pairs that a model reads and a batch holds, why others were left out)."""
+    """Returns the pairs that fit into the model and a batch, and reasons for skipping the rest."""
     sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
     around = len(tokenizer.before) + len(tokenizer.after)
     model, fitting, left_out = config.model.resolved, [], []

@@ -1,4 +1,4 @@
-"""What a kind of model learns from and is scored by."""
+"""Interface of the tasks: the training data and the score of a kind of run."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -12,14 +12,25 @@ from jaxformer.training.screen import Screen
 
 
 class Measure(NamedTuple):
-    """A task's figure beside the loss: what metrics.jsonl calls it, and a picture."""
+    """A task's figure besides the loss.
+
+    Attributes:
+        name: Its name in metrics.jsonl.
+        label: Its label in pictures and on the screen.
+    """
 
     name: str
     label: str
 
 
 class Score(NamedTuple):
-    """loss: nats per target; measure: the task's figure; targets: how many were scored."""
+    """Score of a model on held-out data.
+
+    Attributes:
+        loss: Nats per target.
+        measure: The task's figure (see `Measure`).
+        targets: The number of scored targets.
+    """
 
     loss: float
     measure: float
@@ -27,77 +38,103 @@ class Score(NamedTuple):
 
 
 class Batches(Protocol):
-    """Batches for updates, without end; what comes is a function of data, config and seed alone."""
+    """Endless iterator over the batches of updates.
+
+    The batches depend on the data, the config and the seed only.
+    """
 
     def __next__(self) -> Batch:
-        """Micro-batches along the first axis."""
+        """Returns the next batch, with micro-batches along the first axis."""
         ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[Batch]:
+        """Returns itself."""
+        ...
 
     def shapes(self) -> list[Batch]:
-        """Every shape in which they come."""
+        """Returns every shape of batch that the iterator yields."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Where the iterator stands, for JSON."""
+        """Returns the position of the iterator, for JSON."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes where ``state`` was taken."""
+        """Moves the iterator to the position in `state`."""
         ...
 
 
 class Task(Protocol):
-    """A run's text, prepared: batches to learn from, a score, a sample."""
+    """The prepared data of a run: training batches, a score and a sample."""
 
     measure: ClassVar[Measure]
     tokenizer: Tokenizer | Subwords
     baselines: dict[str, float]
-    """what others reach by the measure, on all that is held out"""
+    """values of the measure on all held-out data to compare with, by name"""
     num_targets: int
-    """in all that is held out"""
+    """number of targets in all held-out data"""
 
     @classmethod
     def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:
-        """What is at the inputs, read and accepted before anything is written.
+        """Reads and checks the inputs, before any file is written.
 
-        ValueError if there is nothing to learn from, or if it is of another kind.
+        Args:
+            inputs: The paths to read.
+            config: The settings of the run.
+            screen: Shows the progress.
+
+        Returns:
+            The data, in a form that `write` accepts.
+
+        Raises:
+            ValueError: The inputs hold too little data, or data of another kind of task.
         """
         ...
 
     @classmethod
     def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
-        """Hold some of it out, train the tokenizer on the rest, unless the run began with one, and
-        write both as tokens."""
+        """Splits the data into training and held-out parts and writes the tokens of both.
+
+        It trains a tokenizer on the training part, unless the run began with one.
+
+        Args:
+            folder: The folder of the run.
+            config: The settings of the run.
+            gathered: The result of `gather`.
+            screen: Shows the progress.
+        """
         ...
 
     @classmethod
     def read(cls, folder: RunFolder, config) -> "Task":
-        """What `write` wrote."""
+        """Reads the files of `write`."""
         ...
 
     def description(self) -> list[str]:
-        """What there is to learn from, in lines."""
+        """Returns lines of text about the size of each part of the data."""
         ...
 
     def batches(self, share: Share = WHOLE) -> Batches:
-        """From the beginning, for one of several processes its share."""
+        """Returns the training batches from the beginning, or the share of one process."""
         ...
 
     def score(
         self, model, variables, *, whole: bool, on_scored: Callable[[int], None] = ...
     ) -> Score:
-        """How well the model does on what is held out: all of it, or a part, each time the same.
+        """Scores the model on held-out data.
 
-        on_scored: is told how many targets are scored so far.
+        Args:
+            model: The model.
+            variables: Its parameters.
+            whole: Whether to score all held-out data, or a part that is always the same.
+            on_scored: Called with the number of targets scored so far.
         """
         ...
 
     def sample(self, model, variables, key) -> str:
-        """Something of the model's own that a person can judge; "": none is wanted."""
+        """Returns output of the model for a person to judge; "" if the config wants no sample."""
         ...
 
     def example(self) -> list[str]:
-        """The verb, and words after RUN, of a command that shows what the model has learnt."""
+        """Returns a command that uses the trained model: its verb and the words after RUN."""
         ...

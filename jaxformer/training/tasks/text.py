@@ -1,4 +1,4 @@
-"""What tasks have in common that learn from text."""
+"""Base class of the tasks that train on text."""
 
 from dataclasses import dataclass
 
@@ -12,30 +12,41 @@ from jaxformer.training.screen import Screen
 
 @dataclass(frozen=True)
 class TextTask:
-    """A text in tokens, some of it held out."""
+    """Task on a tokenised text with a held-out part.
+
+    Attributes:
+        config: The settings of the run.
+        data: The tokens of both parts.
+    """
 
     config: TextTraining
     data: Prepared
 
     @classmethod
     def gather(cls, inputs: Inputs, config: TextTraining, screen: Screen):
+        """Reads and checks the text (see `Task.gather`)."""
         if inputs.source or inputs.target:
             raise ValueError(
-                "--source and --target were given, but this kind of model learns from TEXT"
+                "--source and --target are for pairs, but this kind of model trains on text; give "
+                "TEXT instead"
             )
         return prepare.gather(inputs, config, screen)
 
     @classmethod
     def write(cls, folder, config: TextTraining, gathered, screen: Screen) -> None:
+        """Writes the tokens of both parts (see `Task.write`)."""
         prepare.write_data(folder, config, *gathered, screen)
 
     @classmethod
     def read(cls, folder, config: TextTraining) -> "TextTask":
+        """Reads the files of `write`."""
         return cls(config, prepare.read_data(folder))
 
     @property
     def tokenizer(self) -> Tokenizer | Subwords:
+        """Tokenizer of the text."""
         return self.data.tokenizer
 
     def description(self) -> list[str]:
+        """Returns lines of text about the size of each part."""
         return self.data.description()

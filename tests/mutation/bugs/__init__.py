@@ -1,5 +1,8 @@
-"""The catalogue, room by room. None of it imports jaxformer at its top: what a bug breaks asks for
-its change while it is imported itself."""
+"""The catalogue of bugs, one file per area.
+
+No file imports jaxformer at its top level: a broken module looks up its change while it is imported
+itself.
+"""
 
 from functools import partial
 
@@ -46,6 +49,6 @@ BUGS = (
 
 
 def change_of(name: str):
-    """original → broken, for the bug of that name."""
+    """Returns a function from the original to the broken target of the bug with this name."""
     (change,) = (bug.change for bug in BUGS if bug.name == name)
     return partial(changed, change)

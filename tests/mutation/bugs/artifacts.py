@@ -1,5 +1,4 @@
-"""What lies on disk: checkpoints of another model, or lost while a new one is written;
-damage that passes unnoticed; tokenizers that promise what they do not keep."""
+"""Bugs of files: checkpoints lost or mixed up, undetected damage, and lossy tokenizers."""
 
 import shutil
 
@@ -34,37 +33,37 @@ def blind_to_normalizers(lossy_part):
 
 BUGS = (
     Bug(
-        "a checkpoint of another shape is taken",  # orbax#2972
-        "artifacts.checkpoint:refuse_difference",
+        "a checkpoint with other shapes is accepted",  # orbax#2972
+        "artifacts.trees:refuse_difference",
         gives(None),
         f"{TESTS}::test_another_tree_shape_or_dtype_is_refused_by_name",
     ),
     Bug(
-        "the old checkpoints go before the new one is there",  # verl#4873
+        "old checkpoints are deleted before the new one is written",  # verl#4873
         "artifacts.checkpoint_writer:CheckpointWriter.save",
         deletes_first,
         f"{TESTS}::test_without_room_on_the_disk_nothing_is_begun",
     ),
     Bug(
-        "what fails beside training is forgotten",
+        "an error of the background writer is dropped",
         "artifacts.checkpoint_writer:CheckpointWriter.wait",
         Replace("writing.result()", "writing.exception()"),
         f"{TESTS}::test_what_fails_beside_training_is_raised",
     ),
     Bug(
-        "checkpoints of every so many steps are not kept",
+        "keep_every is ignored",
         "artifacts.checkpoint_writer:CheckpointWriter.__init__",
         Replace("[EveryNSteps(keep_every)] if keep_every else []", "[]"),
         f"{TESTS}::test_the_newest_and_every_so_many_are_kept",
     ),
     Bug(
-        "a checkpoint half deleted ends the run",
+        "a half-deleted checkpoint ends the run",
         "artifacts.checkpoint:Checkpoints.restore",
         Replace("Unreadable", "KeyError"),
         f"{TESTS}::test_one_that_a_kill_left_half_deleted_is_passed_over",
     ),
     Bug(
-        "a folder's name is taken for a pattern",
+        "a folder's name is read as a glob pattern",
         "artifacts.checkpoint:without_wildcards",
         with_wildcards,
         f"{TESTS}::test_the_newest_is_restored_and_the_newest_few_are_kept",
@@ -83,102 +82,102 @@ BUGS = (
         f"{DAMAGE}::test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one",
     ),
     Bug(
-        "a damaged checkpoint is passed over in silence",
+        "a damaged checkpoint is skipped without a warning",
         "artifacts.checkpoint:_warn_of",
         Replace("_step(folder) > _step(used)", "False"),
         f"{DAMAGE}::test_the_checkpoint_before_is_restored_and_the_file_is_named "
         "cli/test_damage.py::test_it_is_named_and_the_one_before_is_used",
     ),
     Bug(
-        "a lost file is no damage",
-        "artifacts.digests:damaged_file",
+        "a missing file does not count as damage",
+        "artifacts.checkpoint:damaged_file",
         Replace("set(recorded) ^ _lines(folder)", "_lines(folder) - set(recorded)"),
         f"{DAMAGE}::test_the_checkpoint_before_is_restored_and_the_file_is_named",
     ),
     Bug(
-        "an added file is no damage",
-        "artifacts.digests:damaged_file",
+        "an added file does not count as damage",
+        "artifacts.checkpoint:damaged_file",
         Replace("set(recorded) ^ _lines(folder)", "set(recorded) - _lines(folder)"),
         f"{DAMAGE}::test_a_file_that_no_save_left_is_damage",
     ),
     Bug(
-        "a checkpoint without digests goes before one that has them",
+        "a checkpoint without digests is preferred",
         "artifacts.checkpoint:Checkpoints._by_trust",
         lambda by_trust: lambda self: self._numbered()[::-1],
         f"{DAMAGE}::test_one_without_digests_counts_only_where_none_has_them",
     ),
     Bug(
-        "what is not finite is saved",
+        "non-finite arrays are saved",
         "artifacts.checkpoint_writer:CheckpointWriter.save",
         Replace('not_finite({"params": params, "rest": rest})', "None"),
         f"{DAMAGE}::test_what_is_not_finite_is_not_saved "
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),
     Bug(
-        "what is not finite is restored",
+        "non-finite arrays are restored",
         "artifacts.checkpoint:_read_arrays",
         Replace("not_finite(arrays)", "None"),
         f"{DAMAGE}::test_what_is_not_finite_is_not_restored",
     ),
     Bug(
-        "a save that is refused does not name the last good checkpoint",
+        "a refused save does not name the last good checkpoint",
         "training.loop:Training.save",
         Replace("NotFinite", "KeyError"),
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),
     # ---- tokenizers
     Bug(
-        "a normaliser changes texts and nothing is said",
-        "artifacts.lossless:lossy_part",
+        "a lossy normalizer is not reported",
+        "artifacts.byte_vocabulary:lossy_part",
         blind_to_normalizers,
         f"{LOSSLESS}::test_what_may_change_a_text_is_named",
     ),
     Bug(
-        "a pre-tokenizer that drops what it divides at is lossless",
-        "artifacts.lossless:lossy_part",
+        "a pre-tokenizer that drops separators counts as lossless",
+        "artifacts.byte_vocabulary:lossy_part",
         Replace('step["type"] not in _DIVIDES or removes', 'step["type"] not in _DIVIDES'),
         f"{LOSSLESS}::test_what_may_change_a_text_is_named",
     ),
     Bug(
-        "an added token takes in spaces and nothing is said",
-        "artifacts.lossless:lossy_part",
+        "an added token that strips spaces is not reported",
+        "artifacts.byte_vocabulary:lossy_part",
         Replace('token["lstrip"] or token["rstrip"]', "False"),
         f"{LOSSLESS}::test_what_may_change_a_text_is_named",
     ),
     Bug(
-        "a text encodes to the end of text",
-        "artifacts.tokenizer:Tokenizer._spell",
+        "a text can encode to the end-of-text token",
+        "artifacts.byte_tokenizer:ByteTokenizer._spell",
         lambda spell: lambda self, ids: ids,
         f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer "
         f"{LOSSLESS}::test_an_end_of_text_found_in_a_text_is_written_in_its_bytes",
     ),
     Bug(
-        "without all bytes, what is unknown is the end of text",
-        "artifacts.byte_tokens:spelled",
+        "unknown bytes can encode to the end-of-text token",
+        "artifacts.byte_vocabulary:spelled",
         Replace("{end_of_text: special[end_of_text]}", "{}"),
         f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer",
     ),
     Bug(
-        "texts are cut whatever the tokenizer",
-        "artifacts.tokenizer:Tokenizer.__init__",
+        "long texts are split for every tokenizer",
+        "artifacts.byte_tokenizer:ByteTokenizer.__init__",
         Replace("self.lossless and divides_at_spaces(parts)", "True"),
         f"{LOSSLESS}::test_no_text_is_cut_where_that_changes_its_tokens",
     ),
     Bug(
         "two tokens share an id",
-        "artifacts.byte_tokens:token_bytes",
+        "artifacts.byte_vocabulary:token_bytes",
         Replace("len(set(vocabulary.values())) < len(vocabulary)", "False"),
         f"{LOSSLESS}::test_two_tokens_with_one_id_are_refused",
     ),
-    # ---- a run's folder
+    # ---- run folders
     Bug(
         "two processes train in one folder",
-        "artifacts.lock:_lock",
+        "training.run_folders:_lock",
         gives(True),
         "cli/test_lock.py::test_a_second_process_is_refused_until_the_first_is_gone",
     ),
     Bug(
-        "what a kill left of a line is read",
+        "a line cut off by a kill is read",
         "artifacts.run:_whole_lines",
         Replace('data[: data.rfind(b"\\n") + 1].decode(errors="replace")', "data.decode()"),
         f"{RUN}::test_a_file_of_samples_may_be_cut_at_any_byte "

@@ -1,16 +1,19 @@
-"""The cache: slots, positions, and what lies in empty ones."""
+"""Bugs of the cache: slots, positions and empty slots."""
+
+from dataclasses import replace
 
 from tests.mutation.bug import AUTOREGRESSIVE, CHUNKING, INSPECT, REWIND, Bug
 from tests.mutation.changes import Replace
 
+CACHE_MODEL = "decoding/test_cache_model.py::test_any_sequence_of_operations_is_a_full_pass"
 ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 
 
 def without_hooks(forward):
-    def broken(*args, cache=None, **named):
+    def broken(weights, inputs, config, run, cache=None, source=None):
         if cache is not None:
-            named.pop("hooks", None)
-        return forward(*args, cache=cache, **named)
+            run = replace(run, hooks=type(run.hooks)())
+        return forward(weights, inputs, config, run, cache, source)
 
     return broken
 
@@ -18,13 +21,13 @@ def without_hooks(forward):
 BUGS = (
     # ---- cache: x-transformers#219, torchtune#959, transformers#15751
     Bug(
-        "the position offset forgets the past",
+        "positions restart in each cached chunk",
         "functional.positions:document_positions",
         Replace("-cursor.position[:, None]", "0"),
         ANY_CHUNKING,
     ),
     Bug(
-        "what is read on stands one position too far",
+        "cached tokens are read one position too far",
         "functional.positions:document_positions",
         Replace(
             "-cursor.position[:, None]",
@@ -45,15 +48,15 @@ BUGS = (
         f"{CHUNKING}::test_the_live_slots_grow_with_the_text",
     ),
     Bug(
-        "without segments a new document begins",
+        "without segments a chunk starts a new document",
         "functional.positions:continued_segments",
         Replace("jnp.maximum(cursor.segment, 1)", "jnp.ones_like(cursor.segment)"),
         f"{CHUNKING}::test_without_segments_a_row_goes_on",
     ),
     Bug(
-        "the cache is float32 whatever the dtype",
-        "functional.transformer:start",
-        Replace("jnp.dtype(config.dtype)", "jnp.float32"),
+        "the cache ignores the config's dtype",
+        "functional.cache:init_cache",
+        Replace("jnp.zeros(shape, config.dtype)", "jnp.zeros(shape, jnp.float32)"),
         f"{CHUNKING}::test_chunks_in_bfloat16_stay_near_one_pass_in_float32",
     ),
     Bug(
@@ -68,21 +71,27 @@ BUGS = (
         "a ring's keys and values are written one slot late",
         "functional.slots:write_slots",
         Replace(
-            "by_head(slots, len(new)).at[rows, :, written]",
-            "by_head(slots, len(new)).at[rows, :, written + 1]",
+            "slots.at[rows, :, written]",
+            "slots.at[rows, :, written + 1]",
         ),
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),
     Bug(
-        "a ring takes one token too many at once",
-        "functional.cache:Cache.append",
-        Replace("new > self.slots - self.reach + 1", "new > self.slots - self.reach + 2"),
+        "a ring accepts one token too many per call",
+        "functional.ring:Ring.append",
+        Replace("slots - self.reach + 1", "slots - self.reach + 2"),
         f"{REWIND}::test_what_a_ring_cannot_do_is_refused",
     ),
     Bug(
-        "a rewound ring goes on behind what it forgot",
-        "functional.cache:Cache.rewind",
-        Replace("next_slot - lengths", "next_slot"),
+        "a rewound ring writes after the forgotten tokens",
+        "functional.ring:Ring.rewind",
+        Replace("self.next_token - lengths", "self.next_token"),
         f"{REWIND}::test_a_ring_can_be_rewound_by_its_spare_slots",
+    ),
+    Bug(
+        "a rewound ring forgets which tokens were overwritten",
+        "functional.ring:Ring.append",
+        Replace("jnp.maximum(self.oldest, next_token - slots)", "next_token - slots"),
+        CACHE_MODEL,
     ),
 )

@@ -1,4 +1,7 @@
-"""The one forward pass: attention over rows, caches and sources, hooks, rewinding, scores."""
+"""Bugs of the forward pass: attention, layers, hooks, caches, sources and scores."""
+
+from dataclasses import replace
+from importlib import import_module
 
 from tests.mutation.bug import (
     ATTENTION,
@@ -14,12 +17,27 @@ from tests.mutation.bug import (
     REWIND,
     Bug,
 )
-from tests.mutation.changes import Replace, gives
+from tests.mutation.changes import Replace, gives, then
 
 ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 ENCODER = "models/test_encoder.py"
 SCORE = "decoding/test_score.py"
 SOURCE = "properties/test_source.py"
+
+
+def functional():
+    return import_module("jaxformer.functional")
+
+
+def long_chunks_from_zero(of_cache):
+    """Changes the positions of the queries only if they are many."""
+
+    def from_zero(context):
+        own = replace(context.queries, positions=None)
+        return context if context.is_decoding_step else replace(context, queries=own)
+
+    return then(lambda row: row._replace(contexts=list(map(from_zero, row.contexts))))(of_cache)
+
 
 BUGS = (
     # ---- attention
@@ -30,37 +48,45 @@ BUGS = (
         FORMULA,
     ),
     Bug(
-        "hidden values are not zeroed: 0 × NaN",
+        "masked values are not zeroed: 0 × NaN",
         "functional.attention:_zero_masked",
         Replace("jnp.where(is_seen[..., None, :, None], x, 0)", "x"),
         f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
     ),
     Bug(
-        "fused falls back without a word",
-        "functional.attention:_resolved",
-        Replace('implementation == "fused" and reason', "False"),
+        "fused attention falls back silently",
+        "functional.attention:attend",
+        Replace('context.implementation == "fused"', "False"),
+        f"{ATTENTION}::test_fused_on_a_gpu_is_refused_for_arguments_that_cudnn_lacks",
+    ),
+    Bug(
+        "fused attention without a GPU becomes blockwise",
+        "functional.platforms:implementation_here",
+        Replace('implementation == "fused"', "False"),
         f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
     Bug(
-        "mask dropped when the weights are wanted",
+        "capturing the weights drops the mask",
         "functional.attention:explicit_attention",
-        Replace("mask(query_info, key_info)", "mask(query_info, key_info) | hasattr(tap, 'hooks')"),
+        Replace(
+            "context.mask(context.queries, context.keys)",
+            "context.mask(context.queries, context.keys) | bool(tap.hooks.capture)",
+        ),
         OPTIONS,
     ),
     # ---- the block and its layers
     Bug(
         "post-norm runs as pre-norm",
-        "functional.blocks:norms_of",
-        Replace("config.norm_position", "config.norm_position.replace('post', 'pre')"),
+        "functional.blocks:norm_before",
+        Replace('("pre", "both")', '("pre", "both", "post")'),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
-        "layers take their keys in reverse when unrolled",
-        "functional.layers:over_layers",
+        "unrolled layers take their dropout keys in reverse",
+        "functional.transformer:run_layers",
         Replace(
-            "return run(x, settings, layers)",
-            "return run(x, settings, "
-            "[part[:: -1 if i == 1 else 1] for i, part in enumerate(layers)])",
+            "[unstack(part, num_layers) for part in layers]",
+            "[unstack(part, num_layers)[:: -1 if i == 1 else 1] for i, part in enumerate(layers)]",
         ),
         f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
     ),
@@ -68,20 +94,20 @@ BUGS = (
         "the same dropout key in each layer",
         "functional.transformer:forward",
         Replace(
-            "split_key(dropout_key, 1 + config.num_layers)",
-            "[dropout_key] * (1 + config.num_layers)",
+            "split_key(run.dropout_key, 1 + config.num_layers)",
+            "[run.dropout_key] * (1 + config.num_layers)",
         ),
         f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
     ),
     # ---- hooks
     Bug(
-        "a patch is added to what is there",
+        "a patch is added to the value",
         "functional.taps:Tap._patched",
         Replace("jnp.where(where, new, value)", "jnp.where(where, value + new, value)"),
         f"{DISCIPLINE}::test_a_patch_puts_in_what_it_says_where_it_says",
     ),
     Bug(
-        "a patch for the last layer is put in all",
+        "the last layer's patch is used in all layers",
         "functional.taps:Patch.of_layers",
         Replace("jnp.asarray(x)[min(layer, len(x) - 1)]", "jnp.asarray(x)[len(x) - 1]"),
         f"{DISCIPLINE}::test_a_patch_for_one_layer_leaves_the_others",
@@ -95,7 +121,10 @@ BUGS = (
     Bug(
         "a declared point is never tapped",
         "functional.blocks:self_attention",
-        Replace('tap("attention.output", spread(output))', "spread(output)"),
+        Replace(
+            'tap("attention.output", linear(weights["output"], merge_heads(heads)))',
+            'linear(weights["output"], merge_heads(heads))',
+        ),
         f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
     ),
     Bug(
@@ -117,15 +146,15 @@ BUGS = (
         f"{INSPECT}::test_a_patch_at_steps_is_that_of_their_positions",
     ),
     Bug(
-        "weights of a generation are keyed by slot",
-        "decoding.generate:by_position",
+        "captured attention weights are indexed by slot",
+        "decoding.generation:by_position",
         Replace("weights[:, row, ..., width - length :]", "weights[:, row]"),
         f"{INSPECT}::test_the_compiled_loop_captures_what_one_pass_does",
     ),
     Bug(
-        "the encoder's points go by the decoder's names",
+        "the encoder's points have the decoder's names",
         "functional.encoder_decoder:encode",
-        Replace("ENCODER + name", "name"),
+        Replace("PREFIX + name", "name"),
         f"{INSPECT}::test_the_encoders_points_are_captured_once",
     ),
     # ---- the cache: x-transformers#219, torchtune#959, transformers#15751
@@ -133,32 +162,32 @@ BUGS = (
         "cache written one slot late",
         "functional.slots:write_slots",
         Replace(
-            "jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=slots.ndim - 2)",
-            "jax.lax.dynamic_update_slice_in_dim(slots, new, written + 1, axis=slots.ndim - 2)",
+            "jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=2)",
+            "jax.lax.dynamic_update_slice_in_dim(slots, new, written + 1, axis=2)",
         ),
         ANY_CHUNKING,
     ),
     Bug(
         "a long chunk counts its positions from 0",
-        "functional.contexts:CacheAttention.__call__",
-        Replace("self.new", "TokenInfo(self.new.length)"),
+        "functional.contexts:of_cache",
+        long_chunks_from_zero,
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
     Bug(
-        "overflow overwrites the last slot unnoticed",  # flax nnx attention
-        "functional.transformer:unless_torn",
+        "cache overflow overwrites the last slot silently",  # flax nnx attention
+        "functional.transformer:mask_invalid_rows",
         Replace("after.capacity is not None", "False"),
         f"{CHUNKING}::test_inside_jit_it_is_one_pass_until_it_overflows_to_nan",
     ),
     Bug(
-        "what stands in empty slots reaches the output",
+        "the contents of empty slots reach the output",
         "functional.cache:Cache.live_prefix",
         Replace("self.documents[:, None, :slots, None] != 0", "True"),
         f"{CHUNKING}::test_nan_in_slots_that_nobody_may_see_reaches_nothing "
         f"{CHUNKING}::test_gradients_through_a_poisoned_cache_are_finite",
     ),
     Bug(
-        "steps see a block too few of live slots",
+        "decoding steps see one block of slots too few",
         "decoding.generate:generate",
         Replace("width + max_new_tokens - room - 1 + STEPS", "width + max_new_tokens - room - 1"),
         f"{GENERATION}::test_long_generation_goes_on_past_every_bucket",
@@ -172,7 +201,7 @@ BUGS = (
     Bug(
         "rewinding does not move the position back",
         "functional.cache:Cache.rewind",
-        Replace("jnp.where(torn, _NOWHERE, kept)", "self.cursor.position"),
+        Replace("jnp.where(is_refused, _NOWHERE, kept)", "position"),
         f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
     ),
     Bug(
@@ -183,25 +212,32 @@ BUGS = (
     ),
     # ---- sources
     Bug(
-        "a source serves its rows in another order",
-        "functional.attention:few_queries_attention.unfolded",
-        Replace("x.swapaxes(1, 2)", "x"),
+        "batch elements get the sources in a wrong order",
+        "functional.heads:ungroup_heads",
+        Replace(
+            "x.reshape(*rows, kv_heads, -1, heads // kv_heads, length, features).swapaxes(1, 2)",
+            "x.reshape(*rows, kv_heads, -1, heads // kv_heads, length, features)",
+        ),
         f"{SOURCE}::test_a_source_serves_several_rows",
     ),
     Bug(
         "the source's padding is seen by cross-attention",
-        "functional.contexts:SourceAttention.__call__",
-        Replace("TokenInfo(length, None, segments)", "TokenInfo(length)"),
+        "functional.contexts:of_source",
+        then(
+            lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
+        ),
         f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
     ),
     Bug(
-        "the cache sees the source's padding",
-        "functional.contexts:SourceAttention.__call__",
-        Replace("segments != 0", "segments == segments"),
+        "cached cross-attention sees the source's padding",
+        "functional.contexts:of_source",
+        then(
+            lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
+        ),
         ANY_CHUNKING,
     ),
     Bug(
-        "a text begins from zeros, not from its source",
+        "a decoder starts from zeros, not from its source",
         "functional.recurrent:read",
         Replace(
             "empty_states(config, batch_size) if initial is None else initial",
@@ -212,45 +248,50 @@ BUGS = (
     Bug(
         "the source's padding moves the encoder's state",
         "functional.recurrent_encoder_decoder:encode",
-        Replace("source.segments", "None"),
+        lambda encode: (
+            lambda weights, source, config, run: encode(
+                weights, replace(source, segments=None), config, run
+            )
+        ),
         f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
     ),
     Bug(
         "the encoder is causal",
-        "functional.encoder:self_attention_mask",
+        "functional.transformer:self_attention_mask",
         lambda rule: (
             lambda config, mask=None: (
-                __import__("jaxformer.functional.masks").functional.masks.Causal()
-                & rule(config, mask)
+                functional().Causal() & rule(config, mask)
+                if config.bidirectional
+                else rule(config, mask)
             )
         ),
         f"{ENCODER}::test_every_output_depends_on_all_of_its_document",
     ),
     Bug(
-        "an encoder sees the documents beside its own",
-        "functional.encoder:self_attention_mask",
+        "an encoder sees other documents",
+        "functional.transformer:self_attention_mask",
         lambda rule: (
-            lambda config, mask=None: __import__(
-                "jaxformer.functional.masks"
-            ).functional.masks.Padding()
+            lambda config, mask=None: (
+                functional().Padding() if config.bidirectional else rule(config, mask)
+            )
         ),
         f"{ENCODER}::test_a_document_gives_what_it_gives_alone",
     ),
     # ---- scores
     Bug(
-        "a score may be NaN",
+        "score returns NaN without an error",
         "decoding.score:score",
         Replace("isinstance(scores, jax.core.Tracer)", "True"),
         NONFINITE,
     ),
     Bug(
-        "a document scores the next one's first token",
+        "a document scores the first token of the next one",
         "decoding.score:_score",
         Replace("positions[:, 1:] >= model.minimum_prefill", "positions[:, 1:] >= 0"),
         f"{SCORE}::test_score_is_the_sum_over_documents",
     ),
     Bug(
-        "a prefix is scored though it was seen",
+        "tokens inside a visible prefix are scored",
         "decoding.score:_score",
         Replace("model.minimum_prefill", "1"),
         f"{SCORE}::test_score_is_the_sum_over_documents",
@@ -269,7 +310,7 @@ BUGS = (
         "models/test_bad_input.py::test_a_mistake_is_named",
     ),
     Bug(
-        "parameters of another shape are taken",
+        "parameters of another shape are accepted",
         "models.check:check_parameters",
         gives(None),
         "models/test_kernels_in_models.py::test_parameters_of_another_model_are_refused_by_name",

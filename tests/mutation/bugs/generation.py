@@ -1,10 +1,9 @@
-"""Sampling, the decoding loop and scores."""
+"""Bugs of sampling, of the decoding loop and of scores."""
 
 from tests.mutation.bug import (
     AUTOREGRESSIVE,
     GENERATION,
     NONFINITE,
-    PREPARED,
     REAL_SIZES,
     Bug,
 )
@@ -23,7 +22,7 @@ def by_the_inverse(tempered):
 BUGS = (
     # ---- sampling
     Bug(
-        "a row's draws depend on the batch",
+        "draws depend on the batch size",
         "decoding.sampling:sample_tokens",
         Replace("jnp.arange(len(logits))", "jnp.arange(len(logits)) + len(logits)"),
         f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
@@ -33,7 +32,7 @@ BUGS = (
         "decoding.generate:_choose",
         Replace(
             "token_losses(logits, token)",
-            "token_losses(logits / (2.0 if arrays is None else arrays.temperature), token)",
+            "token_losses(logits / (choice.sampler.temperature if choice.sampler else 2.0), token)",
         ),
         f"{SCORE}::test_log_probs_add_up_to_scores",
     ),
@@ -44,14 +43,14 @@ BUGS = (
         f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
     ),
     Bug(
-        "minus zero is below zero",
+        "−0.0 sorts below 0.0",
         "decoding.sampling:_ordered",
         Replace("-bits", "~bits"),
         f"{SAMPLING}::test_the_two_zeros_are_one_number "
         f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
     ),
     Bug(
-        "top-k counts what the temperature has made equal",
+        "top-k counts logits after the temperature",
         "decoding.sampling:sample_tokens",
         Replace(
             "_tempered(arrays, truncate(arrays, logits))",
@@ -60,7 +59,7 @@ BUGS = (
         f"{SAMPLING}::test_top_k_looks_at_the_logits_whatever_the_temperature",
     ),
     Bug(
-        "a temperature becomes infinity",
+        "a temperature overflows to infinity",
         "decoding.sampling:Sampler.__post_init__",
         Replace("0.0 <= self.temperature <= _LARGEST", "0.0 <= self.temperature < math.inf"),
         f"{SAMPLING}::test_a_temperature_that_float32_cannot_hold_is_refused",
@@ -77,25 +76,7 @@ BUGS = (
         Replace("not isinstance(value, bool | np.bool_)", "True"),
         f"{SAMPLING}::test_what_is_no_number_or_out_of_range_is_refused_by_name",
     ),
-    # ---- the packed weights that are kept
-    Bug(
-        "another model's packed weights are used",
-        "decoding.prepared:LastPrepared.of",
-        Replace("self._model != model", "False"),
-        f"{PREPARED}::test_what_is_used_is_what_was_given",
-    ),
-    Bug(
-        "old packed weights are used",
-        "decoding.prepared:LastPrepared.of",
-        Replace("not same", "False"),
-        f"{PREPARED}::test_what_is_used_is_what_was_given",
-    ),
-    Bug(
-        "packed weights outlive their parameters",
-        "decoding.prepared:LastPrepared.of",
-        Replace("weakref.ref(x, self._drop)", "weakref.ref(x)"),
-        f"{PREPARED}::test_nothing_is_kept_beyond_the_parameters",
-    ),
+    # ---- cached packed weights
     # ---- the loop
     Bug(
         "NaN logits become tokens",
@@ -104,19 +85,20 @@ BUGS = (
         NONFINITE,
     ),
     Bug(
-        "a beam goes on from NaN logits",
+        "a beam continues from NaN logits",
         "decoding.beam:_extend",
         Replace("jnp.isnan(totals).any(axis=1)", "False"),
         NONFINITE,
     ),
     Bug(
-        "thousands of rows go part by part",  # XLA:CPU of jaxlib 0.10.2, akin to jax#39103
+        # XLA:CPU of jaxlib 0.10.2, similar to jax#39103.
+        "packed kernels multiply thousands of rows in parts",
         "functional.kernels:FEW_ROWS",
         lambda few: 100_000,
         REAL_SIZES,
     ),
     Bug(
-        "draws forget the step",
+        "draws ignore the step",
         "decoding.sampling:sample_tokens.draw",
         Replace(
             "jax.random.fold_in(jax.random.fold_in(key, row), step)", "jax.random.fold_in(key, row)"
@@ -140,24 +122,24 @@ BUGS = (
         "decoding.generate:_choose",
         Replace(
             "jnp.where(stopped, -1, token)",
-            "jnp.where(stopped | (token[:, None] == stops).any(axis=-1), -1, token)",
+            "jnp.where(stopped | (token[:, None] == choice.stops).any(axis=-1), -1, token)",
         ),
         f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
     ),
     Bug(
-        "every length compiles anew",
+        "every prompt length compiles again",
         "models.rows:power_of_two",
         lambda power_of_two: lambda length, smallest: max(length, smallest),
         f"{GENERATION}::test_compilations_are_few_and_never_repeated",
     ),
     Bug(
-        "a prompt too long is generated from",
+        "a prompt that leaves too little room is accepted",
         "decoding.generate:check_prompts",
         Replace("ids.size + max_new_tokens > config.max_length", "ids.size > config.max_length"),
         f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
     ),
     Bug(
-        "score takes any id",
+        "score accepts any id",
         "decoding.score:score",
         Replace("check_tokens(tokens, model.config, segments)", "None"),
         f"{SCORE}::test_score_refuses_a_token_that_is_none",

@@ -1,4 +1,4 @@
-"""Masks, padding and packing: who may look at whom."""
+"""Bugs of masks, padding and packing."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.mutation.changes import Replace
 
 
 def queries_stand(further):
-    """A rule is asked about queries that stand so much further on."""
+    """Evaluates a rule for queries whose positions are shifted by `further`."""
 
     def change(call):
         def broken(self, query, key):
@@ -41,12 +41,11 @@ def begins_late(key_range):
     return lambda self, start, stop, length: key_range(self, start + 1, stop, length)
 
 
-def causal_alone(next_tokens):
-    def broken(cache, segments, masks, scores, form):
+def causal_alone(of_cache):
+    def broken(inputs, cache, masks, scores, run):
         from jaxformer.functional.masks import Causal, Packed
 
-        masks = dict.fromkeys(masks, Causal() & Packed())
-        return next_tokens(cache, segments, masks, scores, form)
+        return of_cache(inputs, cache, tuple(Causal() & Packed() for _ in masks), scores, run)
 
     return broken
 
@@ -78,7 +77,7 @@ BUGS = (
         f"{ONE_DOCUMENT} {ATTENTION}::test_a_row_in_order_needs_no_places",
     ),
     Bug(
-        "mask multiplied instead of put in place",
+        "scores are multiplied by the mask",
         "functional.attention:explicit_attention",
         Replace(
             "jnp.where(visible, scores, -jnp.inf)",
@@ -102,14 +101,14 @@ BUGS = (
         PERTURBED,
     ),
     Bug(
-        "prefix seen by nobody before it",
+        "the prefix is causal",
         "functional.masks:Prefix.__call__",
         lambda call: lambda self, query, key: call(replace(self, length=0), query, key),
         JACOBIAN,
     ),
     # ---- packing and padding: maxtext#4476, transformers#46634; unsloth#3699; pytorch#103963
     Bug(
-        "packed documents see one another",
+        "packed documents see each other",
         "functional.masks:Packed.__call__",
         Replace(
             "query.segments[..., :, None] == key.segments[..., None, :]",
@@ -124,7 +123,7 @@ BUGS = (
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
-        "positions of the first row are taken for all",  # unsloth#3699
+        "all batch elements get the positions of the first",  # unsloth#3699
         "functional.positions:document_positions",
         Replace(
             "tokens_before - origin",
@@ -135,7 +134,7 @@ BUGS = (
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
-        "padding inside a document takes positions",
+        "padding inside a document counts in positions",
         "functional.positions:document_positions",
         Replace(
             "jnp.cumsum(valid, axis=1) - valid",
@@ -153,20 +152,20 @@ BUGS = (
         "models/test_encoder.py::test_nan_in_padding_reaches_nothing",
     ),
     Bug(
-        "a row that sees nothing is NaN",
-        "functional.attention:_softmax",
+        "a fully masked query gives NaN",
+        "functional.attention:softmax",
         Replace("jnp.where(largest == -jnp.inf, 0.0, largest)", "largest"),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
     Bug(
-        "blockwise: a row that sees nothing has weights going back",
-        "functional.blockwise:_log_total",
+        "blockwise: a fully masked query has weights in the gradient",
+        "functional.tiles:log_total_of",
         lambda log_total: lambda largest, total: largest + jnp.log(total),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
-    # ---- masks of another shape, and what is skipped
+    # ---- mask arrays, and skipped blocks
     Bug(
-        "a table's tile is cut at the wrong rows",
+        "a mask array's tile takes the wrong rows",
         "functional.masks:DenseMask.tile",
         Replace(
             "cut(self.array, rows, -2)", "cut(self.array, slice(0, rows.stop - rows.start), -2)"
@@ -175,38 +174,38 @@ BUGS = (
         f"{DEPENDENCY}::test_any_table_composes_and_the_residual_adds_the_diagonal",
     ),
     Bug(
-        "ruled-out blocks are computed all the same",
+        "fully masked blocks are computed",
         "functional.masks:Causal.key_range",
         lambda key_range: lambda self, start, stop, length: (0, length),
         f"{ATTENTION}::test_ruled_out_blocks_cost_nothing",
     ),
     Bug(
-        "queries are taken to stand at the start",
+        "queries are assumed to start at position 0",
         "functional.blockwise:_key_ranges",
         Replace("query_info.positions is None and key_info.positions is None", "True"),
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
-    # ---- a mask of the caller's
+    # ---- masks defined by the caller
     Bug(
-        "the caller's mask is asked about places in the row",
-        "functional.transformer:whole_rows",
+        "the caller's mask gets indices, not positions",
+        "functional.contexts:of_rows",
         Replace("positions if counts else None", "None"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
-        "the cache sees by the causal rule alone",  # a window, a prefix, a mask of the caller's
-        "functional.transformer:next_tokens",
+        "cached attention uses the causal mask only",  # not a window, a prefix or a caller's mask
+        "functional.contexts:of_cache",
         causal_alone,
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "
         f"{OWN_MASK}::test_any_chunking_is_one_pass",
     ),
-    # ---- masks that are arrays
+    # ---- mask arrays with a head axis
     Bug(
-        "an axis of heads is taken for one of rows",  # the layout of torch and Flax
-        "functional.attention:dot_product_attention",
-        Replace("np.ndim(mask) == query.ndim > 2", "False"),
+        "a mask's head axis is read as a batch axis",  # the layout of torch and Flax
+        "functional.dot_product:_with_mask",
+        Replace("mask.ndim == query.ndim > 2", "False"),
         f"{TABLES}::test_a_table_may_have_an_axis_of_heads",
     ),
 )

@@ -1,4 +1,4 @@
-"""Norms, positions, kernels, and what a model takes."""
+"""Bugs of norms, positions, kernels and the checks of model inputs."""
 
 from tests.mutation.bug import CHUNKING, DISCIPLINE, INVARIANCE, KERNELS, Bug
 from tests.mutation.changes import Replace
@@ -61,13 +61,13 @@ BUGS = (
     ),
     # ---- kernels
     Bug(
-        "an output of one value has a scale of 0",
+        "an output with equal weights gets a scale of 0",
         "functional.kernels:quantize",
         Replace("jnp.where(step > 0, step, 1.0)", "step"),
         f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
     ),
     Bug(
-        "integers are cut off, not rounded",
+        "int8 values are truncated, not rounded",
         "functional.kernels:quantize",
         Replace(
             "jnp.round((rows - offset[..., None]) / scale[..., None])",
@@ -76,42 +76,42 @@ BUGS = (
         f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
     ),
     Bug(
-        "the product forgets the integers' offset",
+        "the product omits the int8 offset",
         "functional.kernels:Int8Kernel.times",
         Replace("sums * self.scale + total * self.offset", "sums * self.scale"),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
-        "one row of integers is multiplied by another",
+        "two input rows take the int8 path for one",
         "functional.kernels:Int8Kernel.times",
         Replace("len(x) == 1", "len(x) <= 2"),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
-        "integers become floating point before a loop",
+        "int8 kernels are converted to float before a loop",
         "functional.kernels:Int8Kernel.times",
         Replace("jax.lax.optimization_barrier((self.values, x))", "(self.values, x)"),
         f"{KERNELS}::test_integers_stay_integers_in_a_loop",
     ),
     Bug(
-        "the frozen kernel learns",
+        "the frozen kernel gets a gradient",
         "functional.kernels:LowRankKernel.times",
         Replace("jax.tree.map(jax.lax.stop_gradient, self.frozen)", "self.frozen"),
         f"{KERNELS}::test_only_the_update_of_low_rank_learns",
     ),
     Bug(
-        "the scale of an update is forgotten",
+        "the scale of a low-rank update is omitted",
         "functional.kernels:LowRankKernel.times",
         Replace("jnp.asarray(self.scale, dtype) * update", "update"),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
-        "a padded row of the head's layout is kept",
+        "padded rows of a packed kernel reach the output",
         "functional.kernels:PackedKernel.times",
         Replace("y.reshape(-1, len(x))[: self.out_dim].T", "y.reshape(-1, len(x)).T"),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
-    # ---- how a model is run
+    # ---- execution and inputs
     Bug(
         "vmap folds the batch into the heads",
         "functional.heads:merge_heads",
@@ -119,7 +119,7 @@ BUGS = (
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
-        "a head of its own is passed over",  # NeMo-Automodel#2571
+        "an untied head is ignored",  # NeMo-Automodel#2571
         "functional.embedding:head",
         lambda head: lambda weights: {"kernel": weights["embedding"]["tokens"].T},
         f"{INVARIANCE}::test_the_model_is_its_formula",
@@ -129,14 +129,14 @@ BUGS = (
         "functional.transformer:embed",
         Replace(
             "config.scale_embeddings",
-            "config.scale_embeddings and jnp.issubdtype(tokens.dtype, jnp.integer)",
+            "config.scale_embeddings and jnp.issubdtype(inputs.tokens.dtype, jnp.integer)",
         ),
         f"{INVARIANCE}::test_embeddings_stand_where_tokens_do "
         f"{CHUNKING}::test_embeddings_are_read_like_tokens",
     ),
     Bug(
-        "an id outside the vocabulary is some other token",
-        "functional.embedding:_rows_of_table",
+        "an id outside the vocabulary becomes another token",
+        "functional.embedding:_look_up",
         Replace(
             'jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)',
             'jnp.take(table, index, axis=0, mode="clip")',
@@ -144,22 +144,22 @@ BUGS = (
         f"{DISCIPLINE}::test_a_token_out_of_range_is_refused_or_nan",
     ),
     Bug(
-        "a row longer than max_length is taken",
+        "a sequence longer than max_length is accepted",
         "models.check:check_tokens",
         Replace("tokens.shape[1] > config.max_length", "tokens.shape[1] > 9 * config.max_length"),
         f"{DISCIPLINE}::test_input_of_another_shape_is_refused",
     ),
     # ---- hooks
     Bug(
-        "an unknown point is passed over",
+        "an unknown point is ignored",
         "models.check:checked_hooks",
         Replace("name not in points", "False"),
         f"{DISCIPLINE}::test_an_unknown_name_is_an_error_that_lists_the_names",
     ),
     Bug(
-        "what unrolled layers capture is in reverse order",
-        "functional.layers:over_layers",
-        Replace("return x, outputs", "return x, outputs[::-1]"),
+        "captures of unrolled layers are in reverse order",
+        "functional.transformer:run_layers",
+        Replace("return x, states, captured", "return x, states, captured[::-1]"),
         f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
     ),
 )

@@ -1,11 +1,11 @@
-"""Where arrays live, and what programs need of machines."""
+"""Bugs of the placement of arrays, and of the reported resources of programs."""
 
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives
 
 BUGS = (
     Bug(
-        "the last rule of a table is used",
+        "the last matching rule of a table is used",
         "models.placement:partition_of",
         Replace(
             "(rule for rule in rules if fnmatchcase(path, rule.pattern))",
@@ -14,21 +14,21 @@ BUGS = (
         "models/test_placement.py::test_the_first_rule_is_used",
     ),
     Bug(
-        "a size need not divide",
+        "an axis size that does not divide is accepted",
         "models.placement:partition_of",
         Replace("size % prod(mesh.shape[axis] for axis in _axes(axes))", "False"),
         "models/test_placement.py::test_a_size_that_does_not_divide_is_refused",
     ),
     Bug(
-        "a mesh's fused maps are cut across their parts",
-        "functional.spread:is_cut",
+        "fused projections are sharded across their parts",
+        "models.sharding:is_tensor_parallel",
         gives(False),
         "training/test_meshes.py::test_what_is_exchanged_is_what_the_placement_needs",
     ),
     Bug(
-        "a head is cut by tensor",
+        "tensor parallelism splits a head",
         "models.placement:rules_of",
-        Replace("n % tensor", "False"),
+        Replace("any(num % tensor for num in stack.heads)", "False"),
         "models/test_placement.py::test_a_head_and_a_word_are_whole",
     ),
     Bug(
@@ -39,43 +39,43 @@ BUGS = (
     ),
     Bug(
         "a foreign tensor lands on one device",
-        "artifacts.table:read_leaves.leaves",
+        "hub.table:read_leaves.leaves",
         Replace("like[name].sharding", "None"),
         "hub/test_placed.py::test_parameters_are_loaded_to_where_they_live[theirs-how0]",
     ),
     Bug(
-        "a verb leaves its mesh",
-        "cli.opened:opened",
+        "a CLI verb runs outside its mesh",
+        "cli.checkpoints:load_model",
         Replace("jax.set_mesh(mesh)", "__import__('contextlib').nullcontext()"),
         "hub/test_placed.py::test_a_verb_computes_on_its_mesh",
     ),
-    # ---- what a program needs
+    # ---- resources of a program
     Bug(
-        "a loop's exchanges count once",
-        "training.doctor.program:_trips",
+        "collectives in a loop count once",
+        "doctor.program:_trips",
         gives(1),
-        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
-        "a loop that goes by two goes by one",
-        "training.doctor.program:_trips",
+        "a loop's step of 2 is read as 1",
+        "doctor.program:_trips",
         Replace("-(-_constant(bound) // step)", "_constant(bound)"),
-        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
-        "a sum is passed around the ring once",
-        "training.doctor.program:Collective.sent",
+        "an all-reduce counts as one pass around the ring",
+        "doctor.program:Collective.sent",
         Replace('2 if self.kind == "all-reduce" else 1', "1"),
-        "training/doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
+        "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
-        "the pieces of an exchange are counted one by one",
-        "training.doctor.program:collectives",
+        "the parts of a collective are counted separately",
+        "doctor.program:collectives",
         Replace("channel[0] if channel else instruction.name", "instruction.name"),
-        "training/doctor/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
+        "doctor/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
     ),
     Bug(
-        "a gradient costs as much as the pass",
+        "the backward pass counts as much as the forward pass",
         "models.flops:training_flops",
         Replace(
             "3 * forward_flops(config, length, source_length)",

@@ -1,13 +1,13 @@
-"""Recurrent states and convolutions: what they carry over, and how far they reach."""
+"""Bugs of recurrent states and convolutions."""
 
 from tests.mutation.bug import AUTOREGRESSIVE, Bug
-from tests.mutation.changes import Replace, gives
+from tests.mutation.changes import Replace
 
 JACOBIAN = f"{AUTOREGRESSIVE}::test_jacobian_is_the_composed_rule"
 
 BUGS = (
     Bug(
-        "the state goes on into the next document",
+        "the state continues into the next document",
         "functional.recurrent:read",
         Replace("valid & (positions == 0)", "None"),
         JACOBIAN,
@@ -22,33 +22,33 @@ BUGS = (
         f"{AUTOREGRESSIVE}::test_a_document_gives_what_it_gives_alone",
     ),
     Bug(
-        "a kernel reaches one ahead",
+        "a causal kernel reaches one position ahead",
         "functional.convolution:kernel_offsets",
         Replace("-(kernel_size - 1)", "-(kernel_size - 2)"),
         f"{AUTOREGRESSIVE}::test_another_input_changes_nothing_beyond_the_rule",
     ),
     Bug(
-        "every layer has the first one's dilation",
+        "every layer has the first layer's dilation",
         "functional.convolution:layer_offsets",
         Replace("config.dilation_growth**layer", "1"),
         JACOBIAN,
     ),
     Bug(
-        "a kernel reaches into the document before",
+        "a kernel reaches into the previous document",
         "functional.convolution:convolution",
         Replace("same & (here != 0)", "here != 0"),
         JACOBIAN,
     ),
     Bug(
-        "the last inputs kept are those of padding",
-        "functional.convolution:Row.newest",
-        lambda newest: lambda self, x, reach: x[:, x.shape[1] - reach :],
+        "the cached inputs include padding",
+        "functional.convolution:_newest",
+        lambda newest: lambda x, reach, documents: x[:, x.shape[1] - reach :],
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "a centred convolution may generate",
-        "models.convolutional:Convolutional.unsupported_reason",
-        gives(None),
+        "models.language_model:LanguageModel.unsupported_reason",
+        Replace("not self.config.causal", "False"),
         f"{AUTOREGRESSIVE}::test_a_centred_convolution_sees_what_is_to_come",
     ),
 )

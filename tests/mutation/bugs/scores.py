@@ -1,4 +1,4 @@
-"""Scores that are adjusted, and layers that differ."""
+"""Bugs of score modifiers and of settings that differ between layers."""
 
 from tests.mutation.bug import AUTOREGRESSIVE, INVARIANCE, Bug
 from tests.mutation.changes import Replace
@@ -8,25 +8,25 @@ ENCODER = "models/test_encoder.py"
 
 BUGS = (
     Bug(
-        "a short row's tiles teach the relative bias nothing",
+        "short sequences give the relative bias no gradient",
         "functional.blockwise:_short_backward",
-        Replace("_sum(d_scores, more)", "d_scores"),
+        Replace("add_gradients(d_scores, more)", "d_scores"),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
-        "a long row's tiles teach the relative bias nothing",
+        "long sequences give the relative bias no gradient",
         "functional.blockwise:_long_backward.add",
-        Replace("_sum(d_scores, learnt)", "d_scores"),
+        Replace("add_gradients(d_scores, more.scores)", "d_scores"),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
-        "the cap of the scores is left out",
+        "the score cap is omitted",
         "functional.scores:Scores.scaled",
         Replace("capped(self.scale * products, self.cap)", "self.scale * products"),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
-        "T5's bias is asked the other way round",
+        "T5's relative offsets have the wrong sign",
         "functional.scores:RelativeBias.__call__",
         Replace(
             "key.position_ids()[..., None, :] - query.position_ids()[..., :, None]",
@@ -35,49 +35,49 @@ BUGS = (
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
-        "a step over the cache leaves the bias out",
-        "functional.scores:Scores.asked",
+        "cached steps omit the bias",
+        "functional.scores:Scores.evaluated",
         Replace("replace(self, bias=DenseBias(self.bias(query, key)))", "replace(self, bias=None)"),
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
-        "the bias counts places in the row",
-        "functional.transformer:whole_rows",
+        "the bias uses indices, not positions",
+        "functional.contexts:of_rows",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
-        "the pattern of layers begins one too late",
+        "the layer pattern starts one layer late",
         "models.config.transformer:_layers",
         Replace("layer % len(entries)", "(layer + 1) % len(entries)"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
-        "a scan runs the first setting in every layer",
-        "functional.layers:over_layers.one_period",
-        Replace("settings[first : first + period]", "settings[:1] * period"),
+        "a scan uses the first layer's settings everywhere",
+        "functional.transformer:scan_layers",
+        Replace("settings[start:stop]", "settings[:1] * (stop - start)"),
         f"{INVARIANCE}::test_how_a_model_runs_changes_nothing",
     ),
     Bug(
-        "an encoder's window leaves its edge out",
+        "an encoder's window omits its edge",
         "functional.masks:Near.__call__",
         Replace("abs(offset) <= self.distance", "abs(offset) < self.distance"),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
     Bug(
-        "positions begin at the table's first row",
+        "position_offset is ignored",
         "functional.embedding:add_positions",
         Replace("positions + config.position_offset", "positions"),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
     Bug(
-        "the first layer is normalised after all",
-        "functional.blocks:norms_of.first",
+        "first_attention_norm is ignored",
+        "functional.blocks:norm_before",
         Replace("not config.first_attention_norm", "False"),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
     Bug(
-        "the cap of the logits is left out of the loss",
+        "the loss omits the logit cap",
         "functional.losses:_logits",
         Replace(
             "capped(linear(head, hidden, jnp.float32), cap)", "linear(head, hidden, jnp.float32)"

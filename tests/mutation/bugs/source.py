@@ -1,4 +1,4 @@
-"""Beams, encoders, and models that read a source."""
+"""Bugs of beam search, encoders, and models that read a source."""
 
 from tests.mutation.bug import CHUNKING, Bug
 from tests.mutation.changes import Replace
@@ -13,58 +13,58 @@ BUGS = (
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
-        "a row that is done goes on",
+        "a finished beam search continues",
         "decoding.beam:_extend",
         Replace(
-            "(jnp.arange(number) < beam_width) & ~search.done()[:, None]",
+            "(jnp.arange(number) < beam_width) & ~search.done[:, None]",
             "jnp.arange(number) < beam_width",
         ),
         f"{BEAM}::test_a_beam_of_one_is_greedy",
     ),
     Bug(
-        "scores are not normalised",
+        "beam scores ignore the length penalty",
         "decoding.beam:Beam.scores",
         lambda scores: lambda self, length_penalty: scores(self, 0),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
-        "all hypotheses begin alike",
+        "all beams start with equal scores",
         "decoding.beam:_begin",
         Replace("nothing.at[:, 0].set(0.0)", "nothing.at[:].set(0.0)"),
         f"{BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
-        "what is pooled may be padding",
+        "the pooler may read padding",
         "functional.encoder:pooled",
         lambda pooled: lambda weights, encoded, segments=None: pooled(weights, encoded),
         f"{ENCODER}::test_pooled_is_of_the_first_token",
     ),
     Bug(
-        "padding is masked and to be told",
+        "padding is masked and predicted",
         "functional.masking:mask_tokens",
         Replace("segments is not None", "False"),
         f"{ENCODER}::test_tokens_are_masked_as_often_as_bert_says",
     ),
     Bug(
-        "a prefix may be read in pieces",
+        "a prefix may be read in chunks",
         "decoding.autoregressive:_check_reading",
         Replace("short.any()", "False"),
         f"{CHUNKING}::test_a_prefix_torn_apart_is_refused",
     ),
     Bug(
-        "padding counts",
+        "padding has weight in the loss",
         "training.data.pairs:PairBatches._batch",
         Replace("real.astype(np.float32)", "np.ones(shape, np.float32)"),
         "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),
     Bug(
-        "the end of a text is not to be learnt",
+        "the end of a text has no weight in the loss",
         "training.data.pairs:PairBatches._batch",
         Replace("real.astype(np.float32)", "(targets > 0).astype(np.float32)"),
         "training/data/test_pairs.py::test_an_epoch_has_every_pair_once",
     ),
     Bug(
-        "which pairs come together depends on the devices",
+        "batches of pairs depend on the number of devices",
         "training.data.pairs:PairBatches._batch",
         Replace("micro * pairs + place", "micro * places + place"),
         "training/data/test_pairs.py::test_what_comes_is_the_same_on_any_number_of_devices",

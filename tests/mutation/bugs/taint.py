@@ -1,4 +1,4 @@
-"""Taint, which follows every path, wrong itself: too much, and too little."""
+"""Bugs of the taint analysis: marks that are missing, and marks too many."""
 
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, without
@@ -9,61 +9,71 @@ PRIMITIVES = "verify/test_primitives.py::test_every_path_and_no_other"
 REFERENCES = "verify/test_references.py"
 COMPARED = "verify/test_dependency.py"
 
+
+def without_marks(varying):
+    def broken(self, value, where):
+        from jaxformer.verify.marks import Marked
+
+        return Marked(value)
+
+    return broken
+
+
 BUGS = (
-    # ---- the run of a jaxpr
+    # ---- interpreting a jaxpr
     Bug(
-        "taint forgets what ends a loop",
+        "taint ignores the condition of a loop",
         "verify.taint:_Run.while_",
         Replace("decided is None", "True"),
         TAINT,
     ),
     Bug(
-        "the end of one row is the end of all",
+        "a batched loop condition is treated as a scalar",
         "verify.taint:_Run.while_",
         Replace("np.ndim(goes_on.value) == 0", "True"),
         PRIMITIVES,
     ),
     Bug(
-        "taint loses what goes through a reference made outside",
+        "taint loses values in a reference from outside",
         "verify.taint:_Run.equation",
         Replace("(*equation.invars, *equation.outvars)", "equation.outvars"),
         f"{REFERENCES}::test_a_reference_made_outside_is_refused",
     ),
     Bug(
-        "taint loses what goes through a reference made inside",
+        "taint loses values in a reference created inside",
         "verify.taint:_Run.equation",
         Replace("(*equation.invars, *equation.outvars)", "()"),
         f"{REFERENCES}::test_a_reference_made_inside_is_refused",
     ),
     Bug(
-        "what has no rule stops taint",
-        "verify.taint:_Run.equation",
+        "a primitive without a rule stops taint",
+        "verify.taint:_Run.passed",
         Replace(
             "rule = everything", "rule = lambda params, inputs, outputs: [None] * len(outputs)"
         ),
         NO_RULE,
     ),
     Bug(
-        "any jaxpr among its parameters makes a call",
+        "any primitive with a jaxpr parameter counts as a call",
         "verify.taint:_Run.equation",
         Replace("name in _CALLS", '"jaxpr" in params or name in _CALLS'),
         NO_RULE,
     ),
     Bug(
-        "taint takes one branch for all",
+        "taint follows only one branch of a cond",
         "verify.taint:_Run.cond_",
         Replace("zip(*each, strict=True)", "zip(each[number])"),
         TAINT,
     ),
-    # ---- loops of any length
+    # ---- loops of unknown length
     Bug(
-        "a row reads what another is now, whenever that ends",
+        "reading an unsure loop element does not make it unsure",
         "verify.loops:of_any_length",
         Replace("(marks[..., -1] & UNSURE) != 0", "m.expand(decided, shape).any(axis=-1)"),
         PRIMITIVES,
     ),
     Bug(
-        "a later step brings what this one does",
+        "a current 0 stops the marks of later loop steps",
         "verify.loops:of_any_length",
         Replace(
             "np.where(m.expand(decided, shape).any(axis=-1), VARIES | UNSURE, VARIES)",
@@ -73,38 +83,56 @@ BUGS = (
     ),
     # ---- the rules of primitives
     Bug(
-        "taint goes through a product with 0",
+        "taint passes through a product with 0",
         "verify.products:product",
         Replace("_through(b.marks(), a.live())", "_through(b.marks(), None)"),
         f"{TAINT} {COMPARED}::test_three_witnesses_find_the_rule",
     ),
     Bug(
-        "taint forgets what decides a choice",
-        "verify.passing:_select",
-        Replace("m.union(m.ranked(which, outputs[0]), *chosen)", "m.union(*chosen)"),
+        "taint ignores the condition of a select",
+        "verify.primitives:_select",
+        Replace("m.union(which.marks, *chosen)", "m.union(*chosen)"),
         TAINT,
     ),
     Bug(
-        "taint takes the case at hand for all",
-        "verify.passing:_select",
+        "taint follows only the selected case",
+        "verify.primitives:_select",
         Replace("m.marked(which.marks, choice.shape)", "np.zeros(choice.shape, bool)"),
         TAINT,
     ),
     Bug(
-        "taint takes a mask of −10⁹ for a number",
-        "verify.passing:_power",
-        lambda power: lambda params, inputs, outputs: [inputs[0].marks],
+        "taint treats a mask of −10⁹ as a number",
+        "verify.bounds:constant",
+        lambda constant: lambda bounds, shape: None,
         TAINT,
     ),
     Bug(
-        "the largest of two is of the last axis",
-        "verify.passing:_sorted",
+        "taint treats a score of −10⁴ as a mask",
+        "verify.bounds:reach",
+        lambda reach: lambda dtype: 4000.0,
+        "verify/test_bounds.py::test_a_number_that_scores_may_reach_is_no_mask",
+    ),
+    Bug(
+        "a column-major reshape is treated as row-major",
+        "verify.primitives:_reshaped",
+        Replace('params.get("dimensions") is not None', "False"),
+        TAINT,
+    ),
+    Bug(
+        "a weight that happens to be 0 stops taint",
+        "verify.taint:_Run.varying",
+        without_marks,
+        "verify/test_weights.py::test_a_leak_behind_zeros_is_found",
+    ),
+    Bug(
+        "the axis parameters of reductions are ignored",
+        "verify.primitives:_sorted",
         Replace('("dimension", "axis", "reduction_dimension")', '("dimension",)'),
         f"{TAINT} {PRIMITIVES}",
     ),
     Bug(
-        "a pool is marked by what all of its window has",
-        "verify.passing:_pooled",
+        "a pool needs the mark on its whole window",
+        "verify.primitives:_pooled",
         Replace(
             "jax.lax.reduce_window(jax.numpy.asarray(bits), np.uint8(0), jax.lax.max, **how)",
             "jax.lax.reduce_window(jax.numpy.asarray(bits), np.uint8(1), jax.lax.min, **how)",
@@ -112,39 +140,39 @@ BUGS = (
         TAINT,
     ),
     Bug(
-        "a device stops taint's rules",
-        "verify.passing:_RULES",
+        "taint has no rule for device_put",
+        "verify.primitives:_RULES",
         without("device_put"),
         PRIMITIVES,
     ),
     Bug(
-        "bits are not what they are bits of",
-        "verify.passing:_RULES",
+        "taint has no rule for bitcast_convert_type",
+        "verify.primitives:_RULES",
         without("bitcast_convert_type"),
         PRIMITIVES,
     ),
-    # ---- elements that are moved
+    # ---- moved elements
     Bug(
-        "a marked index moves what it happens to",
-        "verify.moves:moved.rule",
+        "a marked index moves only the current element",
+        "verify.indexing:moved.rule",
         Replace("return everything(params, inputs, outputs)", "pass"),
         TAINT,
     ),
     Bug(
-        "a marked index fetches what has no marks",
-        "verify.moves:gathered.rule",
+        "a marked index ignores the marks of its operand",
+        "verify.indexing:gathered.rule",
         Replace("m.union(each, _placed(operand.marks, rows, rank))", "each"),
         PRIMITIVES,
     ),
     Bug(
-        "a marked index fetches from every row",
-        "verify.moves:gathered.rule",
+        "a marked index ignores batch dimensions",
+        "verify.indexing:gathered.rule",
         Replace("_placed(operand.marks, rows, rank)", "_placed(operand.marks, {}, rank)"),
         PRIMITIVES,
     ),
     Bug(
-        "where it is written has no say in what stands there",
-        "verify.moves:_somewhere",
+        "a marked write index leaves the result unmarked",
+        "verify.indexing:_somewhere",
         Replace("_placed(indices.marks, rows, rank)", "None"),
         PRIMITIVES,
     ),

@@ -1,4 +1,4 @@
-"""What checks the models, wrong itself: a witness that is blind, a rule that is another."""
+"""Bugs of the verification itself: blind witnesses and wrong rules."""
 
 import jax.numpy as jnp
 
@@ -12,10 +12,8 @@ PRECISION = "verify/test_precision.py"
 CERTIFICATE = "verify/test_certificate.py"
 AT_ITS_LAYER = f"{CERTIFICATE}::test_a_bug_fails_its_property_at_its_layer"
 
-FIRST_BROKEN = (
-    "first_broken(subject.model, subject.variables, x, others, subject.segments, **subject.read())"
-)
-TWIN = 'replace(model.config, dtype="float32")'
+FIRST_BROKEN = "first_broken(subject)"
+TWIN = "replace(model.config, dtype=dtype)"
 
 
 def takes_nan_for_zero(largest):
@@ -43,13 +41,13 @@ def from_the_end(first_difference):
 BUGS = (
     # ---- the other witnesses
     Bug(
-        "a change to NaN is none",
+        "a change to NaN is not counted",
         "verify.witnesses:_largest",
         takes_nan_for_zero,
         f"{COMPARED}::test_infinity_gets_past_a_zero",
     ),
     Bug(
-        "one feature alone is asked for its derivative",
+        "only one output feature is differentiated",
         "verify.witnesses:by_derivative.one_per_position",
         Replace(
             "jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
@@ -57,53 +55,53 @@ BUGS = (
         ),
         f"{COMPARED}::test_every_feature_counts",
     ),
-    # ---- rules and what is compared with them
+    # ---- rules, and comparison with them
     Bug(
-        "the rule of a convolution forgets its dilation",
+        "the convolution rule ignores dilation",
         "verify.rules:convolved",
         without_dilation,
         f"{RULES}::test_a_rule_is_its_drawing",
     ),
     Bug(
-        "layers are composed one short",
+        "the composed rule omits a layer",
         "verify.rules:composed",
         without_the_first_layer,
         f"{RULES}::test_layers_of_a_window_reach_as_far_as_they_add_up_to",
     ),
     Bug(
-        "missing edges are forgiven",
-        "verify.dependency:Comparison.holds",
+        "missing edges are accepted",
+        "verify.comparison:Comparison.holds",
         lambda holds: lambda self: not self.spurious,
         f"{COMPARED}::test_an_edge_that_is_not_there_is_missed",
     ),
     Bug(
         "a failure does not say that a rule is missing",
-        "verify.dependency:assert_dependencies",
-        Replace("(str(compared), *found.remarks)", "(str(compared),)"),
+        "verify.comparison:assert_dependencies",
+        Replace("(str(compared), *found.remarks, *found.notes)", "(str(compared),)"),
         f"{COMPARED}::test_a_failure_says_what_taint_has_no_rule_for",
     ),
     # ---- the certificate
     Bug(
-        "who is wrong about a path is forgiven",
+        "a witness that disagrees is accepted",
         "verify.certificate:_rule",
         Replace("compared.holds and not wrong", "compared.holds"),
         f"{CERTIFICATE}::test_a_blind_witness_is_told",
     ),
     Bug(
-        "a leak is put down to the last point that shows it",
+        "a leak is attributed to its last point",
         "verify.layers:first_difference",
         from_the_end,
         AT_ITS_LAYER,
     ),
     Bug(
-        "blocks are not asked one by one",
+        "blocks are not checked one by one",
         "verify.certificate:_rule",
         Replace(FIRST_BROKEN, f"None if compared.holds else {FIRST_BROKEN}"),
         AT_ITS_LAYER,
     ),
     Bug(
         "a chunking is compared with itself",
-        "verify.certificate:_cached",
+        "verify.chunks:cached",
         Replace(
             "_, kept = _advanced(subject, tokens, [length])",
             "whole, kept = _advanced(subject, tokens, [length])",
@@ -111,57 +109,57 @@ BUGS = (
         f"{CERTIFICATE}::test_every_chunking_is_held_to_one_pass",
     ),
     Bug(
-        "a certificate cuts a prefix into chunks",
-        "verify.certificate:_chunks",
+        "a certificate splits a prefix into chunks",
+        "verify.chunks:chunk_sizes",
         lambda chunks: lambda rng, length, first: chunks(rng, length, 1),
         f"{SUBJECT}::test_chunks_are_a_text_and_the_first_is_large_enough "
         f"{SUBJECT}::test_a_prefix_is_read_in_one_chunk",
     ),
     Bug(
-        "the loss floor is of the tokens that were read",
+        "the loss floor is measured on inputs, not targets",
         "verify.certificate:_floor",
         Replace("tokens[:, first:, None]", "tokens[:, first - 1 : -1, None]"),
         f"{CERTIFICATE}::test_who_has_seen_its_target_is_below_the_floor",
     ),
     Bug(
-        "the loss floor is of what a prefix sees",
+        "the loss floor includes tokens inside the prefix",
         "verify.certificate:_floor",
         Replace("subject.minimum_prefill", "1"),
         f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
     ),
     Bug(
-        "a certificate does not say that it is of float32",
+        "a certificate omits its precision",
         "verify.certificate:examine",
-        Replace('detail += "; in float32"', "pass"),
+        Replace('detail += f"; in {precision}"', "pass"),
         f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
     ),
-    # ---- what is certified
+    # ---- the certified model
     Bug(
-        "a bfloat16 model is certified with its rounding",
+        "a bfloat16 model is certified in bfloat16",
         "verify.subject:subject_of",
         Replace(TWIN, "model.config"),
         f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
     ),
     Bug(
-        "what is certified is another class's model",
+        "the certified model is of another class",
         "verify.subject:subject_of",
         Replace(f"model.copy(config={TWIN})", f'__import__("jaxformer").build({TWIN})'),
         f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
     ),
     Bug(
-        "sizes that a config leaves open stay open",
+        "sizes missing in a config stay missing",
         "models.language_model:LanguageModel.__post_init__",
         Replace("self.config.resolved", "self.config"),
         f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
     ),
     Bug(
-        "a row of a certificate ends with its prefix",
+        "a certificate's sequences end with the prefix",
         "verify.subject:subject_of",
         Replace("max(12, model.minimum_prefill + 1)", "12"),
         f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
     ),
     Bug(
-        "verify ends well whatever it found",
+        "verify always exits with status 0",
         "cli.verify:main",
         Replace("0 if holds else 1", "0"),
         "cli/test_verbs.py::test_a_certificate_is_printed_written_and_drawn",

@@ -1,5 +1,8 @@
-"""Python runs this at its start if the folder is on its path: one file is then read as another text
-says, whoever imports it and whatever import hooks there are."""
+"""Replaces the source of one module with a broken version.
+
+Python runs this file at startup if its folder is on the path. It works for every importer and with
+every import hook.
+"""
 
 import os
 from importlib.machinery import SourceFileLoader

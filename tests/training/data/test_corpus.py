@@ -1,4 +1,4 @@
-"""What is in files and folders, whatever they hold."""
+"""Reading of files and folders with any content."""
 
 import os
 
@@ -34,25 +34,25 @@ def test_the_standard_library_is_large_enough_and_has_no_tests():
     assert 1.4 < bits["xz"] < bits["gzip"] < 2.2
 
 
-def test_what_earlier_runs_left_is_no_text(tmp_path):
-    """Their tokenizer, samples and metrics, where a folder that holds them is named."""
+def test_files_of_earlier_runs_are_not_read(tmp_path):
+    """The tokenizer, samples and metrics of runs in a named folder are skipped."""
     run = tmp_path / "runs" / "stdlib"
     (run / "tokens").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "samples.txt"):
         (run / name).write_text("{}")
-    (tmp_path / "config.json").write_text("mine")
+    (tmp_path / "config.json").write_text('[{"text": "mine"}]')
     documents, skipped = read_documents([tmp_path])
     assert _texts(documents) == [("config.json", "mine")]
     assert skipped == [f"{run}: a run"]
 
 
-def test_a_python_without_its_source_is_told_what_to_do(tmp_path, monkeypatch):
+def test_a_python_without_library_source_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
-    message = f"{tmp_path}: this Python has no library source; name files to train on"
+    message = f"{tmp_path}: this Python installation has no library source; give TEXT to train on"
     assert error_of(standard_library) == message
 
 
-def test_folders_are_read_to_the_bottom_in_order_as_they_are(tmp_path):
+def test_folders_are_read_recursively_in_sorted_order(tmp_path):
     (tmp_path / "b" / "c").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
     (tmp_path / "b" / "c" / "deep.txt").write_bytes("\ufeffcafé\r\n\rend".encode())
@@ -64,14 +64,14 @@ def test_folders_are_read_to_the_bottom_in_order_as_they_are(tmp_path):
     assert _texts(documents) == [
         ("z.txt", "z"),
         ("b/a.txt", "a"),
-        ("b/c/deep.txt", "\ufeffcafé\r\n\rend"),
+        ("b/c/deep.txt", "café\r\n\rend"),
     ]
     assert skipped == [f"{tmp_path / 'z.txt'}: a copy of {tmp_path / 'z.txt'}"]
     documents, skipped = read_documents([tmp_path / "z.txt"])
     assert (_texts(documents), skipped) == ([("z.txt", "z")], [])
 
 
-def test_what_is_no_text_in_a_folder_is_skipped_and_listed(tmp_path):
+def test_files_without_text_in_a_folder_are_skipped_and_listed(tmp_path):
     (tmp_path / "text.txt").write_text("text")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
@@ -91,7 +91,7 @@ def test_what_is_no_text_in_a_folder_is_skipped_and_listed(tmp_path):
     ]
 
 
-def test_a_named_path_that_gives_no_text_is_refused(tmp_path):
+def test_a_named_path_without_text_is_refused(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\x7fELF\0")
     (tmp_path / "latin").write_bytes(b"\xff\xfe")

@@ -1,4 +1,4 @@
-"""Scoring misses no token, and takes none twice."""
+"""Evaluation windows score every token exactly once."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ many_cases = settings(max_examples=5 * settings().max_examples)
 
 
 def evaluation_windows(tokens, length, stride):
-    """Those of one document, as rows."""
+    """Yields the windows of one document as rows."""
     for window in EvaluationWindows([tokens], length, stride):
         yield jax.tree.map(lambda x: x[0], window)
 
@@ -22,7 +22,7 @@ def evaluation_windows(tokens, length, stride):
 @given(st.integers(0, 70), st.integers(1, 16), st.data())
 def test_each_token_of_a_document_is_scored_once_with_its_context(num_targets, length, draw):
     stride = draw.draw(st.integers(1, length))
-    document = np.arange(100, 100 + num_targets + 1)  # token - 100 is its place
+    document = np.arange(100, 100 + num_targets + 1)  # token - 100 is its index
     times_scored = np.zeros(num_targets, int)
     windows = list(evaluation_windows(document, length, stride))
     for number, window in enumerate(windows):
@@ -63,11 +63,11 @@ def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, l
 
 
 @pytest.mark.parametrize("stride", [0, 5])
-def test_a_stride_that_would_miss_tokens_is_refused(stride):
-    message = f"stride: {stride} is not accepted; 1 to the window length 4 is"
+def test_an_invalid_stride_is_refused(stride):
+    message = f"stride is {stride}; it must be in 1 … window length (4)"
     assert error_of(lambda: list(evaluation_windows([1, 2, 3], 4, stride))) == message
 
 
-def test_an_evaluation_batch_of_none_is_refused():
-    message = "batch_size: 0 is not accepted; at least 1 is"
+def test_an_evaluation_batch_size_of_zero_is_refused():
+    message = "batch_size is 0; it must be at least 1"
     assert error_of(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message

@@ -1,4 +1,4 @@
-"""What a score is judged by: compressors, and lines that could be known by heart."""
+"""Baselines of a score: compressors, and held-out lines that occur in training."""
 
 import gzip
 import lzma
@@ -18,14 +18,14 @@ from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from tests.errors import error_of
 
 
-def test_baselines_are_those_of_the_programs():
+def test_baselines_equal_those_of_the_command_line_programs():
     documents = list(standard_library())[:20]
     data = "".join(document.text for document in documents).encode()
     bits = baselines(documents)
     extreme = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
     assert bits["gzip"] == 8 * len(gzip.compress(data, 9)) / len(data)
     assert bits["xz"] == 8 * len(extreme) / len(data)
-    assert len(gzip.compress(data, 9)) < len(gzip.compress(data, 6))  # so the levels matter here
+    assert len(gzip.compress(data, 9)) < len(gzip.compress(data, 6))  # so the levels differ here
     assert len(extreme) < len(lzma.compress(data, preset=9))
     for program, options in ("gzip", ["-9"]), ("xz", ["-9e"]):
         if shutil.which(program):
@@ -38,8 +38,8 @@ def test_baselines_of_no_text_are_refused():
     assert error_of(baselines, []) == "held_out: there is no text to compress"
 
 
-def test_compressors_are_given_a_bounded_part(monkeypatch):
-    """Its beginning, wherever documents and pieces end: xz would take hours of gigabytes."""
+def test_compressors_read_a_bounded_part(monkeypatch):
+    """They compress the beginning, across documents and pieces: xz takes hours for gigabytes."""
     texts = [random.Random(n).choices("abcdef \n", k=300) for n in range(9)]
     some = [Document("", "".join(text)) for text in texts]
     monkeypatch.setattr(held_out, "MOST_COMPRESSED", 1000)
@@ -56,7 +56,7 @@ lines = st.lists(
 
 
 def _text(drawn):
-    """Lines that are long, or short, with any white space in and around them."""
+    """Returns long and short lines with any white space in and around them."""
     return "\n".join(
         indent + space.join([f"word{number}"] * (3 if number % 3 else 20))
         for number, indent, space in drawn
@@ -65,7 +65,7 @@ def _text(drawn):
 
 @given(st.lists(lines, max_size=4), st.lists(lines, max_size=3), st.integers(1, 200))
 def test_long_lines_that_stand_in_both_parts_are_counted(train, held, together):
-    """Each as often as it is held out, but for white space; short ones say nothing."""
+    """Each held-out occurrence counts; white space and short lines are ignored."""
     train, held = ([Document("", _text(drawn)) for drawn in part] for part in (train, held))
 
     def long(part):
@@ -79,7 +79,7 @@ def test_long_lines_that_stand_in_both_parts_are_counted(train, held, together):
     assert found == (len(long(held)), sum(line in known for line in long(held)))
 
 
-def test_lines_are_found_across_the_pieces_of_a_file(tmp_path, monkeypatch):
+def test_repeated_lines_across_pieces_are_found(tmp_path, monkeypatch):
     line = "this line is long enough that to meet it twice cannot be an accident\n"
     (tmp_path / "a.txt").write_text("short\n" + line * 3 + "a short end")
     file = documents.TextFile(str(tmp_path), "a.txt")
@@ -89,6 +89,6 @@ def test_lines_are_found_across_the_pieces_of_a_file(tmp_path, monkeypatch):
 
 
 def test_the_standard_library_repeats_some_of_its_lines():
-    """Licences, signatures and idioms; so the default job says how many."""
+    """These are licences, signatures and idioms. So the default run reports the number."""
     found = repeated_lines(*split(standard_library(), *DEFAULT_SPLIT))
     assert found.lines > 1000 and 0.03 < found.repeated / found.lines < 0.15

@@ -1,6 +1,8 @@
-"""Documents packed into one row are learnt from as if each stood alone."""
+"""Training on packed documents equals training on each document alone."""
 
+import itertools
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -32,22 +34,26 @@ def _model(name):
 
 
 class _Tokenizer:
+    """END opens a document and is also an ordinary word, as a config.json may define bos."""
+
     opening, before, after, mask_token, vocab_size = [END], [], [], MASK, 13
+    text_ids = range(MASK)
 
 
 def _batches(model, documents, share=None, **options):
-    """Of documents packed, as a run has them."""
+    """Returns the batches of a run with packed documents."""
     share = share or Share()
     ids = np.concatenate([[END, *document] for document in documents])
+    starts = np.cumsum([0, *(len(document) + 1 for document in documents[:-1])])
     sizes = {"batch_size": 2, "packing": "documents", **options}
     if isinstance(model.config, jf.EncoderConfig):
         config = HiddenTraining(model=model.config, mask_rate=0.4, **sizes)
-        return HiddenBatches(ids, config, _Tokenizer, share)
-    return MicroBatches(ids, TextTraining(model=model.config, **sizes), END, share)
+        return HiddenBatches(ids, config, _Tokenizer, share, starts=starts)
+    return MicroBatches(ids, TextTraining(model=model.config, **sizes), starts, share)
 
 
 def _alone(batch: Batch) -> Batch:
-    """Each document of each row at the beginning of a row of its own, and rows of padding."""
+    """Returns a batch with each document at the start of a separate row, and rows of padding."""
     length = batch.inputs.shape[1]
     apart = Batch(*(np.zeros((2 * length, length), x.dtype) for x in batch[:4]))
     rows = iter(range(2 * length))
@@ -59,13 +65,13 @@ def _alone(batch: Batch) -> Batch:
     return apart
 
 
-documents = st.lists(st.lists(st.integers(1, 11), max_size=15), min_size=2, max_size=6).filter(
+documents = st.lists(st.lists(st.integers(0, 11), max_size=15), min_size=2, max_size=6).filter(
     lambda some: sum(len(one) + 1 for one in some) > 16
 )
 
 
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn"))
-def test_the_loss_of_packed_documents_is_that_of_each_alone(name):
+def test_the_loss_of_packed_documents_is_that_of_single_documents(name):
     model, loss_of = _model(name)
 
     @given(documents, st.integers(0, 3))
@@ -97,12 +103,38 @@ def test_what_processes_read_together_is_the_batch_of_one(name):
         assert parts[0].state() == one.state()
 
 
-def test_the_segments_of_hidden_tokens_are_their_own():
-    """A model that sees both sides reads the targets, of which each stands in its document."""
-    model, _ = _model("encoder")
-    batch = next(_batches(model, [[1, 2, 3] * 2, [4, 5, 6, 7], [8] * 20]))
-    rows = zip(*(x.reshape(-1, x.shape[-1]) for x in (batch.targets, batch.segments)), strict=True)
-    for targets, segments in rows:
-        begins = np.diff(segments, prepend=0) > 0
-        real = segments > 0
-        assert np.array_equal(begins[1:] & real[1:], (targets[1:] == END) & real[1:])
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing):
+    """`mask_rate` of the remaining tokens are hidden, and the segments are those of the targets.
+
+    Each token of the stream is its index, so a target shows its place.
+    """
+    special, opening = {2, 50, 51}, 2
+    starts = np.array([0, 3, 40, 42, 90])
+    marks = {place + more for place in starts for more in range(opening)}
+    tokenizer = SimpleNamespace(
+        opening=[5, 6],
+        before=[],
+        after=[],
+        mask_token=199,
+        vocab_size=200,
+        text_ids=sorted(set(range(150)) - special),
+    )
+    model = jf.EncoderConfig(vocab_size=300, max_length=16, num_layers=1, embed_dim=8, num_heads=2)
+    config = HiddenTraining(model=model, mask_rate=0.4, batch_size=64, packing=packing)
+    batches = HiddenBatches(np.arange(140), config, tokenizer, starts=starts)
+    number, hidden, drawn = 0, 0, set()
+    for batch in itertools.islice(batches, 20):
+        inputs, targets, weights, segments = (None if x is None else x[0] for x in batch[:4])
+        real = np.ones_like(targets) if segments is None else segments > 0
+        assert (
+            not weights[np.isin(targets, [*marks, *special])].any() and not weights[real == 0].any()
+        )
+        number += int((real * ~np.isin(targets, [*marks, *special])).sum())
+        hidden += int(weights.sum())
+        drawn |= set(inputs[(weights > 0) & (inputs != targets)].tolist())
+        if segments is not None:
+            begins = (np.diff(segments, prepend=0) > 0)[:, 1:] & (real[:, 1:] > 0)
+            assert np.array_equal(begins, np.isin(targets, starts)[:, 1:] & (real[:, 1:] > 0))
+    assert abs(hidden / number - 0.4) < 5 * np.sqrt(0.24 / number)
+    assert drawn == {*tokenizer.text_ids, tokenizer.mask_token}

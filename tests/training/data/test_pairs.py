@@ -1,4 +1,4 @@
-"""What a batch of pairs holds."""
+"""Batches of pairs."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ pairs = st.lists(st.tuples(ids, ids), min_size=1, max_size=40)
 
 
 def rows(batch):
-    """(source, target) of each row that counts, read back from what the model is given."""
+    """Yields the (source, target) of each row that counts, from a batch."""
     for row in range(batch.inputs.shape[1]):
         weights, real = batch.weights[0, row], batch.segments[0, row]
         if not weights.any():
@@ -30,8 +30,10 @@ def rows(batch):
 
 @given(pairs=pairs, seed=st.integers(0, 5), num_buckets=st.integers(1, 4))
 def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
-    """Teacher forcing: the end of text in front of the inputs, behind the targets; no weight on
-    padding; nothing dropped, nothing twice, epoch after epoch, in another order."""
+    """Every epoch has every pair exactly once, in another order.
+
+    The end of text is in front of the inputs and behind the targets. Padding has weight 0.
+    """
     batches = PairBatches(pairs, 40, END, seed, num_buckets)
     wanted = Counter((tuple(source), tuple(target)) for source, target in pairs)
     for epoch in range(2):
@@ -42,7 +44,7 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
             assert batch.inputs.shape[2] in batches.widths
             assert batch.inputs.shape[2] <= max(len(side) + 1 for pair in pairs for side in pair)
             a_source = batch.source_segments.any(axis=2)
-            assert (a_source == batch.segments.any(axis=2)).all()  # a row of padding has neither
+            assert (a_source == batch.segments.any(axis=2)).all()  # a padding row has neither side
             assert not batch.weights[batch.segments == 0].any()
             found.update(rows(batch))
         assert found == wanted
@@ -55,8 +57,10 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
     accumulate=st.sampled_from([1, 3]),
 )
 def test_what_comes_is_the_same_on_any_number_of_devices(pairs, seed, multiple, accumulate):
-    """The same pairs in the same micro-batches, so that losses are, and a run that was saved on one
-    device goes on on others; rows are filled up with padding to those that devices share."""
+    """Micro-batches have the same pairs for any `multiple`, with more rows of padding.
+
+    So the losses are equal, and a run that one device saved continues on several devices.
+    """
     one, many = (
         PairBatches(pairs, 64, END, seed, 1, accumulate=accumulate, multiple=number)
         for number in (1, multiple)
@@ -74,8 +78,8 @@ def test_what_comes_is_the_same_on_any_number_of_devices(pairs, seed, multiple, 
 
 
 @given(pairs=pairs, seed=st.integers(0, 5), steps=st.integers(0, 30))
-def test_what_comes_is_resumed_where_it_stood(pairs, seed, steps):
-    """From the state alone, in a new process as it were, the same batches come."""
+def test_a_restored_iterator_continues_with_the_same_batches(pairs, seed, steps):
+    """A new iterator with the saved state continues with the same batches."""
     first = PairBatches(pairs, 64, END, seed)
     for _ in range(steps):
         next(first)
@@ -86,7 +90,7 @@ def test_what_comes_is_resumed_where_it_stood(pairs, seed, steps):
             np.testing.assert_array_equal(one, other)
 
 
-def test_the_order_is_anothers_for_another_seed():
+def test_another_seed_gives_another_order():
     many = [([i + 1], [i + 1]) for i in range(50)]
     orders = [
         [pair for batch in range(3) for pair in rows(next(batches))]
@@ -95,11 +99,11 @@ def test_the_order_is_anothers_for_another_seed():
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_pairs_that_make_no_batch_are_refused():
+def test_invalid_pairs_are_refused():
     for given_pairs, tokens, message in (
         ([], 8, "there are none"),
         ([([1], [2]), ([1], [])], 8, "one side of number 2 is empty"),
-        ([([1] * 9, [2])], 8, "number 1 has 9 tokens on a side; a batch has 8"),
+        ([([1] * 9, [2])], 8, "number 1 has 9 tokens on a side; a row of a batch holds at most 8"),
     ):
         with pytest.raises(ValueError, match=message):
             PairBatches(given_pairs, tokens, END)

@@ -1,17 +1,30 @@
-"""Parallel text: what is read, and what is refused."""
+"""Reading and splitting of parallel text."""
 
 import gzip
+import hashlib
 import json
+from collections import Counter
 
 import pytest
-from hypothesis import given
+import tokenizers
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased
+from jaxformer.models.config import EncoderDecoderConfig
+from jaxformer.training.config import PairTraining
 from jaxformer.training.data.parallel import read_pairs, split_pairs
+from jaxformer.training.data.split import groups_of_alike
+from jaxformer.training.screen import Screen
+from jaxformer.training.tasks.pairs import Pairs
 
 
 def test_files_are_read_line_by_line(tmp_path):
-    """Plain and gzip, side by side; a line keeps what is in it."""
+    """A plain and a compressed file are read together; the content of lines is unchanged."""
     (tmp_path / "a.en").write_text("one\n two, \nthree\n", encoding="utf-8")
     with gzip.open(tmp_path / "a.fr.gz", "wt", encoding="utf-8") as file:
         file.write("un\ndeux\u2028\ntrois")
@@ -22,7 +35,7 @@ def test_files_are_read_line_by_line(tmp_path):
     ]
 
 
-# Whatever Unicode calls the end of a line, and a carriage return, may stand within one.
+# A line may contain a carriage return and the other line ends of Unicode.
 separators = st.sampled_from("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 pieces = st.one_of(st.text(st.characters(exclude_characters="\n", codec="utf-8")), separators)
 lines = st.lists(pieces, min_size=1, max_size=4).map("".join).map(lambda line: f"a{line}z")
@@ -30,8 +43,10 @@ lines = st.lists(pieces, min_size=1, max_size=4).map("".join).map(lambda line: f
 
 @given(lines=st.lists(lines, min_size=1), ends=st.randoms(), packed=st.booleans())
 def test_a_line_ends_at_a_line_feed_alone(tmp_path_factory, lines, ends, packed):
-    """Or at a carriage return and a line feed; the last one may have no end. So line n of one side
-    stands beside line n of the other."""
+    r"""A line ends at "\n" or "\r\n" only, so that line n of both files is the same pair.
+
+    The last line may have no end.
+    """
     path = tmp_path_factory.mktemp("lines") / ("a.gz" if packed else "a")
     text = "".join(line + ends.choice(["\n", "\r\n"]) for line in lines)
     text = text[:-1] if ends.random() < 0.5 and not text.endswith("\r\n") else text
@@ -47,19 +62,19 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path_factory, lines, ends, packed)
         ("un\ndeux\n\n", "a.fr: line 3 is empty"),
     ],
 )
-def test_texts_that_are_not_parallel_are_refused(tmp_path, target, message):
+def test_files_that_are_not_parallel_are_refused(tmp_path, target, message):
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
     (tmp_path / "a.fr").write_text(target)
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / "a.en", tmp_path / "a.fr")
 
 
-def test_what_is_no_text_is_refused(tmp_path):
+def test_files_that_are_not_text_are_refused(tmp_path):
     (tmp_path / "a.en").write_text("")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
     (tmp_path / "not.gz").write_text("plain\n")
     whole = bytearray(gzip.compress(b"one\n"))
-    whole[10] = 7  # a kind of block that there is not: zlib's own kind of error
+    whole[10] = 7  # an invalid block type: raises zlib's own exception
     (tmp_path / "torn.gz").write_bytes(whole)
     for name, message in (
         ("a.en", "there are no lines"),
@@ -72,8 +87,8 @@ def test_what_is_no_text_is_refused(tmp_path):
             read_pairs(tmp_path / name, tmp_path / "a.en")
 
 
-def test_a_damaged_line_is_named(tmp_path):
-    """However small the file: its digest is the last thing that is read."""
+def test_a_damaged_line_is_reported(tmp_path):
+    """This holds for small files too, whose digest is read last."""
     lines = "".join(f"{n * 7919 % 10007}\n" for n in range(300))
     whole = gzip.compress(lines.encode())
     for name, content, message in (
@@ -86,8 +101,8 @@ def test_a_damaged_line_is_named(tmp_path):
             read_pairs(tmp_path / name, tmp_path / name)
 
 
-def test_one_file_holds_both_sides(tmp_path):
-    """A tab between them, or JSON of two kinds, packed or not."""
+def test_one_file_may_hold_both_sides(tmp_path):
+    """The columns are tab-separated or JSON of two forms, with and without compression."""
     pairs = [("one", "un"), (" two, ", "deux")]
     objects = [{"target": target, "source": source, "id": 3} for source, target in pairs]
     texts = {
@@ -104,31 +119,79 @@ def test_one_file_holds_both_sides(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.txt", "one\tun\n", "a.txt: --target is missing; one file holds both sides only as"),
+        ("a.txt", "one\tun\n", "a.txt: --target is missing; a file with both sides must be"),
         ("a.tsv", "one\tun\ntwo\n", "a.tsv: line 2 has 1 columns"),
         ("a.tsv", "one\tun\tdeux\n", "a.tsv: line 1 has 3 columns"),
         ("a.tsv", "one\t \n", "a.tsv: line 1 is empty"),
-        ("a.jsonl", '["one"', "a.jsonl: line 1 is no JSON"),
+        ("a.jsonl", '["one"', "a.jsonl: line 1 is not valid JSON"),
         ("a.jsonl", '["one"]', "a.jsonl: line 1 is neither"),
         ("a.jsonl", '["one", 2]', "a.jsonl: line 1 is neither"),
         ("a.jsonl", '{"source": "one"}', "a.jsonl: line 1 is neither"),
-        ("a.jsonl", "[" * 100_000, "a.jsonl: line 1 is no JSON"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl: line 1 is not valid JSON"),
     ],
 )
-def test_what_does_not_hold_both_sides_is_refused(tmp_path, name, text, message):
+def test_a_file_without_both_sides_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / name)
 
 
-sides = st.text("abcd", min_size=1, max_size=2)
+sides = st.text("abcdAÀé ", min_size=1, max_size=2)
+
+
+def _reader(kind):
+    """Returns a tokenizer that ignores certain differences between texts."""
+    if kind == "bytes":
+        return ByteTokenizer.train((), 257)
+    if kind == "bytes in lower case":
+        return lowercased(ByteTokenizer.train((), 257))
+    backend = tokenizers.Tokenizer(models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))
+    backend.normalizer = {
+        "words, accents stripped": normalizers.BertNormalizer(strip_accents=True, lowercase=False),
+        "words": normalizers.Replace("d", "b"),
+    }[kind]
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return Subwords(backend, SpecialTokens((0,)))
+
+
+READERS = ("bytes", "bytes in lower case", "words, accents stripped", "words")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_source_held_out_has_the_tokens_of_one_that_is_learnt(reader):
+    """No held-out source differs from a training source only in case, accents or white space."""
+    tokenizer = _reader(reader)
+
+    @given(st.lists(sides, min_size=2, max_size=30), st.floats(0.01, 0.5))
+    def check(sources, fraction):
+        try:
+            train, held_out = split_pairs([(s, s) for s in sources], fraction, tokenizer)
+        except ValueError as error:
+            assert "too few to hold some out" in str(error)
+            return
+        views = [lambda text: tuple(tokenizer.encode(text)), lambda text: text.lower().split()]
+        for view in views:
+            assert not any(view(held) == view(known) for held, _ in held_out for known, _ in train)
+
+    check()
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=2))
+def test_the_split_of_different_sources_is_stable(sources):
+    """Without alike sources, the split is that of an earlier version: by the digest of the text."""
+    digests = {hashlib.blake2b(s.encode(), digest_size=16).digest(): s for s in sources}
+    assume(len(digests) > 1)
+    _, held_out = split_pairs([(s, s) for s in sources], 1e-9, _reader("bytes"))
+    assert {source for source, _ in held_out} == {digests[min(digests)]}
 
 
 @given(st.lists(st.tuples(sides, sides), min_size=2), st.none() | st.floats(0.01, 0.5))
 def test_what_is_held_out_has_no_source_that_is_learnt(pairs, fraction):
-    """Every pair is on one side, in its order; about as many are held out as were asked for, those
-    of a source together."""
-    sources = {source for source, _ in pairs}
+    """Every pair is in one part, in order, and all pairs of a source are in the same part.
+
+    The number of held-out pairs is close to the given fraction.
+    """
+    sources = set(groups_of_alike([source for source, _ in pairs]))
     if len(sources) < 2:
         with pytest.raises(ValueError, match="too few to hold some out"):
             split_pairs(pairs, fraction)
@@ -138,5 +201,37 @@ def test_what_is_held_out_has_no_source_that_is_learnt(pairs, fraction):
     assert train and held_out and not held & {source for source, _ in train}
     assert [pair for pair in pairs if pair[0] in held] == held_out
     assert [pair for pair in pairs if pair[0] not in held] == train
-    most = max(sum(other == source for other, _ in pairs) for source in held)
+    labels = groups_of_alike([source for source, _ in pairs])
+    most = max(map(labels.count, labels))
     assert len(held_out) <= max(1, (fraction or 0.05) * len(pairs)) + most
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.TSV", "a.tsv.GZ", "a.jsonl.zst"])
+def test_a_byte_order_mark_and_upper_case_suffixes_are_accepted(name, tmp_path):
+    columns = ("one", "eins")
+    line = "\t".join(columns) if ".tsv" in name.lower() else json.dumps(columns)
+    data = f"\ufeff{line}\r\n{line}\n".encode()
+    if name.endswith(".GZ"):
+        data = gzip.compress(data)
+    elif name.endswith(".zst"):
+        data = pytest.importorskip("pyarrow").compress(data, "zstd", asbytes=True)
+    (tmp_path / name).write_bytes(data)
+    assert read_pairs(tmp_path / name) == [columns, columns]
+
+
+def test_a_lowercase_run_holds_out_no_training_source(tmp_path):
+    """No side of a pair loses tokens in the token files."""
+    spell = (str.lower, str.capitalize, str.upper)
+    pairs = [(change(f"sentence {n} ΟΔΟΣ"), f"satz {n}") for n in range(60) for change in spell]
+    sizes = {"vocab_size": 280, "max_length": 64, "num_layers": 1, "embed_dim": 8, "num_heads": 1}
+    model = EncoderDecoderConfig(**sizes)
+    config, folder = PairTraining(model=model, held_out=0.2, lowercase=True), RunFolder(tmp_path)
+    Pairs.write(folder, config, pairs, Screen(quiet=True))
+    task = Pairs.read(folder, config)
+    learnt, held_out = (
+        [tuple(task.tokenizer.decode(side.tolist()) for side in pair) for pair in part]
+        for part in (task.train, task.held_out)
+    )
+    assert len(held_out) == 36 and not {s for s, _ in learnt} & {s for s, _ in held_out}
+    assert {x.casefold() for x, _ in learnt + held_out} == {x.casefold() for x, _ in pairs}
+    assert Counter(target for _, target in learnt + held_out) == Counter(t for _, t in pairs)

@@ -1,20 +1,40 @@
-"""From documents to the files of tokens that a run reads."""
+"""Preparation of documents as token files for a run."""
 
 import io
 import json
 import random
+from collections import Counter
 from operator import sub
+from random import Random
 
+import jax
+import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
+import jaxformer as jf
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.config import DecoderConfig
-from jaxformer.training.config import Inputs, TextTraining
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased
+from jaxformer.cli import evaluate as cli_evaluate
+from jaxformer.models.config import DecoderConfig, EncoderConfig
+from jaxformer.training import evaluate as training_evaluate
+from jaxformer.training import hidden as training_hidden
+from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data import prepare
-from jaxformer.training.data.corpus import Documents
+from jaxformer.training.data.corpus import Documents, read_documents
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.prepare import gather, read_data, write_data
+from jaxformer.training.data.split import split
+from jaxformer.training.data.windows import evaluation_batches
 from jaxformer.training.screen import Screen
+from jaxformer.training.tasks import hidden_tokens, next_tokens
+from jaxformer.training.tasks.hidden_tokens import HiddenTokens
+from jaxformer.training.tasks.next_tokens import NextTokens
+from tests.errors import error_of
+from tests.slow import mostly_slow
 
 MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, num_heads=1)
 
@@ -22,16 +42,16 @@ MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, 
 @pytest.mark.parametrize(
     ("kilobytes", "held_out", "share"),
     [
-        (200, 0.01, 0.01),  # what is asked for, whatever the size
+        (200, 0.01, 0.01),  # the given fraction, for any size
         (200, 0.2, 0.2),
-        (200, None, 0.1),  # otherwise at least so many bytes, but a tenth at most …
+        (200, None, 0.1),  # by default at least 50 kB, but at most a tenth …
         (600, None, 50 / 600),
-        (1200, None, 0.05),  # … and 5% where that is more …
+        (1200, None, 0.05),  # … and 5% if that is more …
         (200, 0.5, 0.5),
     ],
 )
 def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, held_out, share):
-    """At a tenth of the sizes in use, and so of the time."""
+    """The test uses a tenth of the real sizes, to save time."""
     assert prepare.DEFAULT_SPLIT == (0.05, 500_000, 10_000_000)
     monkeypatch.setattr(prepare, "DEFAULT_SPLIT", (0.05, 50_000, 60_000))
     lines = random.Random(0).choices(["one\n", "two words\n", "three\n"], k=100)
@@ -45,8 +65,8 @@ def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, he
     assert sizes[1] / sum(sizes) == pytest.approx(share, rel=0.002)
 
 
-def test_a_tokenizer_learns_from_a_share_taken_from_all_over_the_text(monkeypatch):
-    """Between words, and from all of it where the text is small."""
+def test_the_tokenizer_trains_on_an_even_sample_of_the_text(monkeypatch):
+    """The sample is cut between words; it is the whole text if the share is 1."""
     monkeypatch.setattr(prepare, "_SAMPLED_TOGETHER", 100)
     words = list(map(str, range(6000)))
     documents = [Document("", " ".join(words[at : at + 2000])) for at in (0, 2000, 4000)]
@@ -58,8 +78,8 @@ def test_a_tokenizer_learns_from_a_share_taken_from_all_over_the_text(monkeypatc
     assert places == sorted(places) and max(map(sub, places[1:], places)) < 200
 
 
-def test_what_is_left_out_and_repeated_is_said_and_listed(tmp_path):
-    """On the screen how much; in documents.txt, file by file, why, with records counted."""
+def test_skipped_files_and_repeated_lines_are_reported(tmp_path):
+    """The screen shows the number; documents.txt lists the reason per file and counts records."""
     folder, line = RunFolder(tmp_path / "run"), "one long line that stands in many a document " * 2
     texts = [f"{line}\ndocument {number}\n" + "word " * 50 for number in range(40)]
     (tmp_path / "text").mkdir()
@@ -73,7 +93,7 @@ def test_what_is_left_out_and_repeated_is_said_and_listed(tmp_path):
     screen = Screen(file=said)
     documents, skipped = gather(Inputs((tmp_path / "text",)), config, screen)
     write_data(folder, config, documents, skipped, screen)
-    assert "left out, in part or whole: 3 files\n" in said.getvalue()
+    assert "skipped, in part or completely: 3 files\n" in said.getvalue()
     listed = folder.documents.read_text().splitlines()
     image = tmp_path / "text" / "image.png"
     reason = f"{image}: not a text file (it has NUL bytes)"
@@ -86,3 +106,107 @@ def test_what_is_left_out_and_repeated_is_said_and_listed(tmp_path):
     assert sum(sizes) == data.train.num_bytes
     (repeated,) = (entry for entry in listed if "held-out lines" in entry)
     assert repeated in said.getvalue() and not repeated.startswith("0 of")
+
+
+WORDS = ["?", "[CLS]", "the", "cat", "a", "dog", "sat", "on", "mat", "[MASK]"]
+
+
+def _subwords(opening, stop, template=None):
+    """Returns a tokenizer of lower-case words with one token for all unknown words."""
+    backend = tokenizers.Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, "?"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(["?", "[CLS]", "[MASK]"])
+    if template:
+        named = [(word, WORDS.index(word)) for word in set(template.split()) - {"$A"}]
+        backend.post_processor = processors.TemplateProcessing(template, special_tokens=named)
+    return Subwords(backend, SpecialTokens((stop,), opening))
+
+
+READERS = {
+    "bytes": lambda: ByteTokenizer.train((), 258, mask=True),
+    "bytes in lower case": lambda: lowercased(ByteTokenizer.train((), 258, mask=True)),
+    "words": lambda: _subwords(1, 0),
+    "words that open and end texts": lambda: _subwords(2, 4),
+    "words in a template": lambda: _subwords(None, 0, "[CLS] the $A"),
+}
+PHRASES = ["The cat", "the  cat", "thé cat", "a dog", "A Dog", "sat on the mat", "x", "y", "\u0301"]
+
+
+CASES = [(kind, reader) for kind in ("decoder", "encoder") for reader in READERS]
+QUICK = [("decoder", "words that open and end texts"), ("encoder", "words")]
+
+
+@pytest.mark.parametrize("kind, reader", mostly_slow(CASES, *QUICK))
+def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, reader):
+    """`evaluate` scores the same targets in the same windows as training.
+
+    No scored document has the same tokens as a training document.
+    """
+    tokenizer, random = READERS[reader](), Random(0)
+    monkeypatch.setattr(prepare, "given_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(prepare, "run_tokenizer", lambda folder: tokenizer)
+    texts = [" ".join(random.choices(PHRASES, k=random.choice([1, 3, 9]))) for _ in range(200)]
+    lines = (json.dumps({"text": text}) + "\n" for text in [*PHRASES, *texts])
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    documents, _ = read_documents([tmp_path / "a.jsonl"])
+    of_kind = {"decoder": (DecoderConfig, TextTraining), "encoder": (EncoderConfig, HiddenTraining)}
+    model_kind, training = of_kind[kind]
+    sizes = {"max_length": 8, "num_layers": 1, "embed_dim": 8, "num_heads": 1}
+    model = model_kind(vocab_size=tokenizer.vocab_size, **sizes)
+    config, folder = training(model=model, held_out=0.2), RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    write_data(folder, config, documents, [], Screen())
+    data = read_data(folder)
+    opening = len(tokenizer.opening)
+    held_out = [document[opening:].tolist() for document in data.held_out_documents]
+    ending = len(prepare._ending(tokenizer)) if kind == "decoder" else 0
+    known = {tuple(x[opening : len(x) - ending].tolist()) for x in data.train.split()}
+    assert len(held_out) > 5 and not known & set(map(tuple, held_out))
+
+    wanted, found = [], []
+    score = training_evaluate.Evaluation(1.0, 1.0, 1.0, 1, 1)
+    hidden_score = training_hidden.HiddenScore(1.0, 1.0, 1)
+    monkeypatch.setattr(
+        training_hidden, "score_hidden", lambda *x: found.extend(x[2]) or hidden_score
+    )
+    monkeypatch.setattr(
+        hidden_tokens, "score_hidden", lambda *x: wanted.extend(x[2]) or hidden_score
+    )
+    monkeypatch.setattr(cli_evaluate, "run_config", lambda run: config)
+    for module, batches in ((training_evaluate, found), (next_tokens, wanted)):
+
+        def scored(model, variables, documents, num_bytes, *, batches=batches, **options):
+            batches.extend(evaluation_batches(documents, 8, 4, 16))
+            return score
+
+        monkeypatch.setattr(module, "evaluate_documents", scored)
+    task = {"decoder": NextTokens, "encoder": HiddenTokens}[kind](config, data)
+    task.score(None, None, whole=True)
+    texts = list(split(documents, 0.2)[1])
+    checkpoint = (jf.build(model), None, tokenizer)
+    arguments = cli_evaluate.EvaluateArguments("run", files=(tmp_path,))
+    scorer = {"decoder": cli_evaluate._text, "encoder": cli_evaluate._hidden}[kind]
+    scorer(checkpoint, texts, arguments, Screen(quiet=True))
+    assert len(wanted) == len(found) > 1
+    jax.tree.map(np.testing.assert_array_equal, wanted, found)
+    targets = Counter(int(x) for b in wanted for x in b.targets[b.weights > 0])
+    if kind == "encoder":
+        assert targets.keys() <= set(tokenizer.text_ids)
+    else:
+        content = Counter(token for ids in held_out for token in ids)
+        rest = Counter(tokenizer.opening[1:] * len(held_out))
+        assert targets == content + rest
+        assert targets.total() == task.num_targets
+
+
+def test_a_held_out_part_without_tokens_is_refused(tmp_path, monkeypatch):
+    """A text of accents has bytes but no tokens, because this tokenizer strips accents."""
+    tokenizer = READERS["words in a template"]()
+    monkeypatch.setattr(prepare, "given_tokenizer", lambda folder: tokenizer)
+    documents = Documents([Document("a", "the cat " * 50 + "\u0301" * 900)])
+    folder = RunFolder(tmp_path)
+    message = "the tokenizer makes no tokens from the held-out text; give more text"
+    assert (
+        error_of(write_data, folder, TextTraining(model=MODEL), documents, [], Screen()) == message
+    )

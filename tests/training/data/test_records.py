@@ -1,4 +1,4 @@
-"""Files of records, and compressed ones: each document is read as it is, and damage is named."""
+"""Reading of records and compressed files, and the errors for damaged ones."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def _texts(documents):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
-def test_each_record_is_a_document_on_every_walk(tmp_path, name):
+def test_each_record_is_a_document_in_every_iteration(tmp_path, name):
     path = tmp_path / name
     if name.endswith(".parquet"):
         _write_table(path, {"id": range(5), "text": TEXTS}, row_group_size=2)
@@ -49,7 +49,7 @@ def test_each_record_is_a_document_on_every_walk(tmp_path, name):
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_file_of_text_is_read_in_pieces(tmp_path, monkeypatch, suffix):
-    """Which may end anywhere, in the middle of a character too."""
+    """A piece may end anywhere, even inside a character."""
     monkeypatch.setattr(module, "PIECE_BYTES", 2)
     text = "".join(TEXTS)
     (tmp_path / f"a.txt{suffix}").write_bytes(_compressed(suffix, text.encode()))
@@ -83,17 +83,19 @@ def test_copies_and_empty_records_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     "line, problem",
     [
-        ("{", "is no JSON: Expecting property name"),
+        ("{", "is not valid JSON: Expecting property name"),
         ("3", "is a int, not an object"),
-        ('{"id": 1}', "has no text in 'text'; --text-field names the field"),
+        ('{"id": 1}', "has no text in 'text'; set --text-field to its field"),
         ('{"text": null}', "has no text in 'text'"),
         ('{"text": "\\ud800"}', "has a text that is not Unicode (a lone surrogate)"),
-        ('{"text": "\udcff"}', "is no JSON: 'utf-8' codec can't decode"),
+        ('{"text": "\udcff"}', "is not valid JSON: 'utf-8' codec can't decode"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path, line, problem):
-    """Even in a folder; but a file whose first line is none may be of another kind, and a folder
-    goes without it."""
+    """A damaged record is an error even in a folder.
+
+    If the first line is damaged, the file may have another format, and a folder skips it.
+    """
     path, other = tmp_path / "a.jsonl", tmp_path / "b.txt"
     other.write_text("text")
     path.write_bytes("\n".join([*LINES, "", line]).encode(errors="surrogateescape"))
@@ -107,7 +109,7 @@ def test_a_damaged_record_is_named(tmp_path, line, problem):
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.jsonl.zst", "a.txt.zst"])
-def test_what_was_compressed_and_is_damaged_is_named_with_its_line(tmp_path, monkeypatch, name):
+def test_a_damaged_compressed_file_is_reported_with_its_line(tmp_path, monkeypatch, name):
     monkeypatch.setattr(module, "PIECE_BYTES", 1 << 16)
     data = "".join(json.dumps({"text": f"{n * 7919 % 10007} " * 9}) + "\n" for n in range(20_000))
     path = tmp_path / name
@@ -122,8 +124,8 @@ def test_what_was_compressed_and_is_damaged_is_named_with_its_line(tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_a_small_file_that_is_damaged_is_no_other_kind_of_file(tmp_path, name):
-    """What could be read of it was text: a folder does not go without the rest."""
+def test_a_small_damaged_file_is_not_skipped(tmp_path, name):
+    """Its readable part was text, so a folder does not skip it."""
     (tmp_path / "b.txt").write_text("text")
     path = tmp_path / name
     whole = gzip.compress(b'{"text": "some"}\n{"text": "more"}\n')
@@ -132,11 +134,11 @@ def test_a_small_file_that_is_damaged_is_no_other_kind_of_file(tmp_path, name):
         assert error_of(read_documents, [given]).startswith(f"{path}: damaged at line 3: ")
 
 
-def test_a_damaged_parquet_is_named_with_its_row(tmp_path):
+def test_a_damaged_parquet_file_is_reported_with_its_row(tmp_path):
     path = tmp_path / "a.parquet"
     values = [*TEXTS, None, "more"]
     _write_table(path, {"text": values})
-    message = f"{path}: row 6 has no text in 'text'; --text-field names the field"
+    message = f"{path}: row 6 has no text in 'text'; set --text-field to its field"
     assert error_of(read_documents, [path]) == error_of(read_documents, [tmp_path]) == message
     texts = [f"{n * 7919 % 10007}" * 9 for n in range(4000)]
     options = {"row_group_size": 1000, "compression": "gzip", "write_page_checksum": True}
@@ -148,14 +150,14 @@ def test_a_damaged_parquet_is_named_with_its_row(tmp_path):
     assert message.startswith(f"{path}: damaged at row ")
     assert 1000 <= int(message.split("row ")[1].split()[0]) <= 3001
     _write_table(path, {"content": TEXTS, "id": range(5)})
-    message = f"{path}: it has no column 'text'; --text-field names one of content, id"
+    message = f"{path}: it has no column 'text'; set --text-field to one of content, id"
     assert error_of(read_documents, [path]) == message
 
 
 @pytest.mark.parametrize(
     "name, package", [("a.parquet", "pyarrow.parquet"), ("a.txt.zst", "pyarrow")]
 )
-def test_a_package_that_is_missing_is_asked_for(tmp_path, monkeypatch, name, package):
+def test_a_missing_package_is_reported_with_its_installation(tmp_path, monkeypatch, name, package):
     path = tmp_path / name
     path.touch()
     monkeypatch.setitem(sys.modules, package, None)
@@ -164,7 +166,7 @@ def test_a_package_that_is_missing_is_asked_for(tmp_path, monkeypatch, name, pac
 
 
 class _Table(list):
-    """As the package datasets gives one: a slice is a dictionary of columns."""
+    """A table like that of the package datasets: a slice is a dictionary of columns."""
 
     column_names = ("text",)
 
@@ -172,7 +174,7 @@ class _Table(list):
         return {"text": list(self)[places]}
 
 
-def test_a_dataset_of_the_hub_is_asked_for_by_name(monkeypatch):
+def test_a_hub_dataset_is_loaded_by_name(monkeypatch):
     asked = []
 
     def load_dataset(*names, split):
@@ -191,7 +193,7 @@ def test_a_dataset_of_the_hub_is_asked_for_by_name(monkeypatch):
     assert error_of(read_documents, ["hf:owner/name:none"]) == message
     message = "hf:name: it must be hf:OWNER/NAME or hf:OWNER/NAME/SUBSET"
     assert error_of(read_documents, ["hf:name"]) == message
-    message = "hf:a/b: it has no column 'body'; --text-field names one of text"
+    message = "hf:a/b: it has no column 'body'; set --text-field to one of text"
     assert error_of(read_documents, ["hf:a/b"], "body") == message
 
 
@@ -204,7 +206,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
     assert error_of(list, documents) == message
 
 
-def test_what_cannot_be_read_leaves_no_trace():
+def test_an_unreadable_source_adds_nothing():
     class Broken(Document):
         def pieces(self):
             yield "half"
@@ -216,3 +218,52 @@ def test_what_cannot_be_read_leaves_no_trace():
     documents.add(Document("c", "two"))
     assert (len(documents), documents.num_bytes) == (2, 6)
     assert _texts(documents) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.ndjson", "a.JSONL", "a.Jsonl.GZ", "a.ndjson.zst", "a.json", "b.json", "a.JSON.gz"],
+)
+def test_records_are_recognized_by_every_suffix(name, tmp_path):
+    """They are read by line or as one list (b.json), never as plain text.
+
+    A byte order mark is removed.
+    """
+    separator, (begin, end) = (",\n", "[]") if name == "b.json" else ("\n", ("", ""))
+    text = "\ufeff" + begin + separator.join(LINES) + end
+    path = tmp_path / name
+    path.write_bytes(_compressed(path.suffix.lower(), text.encode()))
+    for given in (path, tmp_path):
+        documents, skipped = read_documents([given])
+        assert _texts(documents) == TEXTS and skipped == []
+
+
+NOT_RECORDS = {
+    "a.json": '{"name": "a package",\n "text": "x"}',
+    "b.ndjson": "plain",
+    "c.JSON": "[3]",
+}
+
+
+@pytest.mark.parametrize("name", [*NOT_RECORDS, "d.json"])
+def test_invalid_record_files_are_never_read_as_plain_text(name, tmp_path):
+    (tmp_path / name).write_text(NOT_RECORDS.get(name, "[]"))
+    assert name in error_of(read_documents, [tmp_path / name])
+    (tmp_path / "e.txt").write_text("text")
+    documents, skipped = read_documents([tmp_path])
+    assert _texts(documents) == ["text"] and name in skipped[0]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".GZ"])
+@pytest.mark.parametrize("piece_bytes", [1, 2, 100])
+def test_a_byte_order_mark_is_dropped(suffix, piece_bytes, tmp_path, monkeypatch):
+    """Only one is removed, at the beginning. A file with nothing else is empty."""
+    monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
+    text = "\ufeffone\n\ufefftwo"
+    for name, content in (("a.txt", "\ufeff" + text), ("b.txt", "\ufeff"), ("c.txt", text)):
+        data = _compressed(suffix.lower(), content.encode())
+        (tmp_path / f"{name}{suffix}").write_bytes(data)
+    assert TextFile(str(tmp_path), f"a.txt{suffix}").text == text
+    assert TextFile(str(tmp_path), f"c.txt{suffix}").text == text[1:]
+    with pytest.raises(NotText, match="empty"):
+        list(TextFile(str(tmp_path), f"b.txt{suffix}").pieces())

@@ -1,4 +1,4 @@
-"""Every character is trained on or held out, never both, whatever the order or the machine."""
+"""Every character is in exactly one part, independent of the order and the machine."""
 
 import hashlib
 import random
@@ -15,7 +15,7 @@ from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 
-# From many documents of a few characters to few of thousands, some of them copies of one another.
+# Many documents of a few characters to a few documents of thousands; some are copies.
 lengths = st.one_of(st.integers(1, 30), st.integers(100, 5000))
 contents = st.builds(
     lambda length, seed: "".join(random.Random(seed).choices("abcé猫 \n", k=length)),
@@ -29,7 +29,7 @@ fractions = st.sampled_from([0.01, 0.05, 0.1, 0.5])
 
 
 def split(documents, *arguments, **options):
-    """The parts in memory."""
+    """Returns the parts, loaded into memory."""
     parts = module.split(Documents(documents), *arguments, **options)
     return [[Document(some.name, some.text) for some in part] for part in parts]
 
@@ -76,7 +76,7 @@ def test_neither_order_nor_names_change_the_parts(documents, fraction, shuffler)
 
 @many_cases
 @given(collections, fractions)
-def test_copies_fall_on_the_same_side(documents, fraction):
+def test_copies_are_in_the_same_part(documents, fraction):
     try:
         train, held_out = split(documents, fraction)
     except ValueError:
@@ -92,7 +92,7 @@ def test_copies_fall_on_the_same_side(documents, fraction):
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.05, 0.1, 0.5]))
-def test_the_held_out_part_is_as_large_as_it_was_asked_to_be(seed, fraction):
+def test_the_held_out_part_has_the_given_size(seed, fraction):
     sizes = random.Random(seed).choices(range(1, 100), k=500)
     documents = [Document("", f"{number} {'x' * size}") for number, size in enumerate(sizes)]
     total = _size(documents)
@@ -103,7 +103,7 @@ def test_the_held_out_part_is_as_large_as_it_was_asked_to_be(seed, fraction):
     assert aim <= _size(held_out) <= 1.25 * aim
 
 
-def test_no_document_is_held_out_whole_when_it_is_too_large():
+def test_a_document_that_is_too_large_is_not_held_out_whole():
     small = [Document(f"small {number}", f"{number} " * 50) for number in range(200)]
     book = Document("book", "one line\n" * 10_000)
     _, held_out = split([*small, book], 0.1, 0)
@@ -119,19 +119,19 @@ def test_one_document_gives_its_end_from_a_line_break_on():
     assert 0.099 < len(held_out.text) / len("".join(lines)) <= 0.1
 
 
-def test_one_long_line_is_cut_all_the_same():
+def test_a_single_long_line_is_cut_anywhere():
     (train,), (held_out,) = split([Document("line", "x" * 1000)], fraction=0.1, minimum_bytes=0)
     assert (len(train.text), len(held_out.text)) == (900, 100)
 
 
-def test_the_minimum_takes_up_to_a_tenth():
+def test_the_minimum_is_at_most_a_tenth():
     book = [Document("book", "x" * 1_000_000)]
     sizes = [_size(split(book, 0.02, minimum)[1]) for minimum in (0, 50_000, 500_000)]
     assert sizes == [20_000, 50_000, 100_000]
 
 
-def test_of_a_large_text_no_more_than_the_maximum_is_held_out():
-    """From large documents the end, from small ones whole ones."""
+def test_at_most_the_maximum_of_a_large_text_is_held_out():
+    """The end of large documents, or whole small documents, are held out."""
     book = [Document("book", "x" * 1_000_000)]
     assert [_size(split(book, 0.1, 0, most)[1]) for most in (50_000, 10**9)] == [50_000, 100_000]
     small = [Document("", f"{number} {'x' * 90}") for number in range(2000)]
@@ -140,8 +140,8 @@ def test_of_a_large_text_no_more_than_the_maximum_is_held_out():
 
 @many_cases
 @given(st.integers(0, 1000), st.integers(30, 400), st.sampled_from([0.01, 0.03, 0.2]))
-def test_a_fraction_that_is_given_is_held_out_exactly(seed, number, fraction):
-    """However small the text: whole documents up to 1.25 times as much, else the end of each."""
+def test_an_explicit_fraction_is_held_out_exactly(seed, number, fraction):
+    """For texts of any size: whole documents up to 1.25 times the fraction, or the end of each."""
     sizes = random.Random(seed).choices(range(2, 2000), k=number)
     documents = [Document("", f"{number} {'x' * size}") for number, size in enumerate(sizes)]
     aim = fraction * _size(documents)
@@ -150,7 +150,7 @@ def test_a_fraction_that_is_given_is_held_out_exactly(seed, number, fraction):
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 0.51, float("nan")])
 def test_a_fraction_out_of_range_is_refused(fraction):
-    message = f"fraction: {fraction} is not accepted; more than 0 and at most 0.5 is"
+    message = f"fraction is {fraction}; it must be in (0, 0.5]"
     assert error_of(split, [Document("a", "text")], fraction) == message
 
 
@@ -161,8 +161,10 @@ def test_too_little_text_to_divide_is_refused(documents):
 
 
 def _by_hand(documents, fraction, minimum):
-    """The rule in plain Python, with all texts at hand: those of the default job are divided so,
-    and its score can be compared only while they are."""
+    """Implements the rule in plain Python on texts in memory.
+
+    Scores of the default run are comparable only as long as the split follows this rule.
+    """
     total = _size(documents)
     aim = max(fraction * total, min(minimum, total / 10))
     sizes, texts = {}, {}
@@ -191,7 +193,7 @@ def _by_hand(documents, fraction, minimum):
 
 @many_cases
 @given(collections, fractions, st.sampled_from([0, 100, 500_000]))
-def test_the_parts_are_those_of_the_rule_by_hand(documents, fraction, minimum):
+def test_the_parts_follow_the_rule_in_plain_python(documents, fraction, minimum):
     try:
         parts = split(documents, fraction, minimum)
     except ValueError:

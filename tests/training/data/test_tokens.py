@@ -1,19 +1,29 @@
-"""The file of tokens holds the text, whole, and is written again only where it must be."""
+"""The token file holds the whole text and is written again only if necessary."""
 
+import json
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxformer.artifacts import tokenizer as tokenizer_module
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts import byte_tokenizer as tokenizer_module
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.training.data import tokens
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.tokens import open_tokens, write_tokens
+from jaxformer.training.tasks.pairs import EncodedPairs
 from tests.errors import error_of
 
 DOCUMENTS = [Document("a", "the café " * 9), Document("empty", ""), Document("b", "the end\n")]
-TOKENIZER = Tokenizer.train([document.text for document in DOCUMENTS], 270)
+TOKENIZER = ByteTokenizer.train([document.text for document in DOCUMENTS], 270)
 STREAM = [
     token
     for document in DOCUMENTS
@@ -21,7 +31,7 @@ STREAM = [
 ]
 
 
-def test_the_file_holds_the_stream(tmp_path):
+def test_the_token_file_holds_the_stream(tmp_path):
     stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "train.tokens")
     assert stream.ids.tolist() == STREAM
     assert stream.ids.dtype == np.uint16
@@ -32,13 +42,78 @@ def test_the_file_holds_the_stream(tmp_path):
 
     again = open_tokens(tmp_path / "train.tokens")
     assert again.ids.tolist() == STREAM
-    assert again[1:] == stream[1:]
+    assert again[2:] == stream[2:]
 
 
-def test_long_corpora_are_written_in_parts(tmp_path, monkeypatch):
+def test_a_long_corpus_is_written_in_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "_GROUP_CHARACTERS", 20)
     monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
-    assert write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens").ids.tolist() == STREAM
+    stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens")
+    assert stream.ids.tolist() == STREAM
+    _check_documents(stream, TOKENIZER, DOCUMENTS)
+
+
+def _check_documents(stream, tokenizer, documents, after=()):
+    wanted = [
+        [*tokenizer.opening, *tokenizer.encode(document.text), *after] for document in documents
+    ]
+    assert [some.tolist() for some in stream.split()] == wanted
+
+
+def words(opening, stop):
+    """Returns a tokenizer of lower-case words; its opening and stop tokens may be such words."""
+    backend = tokenizers.Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, "?"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Subwords(backend, SpecialTokens((stop,), opening))
+
+
+WORDS = ["?", "the", "cat", "a", "dog"]
+texts = st.lists(st.sampled_from([*WORDS, " ", "Cat", "\n"]), max_size=6).map(" ".join)
+
+
+@settings(max_examples=8)
+@given(st.lists(texts, min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
+def test_documents_are_told_apart_whatever_their_words(texts, opening, stop):
+    """This holds even if the opening or the stop token is also a word of the texts."""
+    documents, tokenizer = [Document("", text) for text in texts], words(opening, stop)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "_GROUP_CHARACTERS", 9)
+        stream = write_tokens(documents, tokenizer, Path(folder) / "a", after=(stop,))
+        _check_documents(stream, tokenizer, documents, (stop,))
+        sides = [
+            write_tokens(documents[::step], tokenizer, Path(folder) / f"{step}") for step in (1, -1)
+        ]
+        encoded = EncodedPairs(sides, tokenizer)
+        wanted = [tokenizer.encode(text) for text in texts]
+        found = [[side.tolist() for side in pair] for pair in encoded]
+        assert found == [list(pair) for pair in zip(wanted, wanted[::-1], strict=True)]
+        assert encoded.num_targets == sum(len(ids) + 1 for ids in wanted)
+
+
+def _as_an_earlier_version_wrote(path):
+    """Removes the table of starts from a token file."""
+    content, number = path.read_bytes(), open_tokens(path).num_documents
+    header = {k: x for k, x in json.loads(content[:1024]).items() if k != "starts"}
+    line = json.dumps(header).encode().ljust(1023) + b"\n"
+    path.write_bytes(line + content[1024 + 8 * number :])
+
+
+def test_a_file_of_an_earlier_version_opens_if_its_starts_are_unambiguous(tmp_path):
+    path = tmp_path / "tokens"
+    starts = write_tokens(DOCUMENTS, TOKENIZER, path).starts.tolist()
+    _as_an_earlier_version_wrote(path)
+    found = open_tokens(path)
+    assert found.starts.tolist() == starts and found.ids.tolist() == STREAM
+    assert write_tokens(DOCUMENTS, TOKENIZER, path).ids.tolist() == STREAM  # written again
+
+    write_tokens([Document("", "cat the cat"), Document("", "dog")], words(1, 2), path)
+    _as_an_earlier_version_wrote(path)
+    assert error_of(open_tokens, path) == (
+        f"{path}: an earlier version wrote this file without saying where its 2 documents start, "
+        "and the token that begins each (id 1) also occurs inside them (3 times in all); train a "
+        "new run"
+    )
 
 
 def _tokenizer_of_size(vocab_size):
@@ -76,7 +151,7 @@ def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeyp
     assert times_encoded(DOCUMENTS, TOKENIZER) == 1
     assert times_encoded(DOCUMENTS, TOKENIZER) == 0
     assert times_encoded(DOCUMENTS[::-1], TOKENIZER) == 1
-    assert times_encoded(DOCUMENTS[::-1], Tokenizer.train([], 257)) == 1
+    assert times_encoded(DOCUMENTS[::-1], ByteTokenizer.train([], 257)) == 1
     moved = [Document("a", "the café " * 9 + "t"), Document("", ""), Document("b", "he end\n")]
     assert times_encoded(DOCUMENTS, TOKENIZER) == 1
     assert times_encoded(moved, TOKENIZER) == 1
@@ -90,7 +165,7 @@ def _in_small_groups(monkeypatch):
 
 
 def _ended_after(monkeypatch, groups, *arguments):
-    """write_tokens, killed in the middle of what comes after so many groups."""
+    """Calls write_tokens and ends it while it writes the group after `groups` groups."""
     write_whole, written = tokens.write_whole, []
 
     def ended(journal, text):
@@ -107,12 +182,15 @@ def _ended_after(monkeypatch, groups, *arguments):
 
 
 def test_a_start_that_was_ended_is_gone_on_with(tmp_path, monkeypatch):
-    """Wherever it was ended, and twice: what is written down is not tokenised again, the file is
-    the same in the end, and until then the old one stands."""
+    """A call that was interrupted anywhere, even twice, continues.
+
+    Written tokens are not encoded again, the final file is the same, and the old file exists until
+    then.
+    """
     _in_small_groups(monkeypatch)
     path, whole, encoded = tmp_path / "tokens", tmp_path / "whole", []
     write_tokens(DOCUMENTS, TOKENIZER, whole)
-    groups = len(list(tokens._groups(DOCUMENTS, TOKENIZER)))
+    groups = len(list(tokens.groups(DOCUMENTS, TOKENIZER)))
     encode_group = tokens._encode_group
     monkeypatch.setattr(tokens, "_encode_group", lambda *x: encoded.append(1) or encode_group(*x))
     for first in range(1, groups):
@@ -131,7 +209,8 @@ def test_a_start_that_was_ended_is_gone_on_with(tmp_path, monkeypatch):
 def test_what_was_begun_of_another_text_is_begun_anew(tmp_path, monkeypatch):
     _in_small_groups(monkeypatch)
     path = tmp_path / "tokens"
-    _ended_after(monkeypatch, 2, [Document("a", "x " * 90)], TOKENIZER, path)
+    others = [Document(str(number), "x " * 90) for number in range(len(DOCUMENTS))]
+    _ended_after(monkeypatch, 2, others, TOKENIZER, path)
     assert write_tokens(DOCUMENTS, TOKENIZER, path).ids.tolist() == STREAM
 
 
@@ -141,7 +220,7 @@ def test_no_documents_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "text", "empty", "other"])
-def test_a_file_that_is_not_of_tokens_is_refused_by_name(tmp_path, damage):
+def test_a_file_without_tokens_is_refused(tmp_path, damage):
     path = tmp_path / "tokens"
     write_tokens(DOCUMENTS, TOKENIZER, path)
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Each token is a target once per epoch, resuming changes nothing, and processes share the work."""
+"""Windows for training: epochs, order, resuming, several processes and packed documents."""
 
 import itertools
 import json
@@ -23,14 +23,14 @@ shapes = st.tuples(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), s
 
 
 def _batches(shape):
-    """Batches of a ring whose token at place i is i."""
+    """Returns batches of a ring whose token at index i is i."""
     num_tokens, length, batch_size, seed = shape
     assume(num_tokens > length)
     return WindowBatches(np.arange(num_tokens, dtype=np.uint16), length, batch_size, seed)
 
 
 def _epochs(batches, length, count):
-    """Windows of targets, int [count, num_windows, length]."""
+    """Returns windows of targets, int [count, num_windows, length]."""
     needed = count * batches.num_windows
     targets = []
     while len(targets) < needed:
@@ -59,16 +59,16 @@ def test_targets_are_the_inputs_moved_by_one(shape):
         assert inputs.dtype == targets.dtype == np.int32
         assert type(inputs) is type(targets) is np.ndarray
         window = np.concatenate([inputs, targets[:, -1:]], axis=1)
-        assert np.all(np.diff(window, axis=1) % num_tokens == 1)  # what follows on the ring
+        assert np.all(np.diff(window, axis=1) % num_tokens == 1)  # the targets follow on the ring
         assert np.array_equal(window[:, 1:], targets)
 
 
-def test_no_token_is_left_out_for_ever():
+def test_every_token_is_eventually_a_target():
     epochs = _epochs(WindowBatches(np.arange(10), 4, 2), 4, 30)
     assert set(epochs.ravel()) == set(range(10))
 
 
-def test_epochs_and_seeds_differ_in_order_and_in_where_windows_begin():
+def test_epochs_and_seeds_differ_in_order_and_offset():
     tokens = np.arange(1000)
     seeds = [_epochs(WindowBatches(tokens, 10, 7, seed), 10, 3) for seed in range(3)]
     firsts = [epoch[:, 0] for epochs in seeds for epoch in epochs]
@@ -125,7 +125,23 @@ def test_a_state_of_other_data_is_refused(changed):
     assert other.state() == before
 
 
-def test_a_state_that_is_none_is_refused():
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_state_of_an_earlier_version_is_restored(is_packed):
+    """That state had the id of the opening token; the packing must not change."""
+    plain = WindowBatches(np.arange(100), 5, 3)
+    packed = WindowBatches(np.arange(100), 5, 3, starts=np.array([0, 7, 20]))
+    batches, other = (packed, plain) if is_packed else (plain, packed)
+    next(batches)
+    state = batches.state()
+    del state["documents"]
+    wanted = next(batches)
+    old = {**state, "end_of_text": 0 if is_packed else None}
+    batches.restore(old)
+    assert np.array_equal(next(batches).inputs, wanted.inputs)
+    assert "state: its documents is" in error_of(other.restore, old)
+
+
+def test_an_empty_state_is_refused():
     batches = WindowBatches(np.arange(100), 5, 3)
     assert error_of(batches.restore, {}).startswith("state: its length is None, but here it is 5; ")
 
@@ -143,15 +159,17 @@ def test_a_corpus_shorter_than_a_window_is_refused():
 )
 def test_sizes_out_of_range_are_refused(name, value, least):
     shape = {"length": 5, "batch_size": 3, "seed": 0, name: value}
-    message = f"{name}: {value} is not accepted; at least {least} is"
+    message = f"{name} is {value}; it must be at least {least}"
     assert error_of(lambda: WindowBatches(np.arange(100), **shape)) == message
 
 
 @many_cases
 @given(shapes, st.integers(1, 9))
 def test_a_large_text_is_shuffled_in_blocks(shape, block):
-    """Whose order alone is in memory: each token is a target once per epoch all the same, and
-    where there is one block the order is what it was without them."""
+    """Only the order of one block is in memory, and each token is still a target once per epoch.
+
+    If there is only one block, the order is that of a version without blocks.
+    """
     num_tokens, length, _, _ = shape
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "BLOCK", block)
@@ -166,17 +184,19 @@ def test_a_large_text_is_shuffled_in_blocks(shape, block):
 
 
 def test_the_words_of_an_epoch_are_one_stream():
-    """So that what a block is shuffled by is its own, wherever it begins."""
+    """So each block uses different random words, for any start."""
     batches = WindowBatches(np.arange(100), 2, 1)
     words = batches._words(3, 0, 51)
     assert all(np.array_equal(batches._words(3, at, 5), words[at : at + 5]) for at in range(46))
 
 
-def test_the_order_is_what_it_always_was():
-    """A run that began with an earlier version goes on with the same batches."""
+def test_the_order_is_stable_across_versions():
+    """A run of an earlier version continues with the same batches."""
     batches = WindowBatches(np.arange(1000), 7, 5, 3)
     starts = [next(batches).inputs[:, 0].tolist() for _ in range(60)]
     assert starts[0] == [188, 496, 489, 859, 118] and starts[-1] == [188, 34, 670, 146, 244]
+    batches.restore({**batches.state(), "iterator": {"next_index": 59}})  # as in old checkpoints
+    assert next(batches).inputs[:, 0].tolist() == starts[-1]
 
 
 # Several processes
@@ -184,7 +204,7 @@ def test_the_order_is_what_it_always_was():
 
 @given(shapes, st.integers(1, 3), st.integers(1, 3))
 def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumulate):
-    """Whatever their number, in each micro-batch; and each may go on where another count stood."""
+    """This holds for any number of processes, and a run may continue with another number."""
     num_tokens, length, size, seed = shape
     assume(num_tokens > length)
     tokens, batch_size = np.arange(num_tokens), count * size
@@ -205,37 +225,45 @@ def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumula
 @pytest.mark.parametrize(
     "share, message",
     [
-        (Share(0, 3), "share: 4 rows of a micro-batch do not divide by 3 processes"),
-        (Share(2, 2), "share: 2 of 2 is not accepted; 0 to count - 1"),
-        (Share(-1, 2), "share: -1 of 2 is not accepted; 0 to count - 1"),
+        (
+            Share(0, 3),
+            "share: the batch size is 4; it must be a multiple of the number of processes (3)",
+        ),
+        (Share(2, 2), "share: index is 2; it must be at least 0 and below 2"),
+        (Share(-1, 2), "share: index is -1; it must be at least 0 and below 2"),
     ],
 )
-def test_a_share_that_is_none_is_refused(share, message):
+def test_an_invalid_share_is_refused(share, message):
     assert error_of(share.rows, 4) == message
 
 
 # Packed documents
 
-END = 0
 packed = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 
 
 def _packed(sizes, length, batch_size, seed):
-    """Documents whose tokens differ from one another, and batches of them."""
-    ends = np.cumsum(sizes)
-    documents = [np.arange(end - size, end) + 1 for size, end in zip(sizes, ends, strict=True)]
-    tokens = np.concatenate([[END, *document] for document in documents])
+    """Returns the indices where documents start, and batches of them.
+
+    Each document has an opening token and `sizes` further tokens. A token is its index, so no token
+    shows that a document starts.
+    """
+    starts = np.cumsum([0, *(size + 1 for size in sizes)])
+    tokens, starts = np.arange(starts[-1]), starts[:-1]
     assume(len(tokens) > length)
-    return documents, WindowBatches(tokens, length, batch_size, seed, end_of_text=END)
+    return starts, WindowBatches(tokens, length, batch_size, seed, starts=starts)
 
 
 @many_cases
 @given(packed, st.integers(1, 20), st.integers(1, 5), st.integers(0, 3))
 def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length, size, seed):
-    """And so is each document's end; each after what stands before it in its own document."""
-    documents, batches = _packed(sizes, length, size, seed)
-    wholes = [[END, *document.tolist(), END] for document in documents]
-    pairs = Counter(pair for whole in wholes for pair in itertools.pairwise(whole))
+    """Each token is predicted from the one before it.
+
+    The stream is a ring, so the first opening token follows the last token.
+    """
+    _, batches = _packed(sizes, length, size, seed)
+    number = sum(sizes) + len(sizes)
+    pairs = Counter((token, (token + 1) % number) for token in range(number))
     rows = ((batch, row) for batch in batches for row in range(size))
     for _ in range(2):
         found = Counter()
@@ -250,10 +278,10 @@ def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length
 @many_cases
 @given(packed, st.integers(1, 20), st.integers(0, 3))
 def test_each_document_of_a_window_is_a_segment(sizes, length, seed):
-    _, batches = _packed(sizes, length, 3, seed)
+    starts, batches = _packed(sizes, length, 3, seed)
     batch = next(batches)
     for inputs, segments in zip(batch.inputs, batch.segments, strict=True):
         for place in range(1, length):
             begins = segments[place] > 0 and segments[place] != segments[place - 1]
-            assert begins == (segments[place] > 0 and inputs[place] == END)
+            assert begins == (segments[place] > 0 and inputs[place] in starts)
         assert segments[0] in (0, 1) and set(np.diff(segments)) <= {0, 1, -segments.max()}

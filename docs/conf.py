@@ -1,0 +1,139 @@
+"""Configuration of the documentation site: `sphinx-build -WE -c docs . build/site`.
+
+`-W` makes a warning an error. `-E` reads all pages, because Sphinx does not repeat the warnings
+about a page that it has read before.
+
+The repository is the source folder, so that a link between pages works here as it does on GitHub.
+`docs/README.md` lists the lessons and guides, in the order of the sidebar. `reference.py` writes
+the pages of the API reference.
+"""
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import download_reference
+from sphinx.application import Sphinx
+from sphinx.util.logging import getLogger
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+import reference  # noqa: E402 (found by the line above)
+
+project = html_title = "jaxformer"
+root_doc = "README"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+include_patterns = ["*.md", "docs/*.md", "docs/api/*.md", "experiments/*.md", "tests/*.md"]
+exclude_patterns = [".*", "build", "jaxformer", "runs"]
+myst_heading_anchors = 3
+highlight_language = "text"  # of code blocks without a language, which hold formulas
+smartquotes_action = "D"  # dashes, but no curly quotes: many quoted words are arguments
+nitpicky = True
+nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]  # types, mostly of other packages
+
+html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_copyright = html_show_sphinx = False
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+
+def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
+    """Appends the contents of the sidebar to the start page.
+
+    Args:
+        app: The application.
+        page: The name of the page that Sphinx reads.
+        source: Its text, a list of one string, which this function replaces.
+    """
+    if page != root_doc:
+        return
+    for section in (DOCS / "README.md").read_text().split("\n## ")[1:]:
+        links = re.findall(r"^- \[(.+?)\]\((.+?)\.md\)", section, re.MULTILINE)
+        source[0] += _contents(
+            section.split()[0], (f"{text} <docs/{name}>" for text, name in links)
+        )
+    source[0] += _contents("Reference", (f"docs/api/{name}" for name in reference.pages()))
+    others = ("docs/README", "CONTRIBUTING", "experiments/README", "tests/README")
+    source[0] += _contents("Project", others)
+
+
+def _contents(title: str, entries: Iterable[str]) -> str:
+    """Returns a section of the sidebar as a directive."""
+    lines = "\n".join(entries)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{lines}\n```\n"
+
+
+def link_files(app: Sphinx, doctree: nodes.document) -> None:
+    """Copies the linked files to the same paths of the site, so that links to them stay valid.
+
+    A file of the same name with another suffix belongs to the linked one and is copied too.
+
+    Args:
+        app: The application.
+        doctree: A page. Sphinx has made a download of each link to a file that is not a page.
+    """
+    for node in list(doctree.findall(download_reference)):
+        _, path = app.env.relfn2path(node["reftarget"])
+        for file in Path(path).parent.glob(f"{Path(path).stem}.*"):
+            copy = app.outdir / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        node.replace_self(nodes.reference("", "", *node.children, refuri=node["reftarget"]))
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Copies the start page to index.html, which browsers and servers open, and checks the site."""
+    if error is None:
+        shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+        for page in app.outdir.rglob("*.html"):
+            for problem in problems(page):
+                getLogger(__name__).warning("%s: %s", page.relative_to(app.outdir), problem)
+
+
+def problems(page: Path) -> list[str]:
+    """Returns the links of a built page to files that do not exist or that need a network.
+
+    Links of the text to other sites are allowed; scripts, styles, fonts and pictures are not.
+    """
+    found = []
+
+    def check(tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for link in (value for name, value in attributes if name in ("href", "src") and value):
+            path = re.split("[?#]", link)[0]
+            if re.match(r"(https?:)?//", link):
+                found.extend([f"{link} needs a network"] if tag != "a" else [])
+            elif not link.startswith("data:") and not (page.parent / path).exists():
+                found.append(f"{link} does not exist")
+
+    parser = HTMLParser()
+    parser.handle_starttag = check
+    parser.feed(page.read_text())
+    return found
+
+
+def setup(app: Sphinx) -> None:
+    """Writes the pages of the reference and connects the functions to the events of the build."""
+    reference.write_pages(DOCS / "api")
+    app.connect("source-read", add_navigation)
+    app.connect("doctree-read", link_files, priority=400)  # before Sphinx copies downloads
+    app.connect("build-finished", finish)
+    app.connect("autodoc-process-docstring", reference.convert_docstring, priority=400)
+    app.connect("autodoc-process-signature", reference.shorten_signature)
+    app.connect("autodoc-process-bases", reference.keep_own_bases)
+    app.connect("autodoc-skip-member", reference.skip_member)

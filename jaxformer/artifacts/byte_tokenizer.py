@@ -1,0 +1,287 @@
+"""A lossless byte-level BPE tokenizer.
+
+It encodes the UTF-8 bytes of a text, so there are no unknown characters and no normalization:
+``decode(encode(text)) == text`` for every string. A loaded tokenizer of another project may not
+guarantee that; `ByteTokenizer.why_lossy` then says why. The ``tokenizers`` library encodes and
+decodes, and the file on disk is its ``tokenizer.json``.
+
+Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from jaxformer.artifacts.backend import (
+    bounded_pieces,
+    guarded,
+    parts_of,
+    read_backend,
+    refuse_surrogates,
+)
+from jaxformer.artifacts.byte_vocabulary import (
+    NUM_BYTES,
+    cut,
+    divides_at_spaces,
+    lossy_part,
+    special_tokens,
+    spelled,
+    token_bytes,
+)
+from jaxformer.artifacts.library_tokenizer import LibraryTokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+MASK = "<|mask|>"
+
+# Names of the end of text in byte-level vocabularies of other projects, in order of preference.
+_NAMES_OF_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")
+
+# Pair counting takes time quadratic in a word's length: one line of base64 would train for hours.
+# Longer words are split for training only; encoding is not affected.
+_LONGEST_TRAINED_WORD = 64
+
+# The encoder holds some hundred bytes per token until the whole text is encoded, and distributes
+# whole texts over threads. So long texts are encoded in pieces.
+_PIECE_LENGTH = 1 << 18
+
+
+class ByteTokenizer(LibraryTokenizer):
+    """Encodes text to token ids and decodes them, with byte-level BPE.
+
+    Attributes:
+      vocab_size: One more than the largest id.
+      end_of_text: The id that stands before each document and ends the previous one. No text
+        encodes to it, not even a text that spells it out, whoever made the tokenizer.
+      id_limit: Number of ids of the model, set by `tokenizer.bind`, or None.
+      mask_token: The id that stands for a hidden token, or None.
+      why_lossy: None if ``decode(encode(text)) == text`` for every text, as for every tokenizer
+        from ``train``. Otherwise the part of a loaded tokenizer that may change a text.
+    """
+
+    special = None  # tokenizer.json names all special ids
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        """Wraps a ``tokenizers.Tokenizer``.
+
+        Raises:
+          ValueError: If it is not byte-level BPE, or has no end of text.
+        """
+        if not isinstance(backend.model, models.BPE):
+            raise ValueError(f"tokenizer: its model is {type(backend.model).__name__}, not BPE")
+        if not isinstance(backend.decoder, decoders.ByteLevel):
+            raise ValueError(
+                f"tokenizer: its decoder is {type(backend.decoder).__name__}, not ByteLevel"
+            )
+        names = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
+        if not names:
+            raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
+        if names[0] not in special_tokens(backend).values():
+            backend.add_special_tokens([names[0]])  # not matched in texts, and decoded to nothing
+        super().__init__(backend)
+        parts = parts_of(backend)
+        self._token_bytes = token_bytes(backend)
+        self.end_of_text: int = backend.token_to_id(names[0])
+        self.vocab_size: int = len(self._token_bytes)
+        self.mask_token: int | None = backend.token_to_id(MASK)
+        self._spelled = spelled(backend, self.end_of_text)
+        self._may_be_cut = False  # until the pre-tokenizer has been checked below
+        self.why_lossy: str | None = lossy_part(parts, self._token_bytes) or self._changed_text()
+        self._may_be_cut = self.lossless and divides_at_spaces(parts)
+
+    def with_backend(self, backend: tokenizers.Tokenizer) -> ByteTokenizer:
+        """Returns a tokenizer that encodes with `backend`."""
+        return type(self)(backend)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        split_digits: bool = False,
+        mask: bool = False,
+    ) -> ByteTokenizer:
+        """Learns merges from ``texts``. Equal texts in equal order give an equal tokenizer.
+
+        Id 0 is the end of text, ids 1 to 256 are the bytes, and the merges follow in the order in
+        which they were learned, so ``vocab_size=257`` gives one token per byte. A pair that occurs
+        only once is not merged: a small corpus may give fewer than ``vocab_size`` tokens.
+
+        Args:
+          texts: The training texts.
+          vocab_size: Largest number of ids.
+          split_digits: Whether each digit is a token of its own.
+          mask: Whether the last id is a mask token, which stands for a hidden token.
+
+        Raises:
+          ValueError: If ``vocab_size`` is below 257, or below 258 with ``mask``.
+        """
+        least = NUM_BYTES + 1 + mask
+        if vocab_size < least:
+            raise ValueError(
+                f"vocab_size: {vocab_size} is too small; a byte-level tokenizer needs at least "
+                f"{least} ({NUM_BYTES} bytes, the end of text{' and the mask' * mask})"
+            )
+        steps = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.decoder = decoders.ByteLevel()
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [*steps, pre_tokenizers.FixedLength(_LONGEST_TRAINED_WORD)]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - mask,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        if mask:
+            backend.add_special_tokens([MASK])
+        return cls(backend)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ByteTokenizer:
+        """Reads a ``tokenizer.json``.
+
+        Raises:
+          ValueError: If it cannot be read or is not byte-level BPE. The message names ``path``.
+        """
+        try:
+            return guarded(lambda: cls(read_backend(Path(path))), silent=True)
+        except Exception as error:
+            raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
+
+    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+        pieces = [list(self.pieces([text])) for text in texts]
+        flat = list(itertools.chain.from_iterable(pieces))
+        try:
+            encodings = iter(
+                guarded(
+                    lambda: self._backend.encode_batch_fast(flat, add_special_tokens=False),
+                    silent=self._has_quadratic_pattern,
+                )
+            )
+        except TypeError:
+            refuse_surrogates(texts)
+            raise
+        return [
+            [token for _ in parts for token in self._spell(next(encodings).ids)] for parts in pieces
+        ]
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids that stand next to a text, or end one."""
+        return self.stop_tokens
+
+    def _spell(self, ids: list[int]) -> list[int]:
+        """Replaces special tokens, which merges may have produced, by the tokens of their bytes."""
+        if self._spelled.keys().isdisjoint(ids):
+            return ids
+        return [part for token in ids for part in self._spelled.get(token, (token,))]
+
+    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
+        """Divides a text into pieces that are encoded one by one.
+
+        A text is divided between words of GPT-2's pattern, where that cannot change tokens, except
+        within words of more than `LONGEST_WORD` characters. For another pattern the text stays
+        whole, or is divided into bounded pieces if the pattern takes quadratic time.
+
+        Args:
+          parts: The text, in parts of any size.
+        """
+        if self._may_be_cut:
+            return cut(parts, _PIECE_LENGTH)
+        whole = "".join(parts)
+        return iter(bounded_pieces(whole) if self._has_quadratic_pattern else [whole])
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids of text in ascending order: all but those of special tokens."""
+        return [token for token, text in enumerate(self._token_bytes) if text]
+
+    @property
+    def opening(self) -> list[int]:
+        """The ids that begin a text to generate or to score.
+
+        The model needs a token before the first token that it predicts.
+        """
+        return [self.end_of_text]
+
+    @property
+    def decoder_opening(self) -> list[int]:
+        """The ids that begin the decoder's input, after a source was read."""
+        return [self.end_of_text]
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The ids each of which ends a text."""
+        return (self.end_of_text,)
+
+    def stream(self, before: Iterable[int] = ()) -> StreamDecoder:
+        """Returns a decoder for ids that arrive one after another, following those of `before`."""
+        return StreamDecoder(self, before)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes ids. Invalid UTF-8 becomes U+FFFD, special tokens the empty text.
+
+        Raises:
+          ValueError: If an id is outside the vocabulary.
+        """
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes of one token, possibly a part of a character; b"" if it is special."""
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(
+                f"ids: {token} is not a token id; it must be 0 to {self.vocab_size - 1}"
+            )
+        return self._token_bytes[token]
+
+
+class StreamDecoder:
+    """Decodes ids as they arrive, character by character.
+
+    All pushes and the flush together return the text of `decode(before + ids)` after the prefix
+    that it shares with `decode(before)`: all of the new text and, if `before` ends within a
+    character, the whole character.
+    """
+
+    def __init__(self, tokenizer: ByteTokenizer, before: Iterable[int] = ()):
+        """Starts a stream.
+
+        Args:
+          tokenizer: The tokenizer.
+          before: The ids that precede the new ones.
+        """
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._shown = ""
+        self.push(before)
+        # An incomplete character at the end of `before` was decoded as at most one U+FFFD.
+        self._shown = "\ufffd" if self._decoder.getstate()[0] else ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Takes the next ids and returns the text that they complete, perhaps none."""
+        return self._new(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
+
+    def flush(self) -> str:
+        """Returns the remaining text (U+FFFD for an unfinished character) and starts afresh."""
+        rest = self._new(self._decoder.decode(b"", final=True))
+        self._decoder.reset()
+        self._shown = ""
+        return rest
+
+    def _new(self, text: str) -> str:
+        """Returns the text without the U+FFFD that it shares with the text of `before`."""
+        if text:
+            text, self._shown = text.removeprefix(self._shown), ""
+        return text

@@ -1,0 +1,40 @@
+"""Form of a training state in the files of a checkpoint.
+
+In memory, the trainable part of parameters with low-rank updates has a `LowRankKernel` for each
+adapted kernel and None for each frozen array. Its moments and averages have the same structure.
+Files hold {"lora_a": A, "lora_b": B} in place of {"kernel": `LowRankKernel`, …}, and no entry for a
+frozen array.
+"""
+
+import jax
+
+from jaxformer.functional.kernels import is_low_rank
+
+
+def stored_form(tree):
+    """Returns a tree in the form of files. Trees without low-rank updates are unchanged."""
+
+    def converted(node):
+        if not isinstance(node, dict):
+            return node
+        found = {}
+        for name, branch in node.items():
+            if is_low_rank(branch):
+                found |= {"lora_a": branch.down, "lora_b": branch.up}
+            else:
+                found[name] = stored_form(branch)
+        return {name: x for name, x in found.items() if x is not None and not _is_empty(x)}
+
+    return jax.tree.map(converted, tree, is_leaf=lambda x: isinstance(x, dict))
+
+
+def _is_empty(x) -> bool:
+    return isinstance(x, dict) and not x
+
+
+def in_memory(stored, like):
+    """Returns the arrays of a tree in the form of files, in the structure of `like`.
+
+    Both forms have the same arrays in the same order.
+    """
+    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(stored))

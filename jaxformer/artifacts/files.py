@@ -1,0 +1,195 @@
+"""Files of text and JSON, pictures and new folders, which appear only when they are complete."""
+
+import json
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxformer.models.config.check import converted
+
+BYTE_ORDER_MARK = "\ufeff"
+_MOST_BYTES = {"config.json": 2**20, "generation_config.json": 2**20}
+_MOST_DIGITS = 4000  # below the limit of Python's int(), 4,300 digits
+
+
+def json_text(
+    content: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
+) -> str:
+    """Returns `content` as JSON.
+
+    Args:
+      content: Objects, lists, texts, numbers, true, false and None.
+      indent: Spaces per level; None: one line.
+      default: Converts an object of another type.
+
+    Raises:
+      FloatingPointError: If a number is not finite, which JSON cannot represent. The message names
+        its key.
+    """
+    try:
+        return json.dumps(content, allow_nan=False, indent=indent, default=default)
+    except ValueError:
+        name = _not_finite(content)
+        if name is None:
+            raise
+        raise FloatingPointError(name) from None
+
+
+def read_text(path: Path) -> str:
+    """Reads UTF-8 text and drops a byte order mark."""
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _not_finite(content: Any, name: str = "") -> str | None:
+    """Returns the name and the value of the first number that is not finite."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return f"{name.lstrip('.') or 'a number'} is {content}, which is not finite"
+    parts = {}
+    if isinstance(content, dict):
+        parts = {f"{name}.{key}": value for key, value in content.items()}
+    elif isinstance(content, list | tuple):
+        parts = {f"{name}[{place}]": value for place, value in enumerate(content)}
+    found = (_not_finite(value, inner) for inner, value in parts.items())
+    return next((said for said in found if said is not None), None)
+
+
+def read_json(path: Path) -> dict:
+    """Returns the object in a small JSON file.
+
+    Raises:
+        ValueError: If the file is missing or too large, is no JSON object, or repeats a key.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not there")
+    size, most = path.stat().st_size, _MOST_BYTES.get(path.name, 2**26)
+    if size > most:
+        raise ValueError(f"{path} has {size} bytes; at most {most} are read")
+    try:
+        found = parse_json(read_text(path))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
+    return found
+
+
+def parse_json(text: str | bytes):
+    """Returns the value of a JSON text; raises ValueError if an object repeats a key.
+
+    A whole number of more than 4,000 digits becomes infinity. The check of the field that gets it
+    then refuses it and names the field.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("its objects are nested too deeply") from None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
+
+
+def _once(pairs):
+    """Builds the object of these pairs; raises ValueError if a key is repeated."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return found
+
+
+def write_figure(figure, title: str, path: Path, dpi: int) -> None:
+    """Writes a matplotlib figure to a PNG, atomically.
+
+    The title is not parsed as mathematics: it may be the name of a run, which may hold a `$`. A
+    character that the font lacks is drawn as a box.
+
+    Args:
+        figure: The figure.
+        title: Its title.
+        path: The file to write.
+        dpi: Dots per inch.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, parse_math=False)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
+        figure.savefig(temporary, dpi=dpi, format="png")
+    os.replace(temporary, path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file atomically: a reader or a kill finds either the old or the new content."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_whole(path: Path, hint) -> Any:
+    """Reads the JSON that `write_whole` wrote.
+
+    Args:
+        path: The file.
+        hint: The type of its value, such as `dict[str, float]`.
+
+    Raises:
+        ValueError: If the file cannot be read or has another type. The message names the file.
+    """
+    try:
+        return converted("it", parse_json(read_text(path)), hint)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def require_new(path: Path) -> Path:
+    """Returns the absolute path of a file or folder to create.
+
+    Raises:
+        ValueError: If the path exists (other than as an empty folder), or its parent does not.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} already exists; name a path that does not exist yet")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
+    return path.absolute()
+
+
+@contextmanager
+def new_folder(path) -> Iterator[Path]:
+    """Yields a temporary folder that is renamed to `path` once everything is written.
+
+    If the context raises, the temporary folder is removed.
+
+    Raises:
+        ValueError: If `path` exists and is not an empty folder.
+    """
+    path = require_new(Path(path))
+    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if path.exists():
+            path.rmdir()  # it is empty
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes indented JSON with a final line break."""
+    path.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")

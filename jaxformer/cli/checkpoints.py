@@ -1,0 +1,180 @@
+"""Checkpoints that the command line names: RUN of most verbs, and --from of `train`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from jaxformer.artifacts.origin import Origin, digest_of, keep
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli.train_arguments import Selection
+from jaxformer.models.config import kind_of
+from jaxformer.runtime import start_jax
+from jaxformer.training.config import Mesh, PairTraining, TrainingConfig
+from jaxformer.training.fine_tuning import fine_tuning, refuse_another_model, refuse_tokenizer
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """Arguments of every verb that uses a model."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
+    mesh: Mesh | None = field(default=None, kw_only=True)
+    """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
+    device"""
+
+
+@contextmanager
+def load_model(arguments: RunArguments) -> Iterator:
+    """Starts JAX and loads the model. With --mesh, the model is sharded and the mesh is in context.
+
+    Args:
+        arguments: The arguments of the verb.
+
+    Yields:
+        The `Checkpoint`.
+    """
+    start_jax()
+    import jax
+
+    from jaxformer.hub.load import load
+
+    if arguments.mesh is None:
+        yield load(arguments.run)
+        return
+    from jaxformer.models.placement import make_mesh
+
+    mesh = make_mesh(asdict(arguments.mesh))
+    with jax.set_mesh(mesh):
+        yield load(arguments.run, mesh=mesh)
+
+
+class Base(NamedTuple):
+    """An opened checkpoint whose parameters are not read yet.
+
+    Attributes:
+        path: The checkpoint's folder.
+        stored: Its config, its tokenizer and a function that reads its parameters.
+        training: The default settings of a run that starts from it.
+        family: Its model_type in transformers; None if it has none.
+        step: The step of its newest checkpoint; None if the folder is not a run.
+    """
+
+    path: Path
+    stored: Any
+    training: TrainingConfig
+    family: str | None
+    step: int | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of its model, a key of `KINDS`."""
+        return kind_of(self.stored.config)
+
+    @property
+    def tokenizer(self):
+        """Its tokenizer; None if it has none."""
+        return self.stored.tokenizer
+
+    @property
+    def origin(self) -> Origin:
+        """The `Origin` for the new run's config.json, without the digest."""
+        special = self.tokenizer.special
+        special = None if special is None else asdict(special)
+        return Origin(self.path, "", self.family, special, self.stored.generation)
+
+    def accept(self, training: TrainingConfig) -> None:
+        """Raises ValueError if a run with these settings cannot start from the checkpoint."""
+        from jaxformer.models.kinds import build
+        from jaxformer.models.lora import adapted_maps
+        from jaxformer.models.parameters import shape_tree
+
+        refuse_another_model(self.path, self.training, training)
+        refuse_tokenizer(self.path, self.tokenizer, training)
+        if training.lora.lora_rank is not None:
+            adapted_maps(shape_tree(build(training.model)), training.lora)
+
+    def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
+        """Copies the tokenizer into the folder of a new run.
+
+        If the new run trains an adapter and the checkpoint is a run, this also copies the
+        checkpoint, because the base run may continue and replace it.
+        """
+        self.tokenizer.save(folder.tokenizer)
+        if training.lora.lora_rank is not None and self.step is not None:
+            keep(self.path, folder.base, self.step)
+
+    def read(self, mesh) -> tuple[dict, Origin]:
+        """Reads the parameters.
+
+        Args:
+            mesh: The mesh on which to place them; None: one device.
+
+        Returns:
+            The parameters, and their `Origin` for config.json.
+
+        Raises:
+            ValueError: Another process has trained the base run further in the meantime.
+        """
+        from jaxformer.models.kinds import build
+        from jaxformer.models.placement import parameter_shapes
+
+        params = self.stored.read(parameter_shapes(build(self.stored.config), mesh))
+        if _newest_step(self.path) != self.step:
+            raise ValueError(
+                f"{self.path} was trained further while it was being read; run the command again"
+            )
+        return params, self.origin._replace(digest=digest_of(params))
+
+
+def open_base(selection: Selection) -> Base:
+    """Opens the checkpoint that --from names.
+
+    Args:
+        selection: The arguments that `read_selection` found.
+
+    Raises:
+        ValueError: There is no such checkpoint, or it is not of the kind that --model names.
+    """
+    start_jax()
+    from jaxformer.hub.load import fetched, opened
+
+    path = fetched(selection.base).absolute()
+    stored = opened(path)
+    kind = kind_of(stored.config)
+    if selection.model not in (None, kind):
+        raise ValueError(f"--model is {selection.model!r}, but {path} is of kind {kind}")
+    training = fine_tuning(kind, stored.config, selection.named_preset)
+    if isinstance(training, PairTraining):
+        from jaxformer.artifacts.tokenizer import lowers_case
+
+        lowercase = stored.tokenizer is not None and lowers_case(stored.tokenizer)
+        training = replace(training, lowercase=lowercase)
+    return Base(path, stored, training, stored.family, _newest_step(path))
+
+
+def _newest_step(path: Path) -> int | None:
+    """Returns the step of a run's newest checkpoint; None if the path is not a run."""
+    from jaxformer.artifacts.checkpoint import Checkpoints
+
+    *_, newest = (None, *Checkpoints(RunFolder(path).checkpoints).steps())
+    return newest
+
+
+def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -> dict | None:
+    """Returns the parameters that a resumed run started from, placed on a mesh.
+
+    Returns None if they are not needed, because the run's own checkpoints hold all parameters.
+    """
+    from jaxformer.artifacts.checkpoint import Checkpoints
+    from jaxformer.hub.load import origin_params
+    from jaxformer.models.kinds import build
+    from jaxformer.models.placement import parameter_shapes
+
+    if config.lora.lora_rank is None and Checkpoints(folder.checkpoints).steps():
+        return None
+    return origin_params(origin, parameter_shapes(build(config.model), mesh), folder)

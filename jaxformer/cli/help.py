@@ -1,0 +1,262 @@
+"""Flags of a verb, read from the dataclass of its arguments, and the output of `--help`."""
+
+import ast
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import tyro
+
+from jaxformer.models.config.rotary import RotaryScaling, Scaling
+from jaxformer.training.config import Mesh, MeshSizes
+
+_WORDS = {bool: "{True,False}", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_WORDS |= {Mesh: "AXIS=SIZE,…", Scaling: "KIND,FACTOR=X,…"}
+HELP = ("-h", "--help", "--help-all")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_COLUMN = 26  # the column where descriptions start
+_WIDTHS = (40, 100)  # minimum and maximum width of the text
+
+
+class Flag(NamedTuple):
+    """A flag or a positional argument.
+
+    Attributes:
+        names: Its spellings: ("--max-length",), ("--residual", "--no-residual") or ("RUN",).
+        placeholder: The placeholder of its value: INT, {a,b}, "FLOAT …"; "" for a switch.
+        text: Its description.
+        default: Its default as text; None if the flag is required.
+        group: The dataclass that has the field.
+    """
+
+    names: tuple[str, ...]
+    placeholder: str
+    text: str
+    default: str | None
+    group: type
+
+    @property
+    def name(self) -> str:
+        """The first spelling."""
+        return self.names[0]
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is a positional argument."""
+        return not self.name.startswith("-")
+
+
+def flags_of(kind: type, default=None) -> list[Flag]:
+    """Returns the flags of a dataclass and of its nested dataclasses.
+
+    Args:
+        kind: The class, which may be an alias such as TrainArguments[TextTraining].
+        default: An instance whose values are the defaults; None: the defaults of the class.
+    """
+    return list(_flags(get_origin(kind) or kind, default))
+
+
+def _flags(kind: type, default) -> Iterator[Flag]:
+    hints, texts = get_type_hints(kind, include_extras=True), _docstrings(kind)
+    for field in fields(kind):
+        value = _default(field) if default is None else getattr(default, field.name)
+        if is_dataclass(value) and not isinstance(value, Mesh | Scaling):
+            yield from _flags(type(value), value)
+        else:
+            yield _flag(kind, field.name, hints[field.name], texts.get(field.name, ""), value)
+
+
+def _default(field):
+    """Returns a field's default, or MISSING if the field is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    names = [mark.name for mark in marks if getattr(mark, "name", None)]
+    words = [mark.metavar for mark in marks if getattr(mark, "metavar", None)]
+    default = None if value is MISSING else words_of(value)
+    if tyro.conf.Positional in marks:
+        word = words[0] if words else field.upper()
+        return Flag((word,), "", text, default, kind)
+    name = f"--{(names[0] if names else field).replace('_', '-')}"
+    bare = get_args(hint)[0] if marks else hint
+    if bare is bool:
+        negated = () if tyro.conf.FlagCreatePairsOff in marks else (f"--no-{name[2:]}",)
+        return Flag((name, *negated), "", text, default, kind)
+    return Flag((name,), words[0] if words else _placeholder(bare), text, default, kind)
+
+
+def _placeholder(hint) -> str:
+    """Returns the placeholder for a value of this type, such as INT, {a,b} or "FLOAT …"."""
+    if get_origin(hint) is Annotated:
+        return _placeholder(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(map(str, get_args(hint))) + "}"
+    if get_origin(hint) is tuple:
+        return f"{_placeholder(get_args(hint)[0])} …"
+    members = [member for member in get_args(hint) if member not in (NoneType, Ellipsis)]
+    if not members:
+        return _WORDS.get(hint, "VALUE")
+    return max(map(_placeholder, members), key=lambda word: word.endswith("…"))
+
+
+def words_of(value) -> str:
+    """Returns a default value as text, in the spelling of the command line."""
+    match value:
+        case True | False:
+            return "on" if value else "off"
+        case "":
+            return "empty"
+        case ():
+            return "none"
+        case tuple():
+            return " ".join(map(words_of, value))
+        case float():
+            return f"{value:g}"
+        case MeshSizes():
+            return ",".join(f"{x.name}={getattr(value, x.name)}" for x in fields(value))
+        case RotaryScaling():
+            return f"{value.kind},factor={value.factor:g},…"
+    return str(value)
+
+
+@cache
+def _docstrings(kind: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a class and its bases, as one paragraph each."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not is_dataclass(base):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def summary_of(kind: type) -> list[str]:
+    """Returns the paragraphs of a class's docstring."""
+    text = inspect.getdoc(get_origin(kind) or kind) or ""
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    """Returns whether the command line has a help flag."""
+    return any(word in HELP for word in argv)
+
+
+def text_width() -> int:
+    """Returns the width of printed text: that of the terminal, limited to 40 … 100 columns."""
+    least, most = _WIDTHS
+    return max(least, min(most, shutil.get_terminal_size().columns))
+
+
+def table_of(rows: dict[str, str]) -> str:
+    """Returns a two-column table of names and their descriptions."""
+    indent = " " * (max(map(len, rows)) + 4)
+    lines = []
+    for name, text in rows.items():
+        begin = f"  {name}".ljust(len(indent))
+        lines += textwrap.wrap(text, text_width(), initial_indent=begin, subsequent_indent=indent)
+    return "\n".join(lines)
+
+
+def help_text(kind: type, verb: str, argv: list[str], default=None, main: tuple[str, ...] = ()):
+    """Returns the help of a verb.
+
+    Args:
+        kind: The dataclass of its arguments.
+        verb: The name of the verb.
+        argv: The command line; with --help-all the text lists all flags.
+        default: An instance whose values are the defaults; None: the defaults of the class.
+        main: Names of the flags that come first. Without --help-all, only these are listed. (): all
+            flags.
+    """
+    width = text_width()
+    flags = flags_of(kind, default)
+    positional = [flag for flag in flags if flag.is_positional]
+    options = [flag for flag in flags if not flag.is_positional]
+    first = [flag for name in main for flag in options if flag.name == name]
+    required = [f"{x.name} {x.placeholder}" for x in options if x.default is None]
+    texts = [x.name if x.default is None else f"[{x.name}]" for x in positional]
+    words = ["usage: jaxformer", verb, *texts, *required, *["[OPTIONS]"] * bool(options)]
+    parts = [" ".join(words), *(textwrap.fill(paragraph, width) for paragraph in summary_of(kind))]
+    if positional:
+        parts.append(_section("", positional, width))
+    if options:
+        parts.append(_section("options:" if not first else "most used:", first or options, width))
+    if first and "--help-all" in argv:
+        rest = [flag for flag in options if flag not in first]
+        for group in dict.fromkeys(flag.group for flag in rest):
+            of_group = [flag for flag in rest if flag.group is group]
+            parts.append(_section(f"{_title(group)}:", of_group, width))
+    elif first:
+        more = f"jaxformer {verb} --help-all lists all {len(options)} options."
+        parts.append(textwrap.fill(more, width))
+    return "\n\n".join(parts)
+
+
+def _title(group: type) -> str:
+    """Returns the name of a class as words: "text training" for TextTraining."""
+    name = re.sub(r"(Config|Arguments)$", "", group.__name__)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def _section(title: str, flags: list[Flag], width: int) -> str:
+    lines = [line for flag in flags for line in _lines(flag, width)]
+    return "\n".join([title, *lines] if title else lines)
+
+
+def _lines(flag: Flag, width: int) -> list[str]:
+    """Returns a flag's lines: its spelling on the left, its description in a second column."""
+    spelling = ", ".join(flag.names) + f" {flag.placeholder}" * bool(flag.placeholder)
+    said = flag.text
+    if flag.default is None:
+        said += " (required)"
+    elif not flag.is_positional:
+        default = f"(default: {flag.default})"
+        fits = len(default) <= width - _COLUMN
+        said += " " + (default.replace(" ", _NO_BREAK, 1) if fits else default)
+    indent = " " * _COLUMN
+    fill = {"width": width, "break_on_hyphens": False, "break_long_words": False}
+    if len(spelling) + 4 <= _COLUMN:
+        begin = f"  {spelling}".ljust(_COLUMN)
+        return _wrapped(said, initial_indent=begin, subsequent_indent=indent, **fill)
+    if len(spelling) + 2 > width:
+        spelling = spelling.replace(",", ", ")
+    above = _wrapped(spelling, initial_indent="  ", subsequent_indent=" " * 6, **fill)
+    return [*above, *_wrapped(said, initial_indent=indent, subsequent_indent=indent, **fill)]
+
+
+def _wrapped(text: str, **fill) -> list[str]:
+    return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(text, **fill)]
+
+
+def likely_meant(argv: list[str], flags: list[Flag]) -> str:
+    """Returns suggestions such as "--promt; did you mean --prompt?" for the unknown flags.
+
+    An unknown flag that resembles no known flag is omitted.
+
+    Args:
+        argv: The command line.
+        flags: The flags of the verb.
+    """
+    known = [name for flag in flags if not flag.is_positional for name in flag.names]
+    said = []
+    for word in argv:
+        name = word.partition("=")[0]
+        if not name.startswith("-") or name.replace("_", "-") in known:
+            continue
+        alike = "--" + name.lstrip("-").replace("_", "-").lower()
+        if close := get_close_matches(alike, known, n=1, cutoff=0.75):
+            said.append(f"{name}; did you mean {close[0]}?")
+    return " ".join(said)

@@ -1,0 +1,200 @@
+"""Constraints on the next token: they exclude tokens or make them less probable.
+
+The order and the meaning of each are those of the logits processors of transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.models.config.generation import NO_CONSTRAINTS, Constraints
+from jaxformer.models.language_model import LanguageModel
+
+NO_TOKEN = -1  # in a text: padding and tokens that are not generated yet
+
+
+class Text(NamedTuple):
+    """The tokens of each row so far.
+
+    Attributes:
+        tokens: int [batch, slots], NO_TOKEN for padding and for tokens that are not generated yet.
+        end: int [], number of slots in use; the last token of every row is in the slot before.
+        lengths: int [batch], number of tokens of each row.
+    """
+
+    tokens: Int[Array, "batch slots"]
+    end: Int[Array, ""]
+    lengths: Int[Array, " batch"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rules:
+    """The constraints of one call, with the properties of the call that they depend on.
+
+    Attributes:
+        constraints: the constraints to apply.
+        prompts: int [batch, width], with NO_TOKEN on the left of shorter ones.
+        last_step: the step that generates the last token, at max_new_tokens.
+        stop_tokens: int [stops], ids that end a row.
+    """
+
+    constraints: Constraints = field(metadata={"static": True})
+    prompts: Any  # not annotated as an array: JAX also fills the fields with placeholders
+    last_step: Any
+    stop_tokens: Any
+
+    def apply(
+        self,
+        scores: Float[Array, "batch vocab"],
+        generated: Int[Array | np.ndarray, "batch room"],
+        step: Int[Array, ""],
+    ) -> Float[Array, "batch vocab"]:
+        """Applies the constraints to the scores of the next token.
+
+        Args:
+            scores: logits or log-probabilities.
+            generated: the tokens generated before, then NO_TOKEN. Prompt i has the rows i * n to (i
+                + 1) * n - 1, where n = batch / len(prompts).
+            step: number of tokens generated before.
+
+        Returns:
+            The scores, −∞ for tokens that may not come next.
+        """
+        prompts = jnp.repeat(self.prompts, len(generated) // len(self.prompts), axis=0)
+        lengths = (prompts != NO_TOKEN).sum(axis=1)
+        tokens = jnp.concatenate([prompts, generated.astype(prompts.dtype)], axis=1)
+        text = Text(tokens, prompts.shape[1] + step, lengths + step)
+        return constrain(self, scores, text, step)
+
+
+def rules_of(
+    constraints: Constraints,
+    prompts: Sequence[Int[np.ndarray, " length"]],
+    width: int,
+    max_new_tokens: int,
+    stop_tokens: Int[np.ndarray, " stops"],
+) -> Rules | None:
+    """Returns the constraints of a call as a value; None if there are none.
+
+    Args:
+        constraints: the constraints to apply.
+        prompts: rows of ids.
+        width: number of slots of the longest prompt.
+        max_new_tokens: the most tokens to generate.
+        stop_tokens: ids that end a row.
+    """
+    if constraints == NO_CONSTRAINTS:
+        return None
+    rows = [np.pad(row, (width - len(row), 0), constant_values=NO_TOKEN) for row in prompts]
+    return Rules(constraints, np.stack(rows), np.int32(max_new_tokens - 1), stop_tokens)
+
+
+def constraints_of_call(model: LanguageModel, given: Constraints | None) -> Constraints:
+    """Returns the constraints of a call, or else those of the model's checkpoint.
+
+    Raises:
+        ValueError: a constraint names a token that the model lacks, or `given` is None and the
+            checkpoint has options that are not implemented.
+    """
+    defaults = model.generation
+    if given is None and defaults.unsupported:
+        raise ValueError(
+            f"this checkpoint generates with {', '.join(defaults.unsupported)}, which is not "
+            "implemented; give constraints (jaxformer.Constraints() for none) to generate without "
+            "it"
+        )
+    constraints = defaults.constraints if given is None else given
+    constraints.check_ids(model.config.vocab_size)
+    return constraints
+
+
+def constrain(
+    rules: Rules, scores: Float[Array, "batch vocab"], text: Text, step: Int[Array, ""]
+) -> Float[Array, "batch vocab"]:
+    """Applies the constraints one after the other, in the order of transformers."""
+    constraints, stops = rules.constraints, rules.stop_tokens
+    if constraints.repetition_penalty != 1.0:
+        scores = penalize_repetition(scores, text.tokens, constraints.repetition_penalty)
+    if constraints.no_repeat_ngram_size:
+        repeated = repeated_ngrams(text, constraints.no_repeat_ngram_size, scores.shape[-1])
+        scores = jnp.where(repeated, -jnp.inf, scores)
+    for word in constraints.bad_words_ids:
+        may_stop = (len(word) == 1) & (word[0] == stops).any()  # a stop token stays possible
+        completes = _ends_with(text, word[:-1]) & ~may_stop
+        scores = scores.at[:, word[-1]].add(jnp.where(completes, -jnp.inf, 0.0))
+    too_short = text.lengths < constraints.min_length
+    too_short |= step < constraints.min_new_tokens
+    scores = jnp.where(too_short[:, None] & _one_of(stops, scores), -jnp.inf, scores)
+    is_second = text.lengths == 1
+    if constraints.forced_bos_token_id is not None:
+        scores = _force((constraints.forced_bos_token_id,), scores, is_second[:, None])
+    if constraints.forced_eos_token_id:
+        scores = _force(constraints.forced_eos_token_id, scores, step == rules.last_step)
+    if constraints.suppress_tokens:
+        scores = jnp.where(_one_of(constraints.suppress_tokens, scores), -jnp.inf, scores)
+    if constraints.begin_suppress_tokens:
+        # After a forced token, it is the first token that is not forced.
+        is_first = step == 0
+        if constraints.forced_bos_token_id is not None:
+            is_first = jnp.where(text.lengths - step == 1, step == 1, step == 0)[:, None]
+        suppressed = _one_of(constraints.begin_suppress_tokens, scores) & is_first
+        scores = jnp.where(suppressed, -jnp.inf, scores)
+    return scores
+
+
+def penalize_repetition(
+    scores: Float[Array, "batch vocab"], tokens: Int[Array, "batch slots"], penalty: float
+) -> Float[Array, "batch vocab"]:
+    """Divides positive scores of tokens in the text by the penalty, multiplies negative ones."""
+    penalized = jnp.where(scores < 0, scores * penalty, scores / penalty)
+    return jnp.where(_mark(tokens, scores.shape[-1]), penalized, scores)
+
+
+def repeated_ngrams(text: Text, size: int, vocab_size: int) -> Array:
+    """Returns bool [batch, vocab]: tokens that would repeat an n-gram of the text."""
+    slots = text.tokens.shape[1]
+    before = size - 1  # tokens of an n-gram before its last
+    starts = jnp.arange(slots)
+    matches = (starts >= before) & (starts < text.end) & (text.end >= before)
+    for offset in range(1, before + 1):
+        earlier = jnp.roll(text.tokens, offset, axis=1)  # at slot s: the token at s − offset
+        own = jnp.take(text.tokens, jnp.maximum(text.end - offset, 0), axis=1)[:, None]
+        matches = matches & (earlier == own) & (own != NO_TOKEN)
+    return _mark(jnp.where(matches, text.tokens, NO_TOKEN), vocab_size)
+
+
+def _ends_with(text: Text, word: tuple[int, ...]) -> Array:
+    """Returns bool [batch]: whether the text ends with these tokens."""
+    ends = jnp.ones(len(text.lengths), bool)
+    for offset, token in enumerate(reversed(word), 1):
+        slot = text.end - offset
+        ends &= (jnp.take(text.tokens, jnp.maximum(slot, 0), axis=1) == token) & (slot >= 0)
+    return ends
+
+
+def _mark(tokens: Int[Array, "batch slots"], vocab_size: int) -> Array:
+    """Returns bool [batch, vocab]: which tokens the rows hold."""
+    nowhere = jnp.zeros((len(tokens), vocab_size + 1), bool)
+    places = jnp.where(tokens == NO_TOKEN, vocab_size, tokens)
+    rows = jnp.arange(len(tokens))[:, None]
+    return nowhere.at[rows, places].set(True)[:, :vocab_size]
+
+
+def _one_of(ids: Any, scores: Float[Array, "batch vocab"]) -> Array:
+    """Returns bool [vocab]: which tokens are among the ids."""
+    vocabulary = jnp.arange(scores.shape[-1])
+    return (vocabulary[:, None] == jnp.asarray(ids, jnp.int32)).any(axis=-1)
+
+
+def _force(
+    ids: tuple[int, ...], scores: Float[Array, "batch vocab"], where: Bool[Array, "..."]
+) -> Array:
+    """Sets the scores of these ids to 0 and the remaining scores to −∞ where `where` is true."""
+    forced = jnp.where(_one_of(ids, scores), 0.0, -jnp.inf)
+    return jnp.where(where, forced, scores)

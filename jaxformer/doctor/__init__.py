@@ -1,0 +1,1 @@
+"""Memory, communication and time of programs, compiled for machines that may be absent."""

@@ -1,0 +1,142 @@
+"""Compilation of the training step and of decoding for a mesh of possibly absent devices."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decoding.autoregressive import live_slots, slots, start_cache
+from jaxformer.decoding.generate import Choice, State, choose_first, decode_block, prefill
+from jaxformer.decoding.prepared import parallel_parts, prepare_weights
+from jaxformer.functional.family import CacheSize
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.models.language_model import require_autoregressive
+from jaxformer.models.placement import parameter_shapes, shapes_at
+from jaxformer.training.batch import Batch
+from jaxformer.training.compiled_step import num_bytes
+from jaxformer.training.placed import placed_shapes, state_shardings
+from jaxformer.training.step import init_state, make_step
+
+
+class Memory(NamedTuple):
+    """Memory of a training step, in bytes per device.
+
+    Attributes:
+        parameters: The parameters.
+        optimizer: The optimizer state.
+        temporaries: Activations, gradients and gathered parameters.
+        total: Everything, including the batch.
+    """
+
+    parameters: int
+    optimizer: int
+    temporaries: int
+    total: int
+
+
+def compile_step(model, optimizer, mesh, rows: int, length: int):
+    """Compiles a training step of one micro-batch.
+
+    Args:
+        model: The model.
+        optimizer: An optax optimizer.
+        mesh: The mesh.
+        rows: Rows of the micro-batch.
+        length: Tokens per row.
+
+    Returns:
+        (the compiled program, its `Memory`).
+    """
+    shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
+    state = shapes_at(shapes, state_shardings(model, optimizer, mesh, shapes))
+    batch = placed_shapes(batch_shapes(model.config, rows, length), mesh)
+    rate = jax.ShapeDtypeStruct((), np.float32)
+    with jax.set_mesh(mesh):
+        program = make_step(model, optimizer).lower(state, batch, rate).compile()
+    parameters, kept = held(state.params), held(state.optimizer)
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    return program, Memory(parameters, kept, temporaries, num_bytes(program))
+
+
+class Decoding(NamedTuple):
+    """Compiled block of decoding steps.
+
+    Attributes:
+        program: The compiled program.
+        weights: Bytes of the weights on each device.
+        cache: Bytes of the cache on each device.
+        temporaries: Bytes of temporary arrays on each device.
+        layer: The shape of one layer's keys on each device. None: the cache is a state of fixed
+            size, without in-place writes.
+    """
+
+    program: jax.stages.Compiled
+    weights: int
+    cache: int
+    temporaries: int
+    layer: tuple[int, ...] | None
+
+
+def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
+    """Compiles the block of greedy decoding steps that `generate` runs after reading prompts.
+
+    The weights and the cache have the shardings that the programs of `generate` give them.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        rows: The number of rows.
+        prompt: Tokens per prompt.
+        length: Largest number of tokens per row.
+    """
+    require_autoregressive(model)
+    params = parameter_shapes(model, mesh)
+    tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
+    source = Inputs(tokens) if model.config.reads_source else None
+    stops = jax.ShapeDtypeStruct((1,), np.int32)
+    with jax.set_mesh(mesh):
+        weights = _outputs(prepare_weights, model, params, parallel_parts())
+        size = CacheSize(rows, slots(length))
+        cache, _ = _outputs(start_cache, model, weights, source, size, NO_HOOKS)
+        read = _outputs(prefill, model, weights, Inputs(tokens, tokens), cache)
+        choice = Choice(None, None, stops)
+        chosen = _outputs(choose_first, read.logits, read.captured, choice)
+        step = jax.ShapeDtypeStruct((), np.int32)
+        state = State(read.cache, *chosen[:2], step)
+        live = live_slots(read.cache, length)
+        block = decode_block.lower(model, weights, state, choice, live)
+        program = block.compile()
+    used, sizes = program.memory_analysis(), held(read.cache)
+    layer = None
+    if read.cache.capacity is not None:
+        largest = max(jax.tree.leaves(read.cache), key=held)
+        layer = largest.sharding.shard_shape(largest.shape)
+    return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, layer)
+
+
+def _outputs(function, *arguments):
+    """Returns the shapes of a jitted function's outputs with the compiler's shardings."""
+    lowered = function.lower(*arguments)
+    return shapes_at(lowered.out_info, lowered.compile().output_shardings)
+
+
+def batch_shapes(config, rows: int, length: int) -> Batch:
+    """Returns the shapes of a batch of one micro-batch.
+
+    If the model reads a source, the source has the same shape as the inputs.
+    """
+    tokens = jax.ShapeDtypeStruct((1, rows, length), np.int32)
+    source = tokens if config.reads_source else None
+    return Batch(tokens, tokens, source=source)
+
+
+def held(tree) -> int:
+    """Returns the bytes per device of a tree of shapes with shardings."""
+    shards = [(x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree)]
+    return sum(int(np.prod(shape)) * _itemsize(dtype) for shape, dtype in shards)
+
+
+def _itemsize(dtype) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize

@@ -1,0 +1,180 @@
+"""Memory, communication and best-case time of a training step or a decoding loop."""
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jax
+
+from jaxformer.decoding.generate import STEPS
+from jaxformer.doctor.compiled import compile_decoding, compile_step
+from jaxformer.doctor.exchange import least_exchange
+from jaxformer.doctor.machines import Target, compiler, devices_of
+from jaxformer.doctor.program import by_kind, collectives, copies
+from jaxformer.models.flops import forward_flops, training_flops
+from jaxformer.models.kinds import build
+from jaxformer.models.placement import make_mesh
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import make_optimizer
+
+
+class DoesNotFit(Exception):
+    """Raised when a program does not fit into the memory of a device."""
+
+    status = 1
+
+
+def examine_step(
+    config, execution, target: Target, mesh: dict[str, int], rows: int, length: int, recipe=None
+) -> dict:
+    """Compiles a training step and reports its memory, communication and best-case time.
+
+    Memory and communication are in bytes per device, times in seconds. Computation is timed at the
+    device's peak, communication at the speed of its links. The step takes at least the longer of
+    the two.
+
+    Args:
+        config: The config of the model.
+        execution: Its execution settings.
+        target: The machine.
+        mesh: The number of devices along each axis.
+        rows: Rows of the batch.
+        length: Tokens per row.
+        recipe: The settings of the optimizer; None: AdamW.
+
+    Raises:
+        ValueError: The mesh does not divide the rows, or does not suit the machine.
+        DoesNotFit: The program does not fit into a device's memory.
+    """
+    model, made, notes = _prepared(config, execution, target, mesh)
+    _check_rows(rows, made)
+    with _compiling(target) as seconds:
+        optimizer = make_optimizer(recipe or OptimizerConfig())
+        program, memory = compile_step(model, optimizer, made, rows, length)
+    found = by_kind(collectives(program.as_text()))
+    sent = sum(total.sent for total in found.values())
+    least = least_exchange(config, made, rows, length)
+    flops = training_flops(config, length) * rows / target.count
+    return {
+        **_circumstances(target, made, model, rows, length),
+        "memory": {**memory._asdict(), **_room(target, memory.total)},
+        "exchanges": {kind: total._asdict() for kind, total in found.items()},
+        "exchanged": sent,
+        "least": least,
+        "flops": flops,
+        "seconds": _seconds(target, flops, sent),
+        "compiled_in": seconds[0],
+        "notes": notes,
+    }
+
+
+def examine_decoding(
+    config, execution, target: Target, mesh: dict[str, int], rows: int, length: int
+) -> dict:
+    """Compiles the decoding steps of `generate` and reports their memory and communication.
+
+    Each step generates one token per row. Its best-case time is that of reading the weights and
+    the cache.
+
+    Args:
+        config: The config of the model.
+        execution: Its execution settings.
+        target: The machine.
+        mesh: The number of devices along each axis.
+        rows: The number of rows.
+        length: Largest number of tokens per row; half of them are the prompt.
+
+    Raises:
+        ValueError: The mesh does not divide the rows, or does not suit the machine.
+        DoesNotFit: The program does not fit into a device's memory.
+    """
+    model, made, notes = _prepared(config, execution, target, mesh)
+    _check_rows(rows, made)
+    with _compiling(target) as seconds:
+        found = compile_decoding(model, made, rows, max(1, length // 2), length)
+    text = found.program.as_text()
+    exchanged = [one for one in collectives(text) if one.times >= STEPS]  # those inside the loop
+    gathered = sum(one.sent for one in exchanged if one.kind == "all-gather")
+    memory = {name: getattr(found, name) for name in ("weights", "cache", "temporaries")}
+    total, device = sum(memory.values()), target.device
+    best = device and {"memory": (found.weights + found.cache) / device.bandwidth}
+    return {
+        **_circumstances(target, made, model, rows, length),
+        "memory": {**memory, "total": total, **_room(target, total)},
+        "exchanges": {kind: total._asdict() for kind, total in by_kind(exchanged).items()},
+        "steps": STEPS,
+        "exchanged_per_token": sum(one.sent for one in exchanged) / STEPS,
+        "gathered_per_token": gathered / STEPS,
+        "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
+        "flops_per_token": forward_flops(config, 1) * rows / target.count,
+        "seconds": best,
+        "compiled_in": seconds[0],
+        "notes": notes,
+    }
+
+
+def _prepared(config, execution, target: Target, mesh: dict[str, int]):
+    """Returns the model, the mesh and notes about the difference from the real machine."""
+    made, notes = make_mesh(mesh, devices_of(target)), []
+    if target.platform == "gpu" and execution.attention == "auto":
+        execution = replace(execution, attention="blockwise")
+        notes.append(
+            "attention is blockwise here; on the machine itself cuDNN's fused kernel runs where it "
+            "can, which is compiled by the device alone"
+        )
+    return build(config, execution), made, notes
+
+
+def _check_rows(rows: int, mesh) -> None:
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
+
+
+@contextmanager
+def _compiling(target: Target):
+    """Measures the compilation in the context.
+
+    Yields:
+        A list that receives the seconds at the end.
+
+    Raises:
+        DoesNotFit: The compiler runs out of device memory.
+    """
+    seconds, begin = [], time.perf_counter()
+    try:
+        yield seconds
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DoesNotFit(
+            f"the program does not fit into the memory of {target}: {str(error).splitlines()[0]}"
+        ) from None
+    seconds.append(round(time.perf_counter() - begin, 1))
+
+
+def _circumstances(target: Target, mesh, model, rows: int, length: int) -> dict:
+    execution = model.execution
+    return {
+        "target": str(target),
+        "devices": target.count,
+        "compiler": compiler(target),
+        "mesh": dict(mesh.shape),
+        "rows": rows,
+        "length": length,
+        "dtype": model.config.dtype,
+        "remat": execution.remat,
+        "layers": "scan" if execution.scans(model.config.num_layers, False) else "unrolled",
+    }
+
+
+def _room(target: Target, total: int) -> dict:
+    if target.device is None:
+        return {"device": None, "fits": None}
+    return {"device": target.device.memory, "fits": total <= target.device.memory}
+
+
+def _seconds(target: Target, flops: float, sent: float) -> dict | None:
+    if target.device is None:
+        return None
+    return {"operations": flops / target.device.flops, "links": sent / target.device.links}

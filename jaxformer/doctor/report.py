@@ -1,0 +1,211 @@
+"""Tables that `jaxformer doctor` prints: this machine's setup, and a program's needs."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from jaxformer.doctor.machines import missing, parse_target
+from jaxformer.runtime import start_jax
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers")
+# Optional modules: (their purpose, the command that installs them).
+OPTIONAL = {
+    "huggingface_hub": ("hub ids as checkpoints", 'pip install "jaxformer[hub]"'),
+    "gguf": ("export to llama.cpp", 'pip install "jaxformer[gguf]"'),
+    "transformers": ("check of imported models", 'pip install "transformers>=5" torch'),
+}
+TARGETS = {"gpu": "gpu:h100:8", "tpu": "tpu:v5e:4x4"}
+
+
+def machine_setup() -> dict:
+    """Starts JAX and returns the setup as values that JSON can store."""
+    from jaxformer import __version__
+
+    start_jax()
+    import jax
+
+    return {
+        "jaxformer": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "devices": [_device(device) for device in jax.local_devices()],
+        "processes": jax.process_count(),
+        "memory": _memory(),
+        "cores": os.cpu_count(),
+        "cache": _cache(Path(jax.config.jax_compilation_cache_dir)),
+        "missing": _missing(),
+    }
+
+
+def lines_of_setup(found: dict) -> list[tuple[str, ...]]:
+    """Returns the lines of the table: (label, value, remark)."""
+    memory, cache = found["memory"], found["cache"]
+    devices = {}
+    for device in found["devices"]:
+        said = (device["kind"], device["platform"], device["memory"])
+        devices[said] = devices.get(said, 0) + 1
+    used = f"{cache['files']} files, {cache['bytes'] / 1e6:,.0f} MB"
+    return [
+        ("jaxformer", found["jaxformer"], f"Python {found['python']}, {found['system']}"),
+        *((name, said or "missing", "") for name, said in found["versions"].items()),
+        (),
+        *(
+            ("devices", f"{count} × {kind}", f"{_gigabytes(size)} each" if size else where)
+            for (kind, where, size), count in devices.items()
+        ),
+        ("host", f"{found['cores']} cores", f"{_gigabytes(memory)} of memory" if memory else ""),
+        ("compiled programs", used, cache["folder"]),
+        (),
+        *(("not installed", what, how) for what, how in found["missing"].items()),
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _device(device) -> dict:
+    limits = device.memory_stats() or {}
+    return {
+        "kind": device.device_kind,
+        "platform": device.platform,
+        "memory": limits.get("bytes_limit"),
+    }
+
+
+def _memory() -> int | None:
+    """Returns the host's memory in bytes; None if the system does not report it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _cache(folder: Path) -> dict:
+    files = [path for path in folder.glob("*") if path.is_file()] if folder.is_dir() else []
+    size = sum(path.stat().st_size for path in files)
+    return {"folder": str(folder), "files": len(files), "bytes": size}
+
+
+def _missing() -> dict[str, str]:
+    """Returns the missing optional packages: name and purpose, and how to install them."""
+    found = {
+        f"{name}: {what}": how for name, (what, how) in OPTIONAL.items() if find_spec(name) is None
+    }
+    for name, target in TARGETS.items():
+        if how := missing(parse_target(target)):
+            found[f"compiler for {name.upper()}s, to examine them without having one"] = how
+    return found
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+def lines_of_step(found: dict) -> list[tuple[str, ...]]:
+    """Returns the lines of the table for a training step: (label, value, remark)."""
+    memory, least = found["memory"], found["least"]
+    needed = sum(least.values())
+    ratio = f"{found['exchanged'] / needed:.2f} × the minimum" if needed else "the minimum is 0"
+    lines = [
+        *_circumstances(found, "training step"),
+        (),
+        ("memory of each device", "", ""),
+        ("  parameters", _bytes(memory["parameters"]), ""),
+        ("  optimizer", _bytes(memory["optimizer"]), ""),
+        ("  activations, gradients, …", _bytes(memory["temporaries"]), ""),
+        _total(memory),
+        (),
+        ("sent by each device, per step", "", ""),
+        *_exchanges(found["exchanges"]),
+        ("  total", _bytes(found["exchanged"]), ratio),
+        *((f"  minimum for {axis}", _bytes(sent), "") for axis, sent in least.items() if sent),
+        (),
+        ("FLOP of each device, per step", f"{found['flops']:.3g}", "by formula (models/flops.py)"),
+    ]
+    return [*lines, *_times(found["seconds"]), *_notes(found)]
+
+
+def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
+    """Returns the lines of the table for a decoding loop: (label, value, remark)."""
+    memory = found["memory"]
+    copies = found["cache_copies_per_token"]
+    gathered = found["gathered_per_token"]
+    lines = [
+        *_circumstances(found, "decoding, one token per row"),
+        (),
+        ("memory of each device", "", ""),
+        ("  weights, prepared", _bytes(memory["weights"]), ""),
+        ("  cache", _bytes(memory["cache"]), ""),
+        ("  temporaries", _bytes(memory["temporaries"]), ""),
+        _total(memory),
+        (),
+        ("sent by each device, per token", "", ""),
+        *_exchanges(found["exchanges"], found["steps"]),
+        ("  gathered", _bytes(gathered), f"{gathered / memory['weights']:.1%} of its weights"),
+        ("cache update", _copied(copies), ""),
+        (),
+        ("FLOP of each device, per token", f"{found['flops_per_token']:.3g}", "by formula"),
+    ]
+    return [*lines, *_times(found["seconds"]), *_notes(found)]
+
+
+def _copied(copies: float | None) -> str:
+    if copies is None:
+        return "state of a fixed size"
+    return f"{copies:g} copies of a layer's cache per token" if copies else "in place"
+
+
+def _circumstances(found: dict, what: str) -> list[tuple[str, ...]]:
+    mesh = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items() if size > 1)
+    how = f"{found['dtype']}, layers {found['layers']}, remat {found['remat']}"
+    return [
+        (what, f"{found['rows']} rows × {found['length']} tokens", how),
+        ("mesh", mesh or "one device", f"compiled in {found['compiled_in']:.0f} s"),
+    ]
+
+
+def _total(memory: dict) -> tuple[str, ...]:
+    if memory["device"] is None:
+        return ("  total", _bytes(memory["total"]), "")
+    fits = "fits" if memory["fits"] else "does NOT fit"
+    return ("  total", _bytes(memory["total"]), f"of {_bytes(memory['device'])}: {fits}")
+
+
+def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:
+    return [
+        (f"  {kind}", _bytes(total["sent"] / steps), f"number: {total['count'] / steps:g}")
+        for kind, total in exchanges.items()
+    ]
+
+
+def _times(seconds: dict | None) -> list[tuple[str, ...]]:
+    """Returns lower bounds of the time, from the published figures of the device."""
+    by = {
+        "operations": "at the device's peak FLOP/s",
+        "links": "with all links of the device in use",
+        "memory": "to read weights and cache once",
+    }
+    return [
+        (f"minimum time: {name}", f"{1e3 * value:,.2f} ms", by[name])
+        for name, value in (seconds or {}).items()
+    ]
+
+
+def _notes(found: dict) -> list[tuple[str, ...]]:
+    return [("note", note, "") for note in found["notes"]]
+
+
+def _bytes(size: float) -> str:
+    """Returns a size as text, in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.2f} GB"

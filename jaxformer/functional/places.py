@@ -1,0 +1,90 @@
+"""Placement of the values of a pass on devices, as far as the formulas see it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jaxtyping import Array, DTypeLike, Float, Int
+
+EXCHANGED = "exchanged"  # the name of values that remat policy "dots" stores like products
+
+
+@runtime_checkable
+class Placement(Protocol):
+    """Constrains values at named points to the devices; see `models.sharding`.
+
+    Attributes:
+        has_cudnn: whether cuDNN's fused attention is there.
+        fuses_projections: whether the maps to query, key and value may be fused. Where the outputs
+            of a kernel are sharded, the parts of a fused one would be sharded differently.
+    """
+
+    @property
+    def has_cudnn(self) -> bool:
+        """See `Placement`."""
+
+    @property
+    def fuses_projections(self) -> bool:
+        """See `Placement`."""
+
+    def of_stack(self, config: Any) -> "Placement":
+        """Returns the placement in a stack of layers with this config."""
+
+    def place(self, name: str, value: Array) -> Array:
+        """Returns the value at a point, constrained to its devices."""
+
+    def look_up(
+        self,
+        take: Callable[[Int[Array, "*batch"]], Float[Array, "*batch dim"]],
+        index: Int[Array, "*batch"],
+        num_vectors: int,
+        dtype: DTypeLike,
+    ) -> Float[Array, "*batch dim"]:
+        """Returns take(index) in `dtype`, from a table of `num_vectors` that may be sharded."""
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """The placement without a mesh: values are where they are computed."""
+
+    has_cudnn: bool = False
+    fuses_projections: bool = True
+
+    def of_stack(self, config: Any) -> "OneDevice":
+        """See `Placement`."""
+        return self
+
+    def place(self, name: str, value: Array) -> Array:
+        """See `Placement`."""
+        return value
+
+    def look_up(
+        self,
+        take: Callable[[Int[Array, "*batch"]], Float[Array, "*batch dim"]],
+        index: Int[Array, "*batch"],
+        num_vectors: int,
+        dtype: DTypeLike,
+    ) -> Float[Array, "*batch dim"]:
+        """See `Placement`."""
+        return take(index).astype(dtype)
+
+
+def vary_alike(*trees: Any) -> Any:
+    """Casts the arrays inside a `shard_map` so that all arrays vary over the same mesh axes.
+
+    The initial carry of a loop must have the type of its final carry. The gradient with respect to
+    an array that was equal on all devices is then summed over them. Outside of `shard_map` the
+    trees are returned unchanged.
+    """
+
+    def varying(x: Any) -> frozenset[Any]:
+        return jax.typeof(x).manual_axis_type.varying
+
+    axes = frozenset().union(*map(varying, jax.tree.leaves(trees)))
+
+    def cast(x: Any) -> Array:
+        missing = tuple(axes - varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, trees)

@@ -1,0 +1,1 @@
+"""Formats of other libraries, read and written: Hugging Face and GGUF."""

@@ -1,0 +1,181 @@
+"""Reader for a LoRA adapter of Hugging Face's PEFT library in the folder of its model.
+
+transformers loads such an adapter with the model. This module adds the adapter's updates to the
+weights: W + scale · B A, with A stored as lora_A.weight [rank, inputs] and B as lora_B.weight
+[outputs, rank].
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxformer.artifacts.files import read_json
+from jaxformer.artifacts.tensors import Tensor, file_tensors
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import Entry
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# Options that only concern training or bookkeeping. PEFT derives `fan_in_fan_out` from the class of
+# a layer, and the base model is the one in the same folder.
+_HARMLESS = frozenset(
+    """
+    auto_mapping base_model_name_or_path fan_in_fan_out inference_mode lora_dropout megatron_core
+    peft_version qalora_group_size revision task_type
+    """.split()
+)
+_NAME = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose values are not read yet.
+
+    Args:
+        path: The file of its tensors.
+        factors: {module: {"A": tensor, "B": tensor}}.
+        scales: {module: scale of its update}.
+    """
+
+    path: Path
+    factors: dict[str, dict[str, Tensor]]
+    scales: dict[str, float]
+
+    def applied(self, tensors: dict[str, Tensor], entries: list[Entry], base: str) -> dict:
+        """Returns the model's tensors by their names in the table, with the updates added.
+
+        Args:
+            tensors: The model's tensors.
+            entries: The table entries that describe them.
+            base: The prefix of tensor names that files of a bare model leave out.
+
+        Raises:
+            ValueError: If an update fits no weight of the model.
+        """
+        found: dict[str, Tensor | Adapted] = dict(tensors)
+        by_module = {x.theirs.removesuffix(".weight"): x for x in entries if is_map(x)}
+        for module, factors in self.factors.items():
+            entry = by_module.get(module, by_module.get(base + module))
+            if entry is None:
+                raise ValueError(f"{self.path}: the model has no linear map {module}")
+            outputs, inputs = entry.their_shape
+            if not entry.is_transposed:
+                outputs, inputs = inputs, outputs
+            rank = factors["A"].shape[0]
+            factors["A"].check((rank, inputs))
+            factors["B"].check((outputs, rank))
+            update = (factors["A"], factors["B"], self.scales[module], entry.is_transposed)
+            found[entry.theirs] = Adapted(tensors[entry.theirs], *update)
+        return found
+
+
+class Adapted(NamedTuple):
+    """A tensor of the model with its update. It has the methods of `Tensor` that reading needs.
+
+    Args:
+        tensor: The model's tensor.
+        down: lora_A.
+        up: lora_B.
+        scale: The scale of the update.
+        is_transposed: Whether the tensor is [outputs, inputs], as in most classes.
+    """
+
+    tensor: Tensor
+    down: Tensor
+    up: Tensor
+    scale: float
+    is_transposed: bool
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises ValueError if the model's tensor has another shape."""
+        self.tensor.check(shape)
+
+    def read_into(self, array: np.ndarray) -> None:
+        """Copies the updated values into `array`."""
+        array[...] = self.mapped()
+
+    def mapped(self) -> np.ndarray:
+        """Returns the updated values in float32."""
+        up, down = (np.float32(x.mapped()) for x in (self.up, self.down))
+        update = np.float32(self.scale) * (up @ down)
+        return np.float32(self.tensor.mapped()) + (update if self.is_transposed else update.T)
+
+
+def is_map(entry: Entry) -> bool:
+    """Returns whether the entry is the weight of a linear map."""
+    return entry.ours[0].endswith("/kernel")
+
+
+def read_adapter_beside(folder: Path) -> Adapter | None:
+    """Reads the adapter in the folder of a model. Returns None if there is none.
+
+    Raises:
+        ValueError: If the adapter is incomplete or has an option that is not implemented.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        return None
+    options = Options(read_json(path), path)
+    options.require({"peft_type": "LORA", "bias": "none"})
+    if options.take("init_lora_weights", True) not in (True, False, "gaussian"):
+        raise options.error("init_lora_weights", "it must be true, false or 'gaussian'")
+    rank, alpha = options.whole("r", 8, least=1), options.number("lora_alpha", 8)
+    ranks, alphas = _pattern(options, "rank_pattern"), _pattern(options, "alpha_pattern")
+    root = options.flag("use_rslora", False)
+    targets = options.take("target_modules", None)
+    options.nothing_left(_HARMLESS)
+    weights = folder / TENSORS
+    if not weights.is_file():
+        raise ValueError(
+            f"{path} describes an adapter, but {weights.name} is not there; save the adapter as "
+            "safetensors with PEFT, or remove the file to open the model without the adapter"
+        )
+    factors: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in file_tensors(weights).items():
+        parts = _NAME.fullmatch(name)
+        if parts is None:
+            raise ValueError(f"{weights}: tensor {name} is no lora_A or lora_B of a linear map")
+        factors.setdefault(parts["module"], {})[parts["factor"]] = tensor
+    scales = {}
+    for module, both in factors.items():
+        if both.keys() != {"A", "B"}:
+            raise ValueError(f"{weights}: {module} has only one of lora_A and lora_B")
+        if not _is_target(options, targets, module):
+            raise options.error("target_modules", f"{weights.name} has an update of {module}")
+        own = _first_match(ranks, module, rank)
+        if both["A"].shape[:1] != (own,):
+            raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {own}")
+        scales[module] = _first_match(alphas, module, alpha) / (own**0.5 if root else own)
+    return Adapter(weights, factors, scales)
+
+
+def _pattern(options: Options, key: str) -> dict[str, float]:
+    """Returns an option that maps names of modules, or the ends of such names, to numbers."""
+    found = options.mapping(key)
+    for name, value in found.items():
+        if not re.fullmatch(r"\^?[\w.]+", name) or type(value) not in (int, float) or value <= 0:
+            raise options.error(key, "it must map names of modules to positive numbers")
+    return found
+
+
+def _first_match(pattern: dict[str, float], module: str, default: float) -> float:
+    matches = (value for name, value in pattern.items() if _names(name, module))
+    return next(matches, default)
+
+
+def _names(name: str, module: str) -> bool:
+    """Returns whether a name is the module's name or its last components."""
+    if name.startswith("^"):
+        return module == name[1:]
+    return module == name or module.endswith(f".{name}")
+
+
+def _is_target(options: Options, targets, module: str) -> bool:
+    if targets == "all-linear":
+        return True
+    if not isinstance(targets, list) or not all(isinstance(x, str) for x in targets):
+        raise options.error("target_modules", "it must be a list of names or 'all-linear'")
+    return any(_names(name, module) for name in targets)

@@ -1,0 +1,142 @@
+"""Reader of a model in a folder of Hugging Face's format."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformer.artifacts.files import read_json
+from jaxformer.artifacts.saved import bound
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tensors import Tensor, stored_tensors
+from jaxformer.artifacts.trees import filled, flat, flat_shapes
+from jaxformer.hub.adapter import Adapter, read_adapter_beside
+from jaxformer.hub.families import FAMILIES
+from jaxformer.hub.family import Family
+from jaxformer.hub.generation import read_generation
+from jaxformer.hub.options import Options
+from jaxformer.hub.table import Entry, entries, read_leaves
+from jaxformer.hub.tokenizers.files import read_tokenizer
+from jaxformer.models.config.generation import GenerationDefaults
+
+_LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
+    decoder_layers""".split()
+_MOST_LAYERS = 4096  # finding a pattern among the layers takes quadratic time
+# Names of tensors that may repeat the embedding table, in models whose head is tied to it.
+_EMBEDDING = re.compile(r"(lm_head|embed_out|vocab_projector|decoder|embed_tokens)\.weight$")
+
+
+class Foreign(NamedTuple):
+    """Content of a folder in Hugging Face's format, with its names in transformers.
+
+    Attributes:
+        config: The model's config.
+        read: Reads the parameters, as in `Stored`.
+        tokenizer: The tokenizer, or None.
+        family: The model_type.
+        architecture: The name of the class.
+        tensors: Number of the model's tensors.
+        updates: Number of linear maps that an adapter in the same folder updates.
+        generation: The settings for generation.
+    """
+
+    config: Any
+    read: Callable[[Any], dict]
+    tokenizer: Subwords | None
+    family: str
+    architecture: str
+    tensors: int
+    updates: int
+    generation: GenerationDefaults
+
+
+def foreign_folder(folder: Path, dtype: str) -> Foreign:
+    """Opens a folder in Hugging Face's format without reading its parameters."""
+    options = Options(read_json(folder / "config.json"), folder / "config.json")
+    family = family_of(options)  # before any tensor file is opened
+    tensors = stored_tensors(folder)
+    options.tensors = tensors.keys()
+    for key in _LAYERS:  # an absurd number of layers must not take memory or time
+        if options.whole(key, 0) > min(len(tensors), _MOST_LAYERS):
+            raise options.error(key, f"the folder has only {len(tensors)} tensors")
+    config = family.to_config(options)
+    tokenizer = read_tokenizer(folder, config.vocab_size)
+    adapter = read_adapter_beside(folder)
+    if tokenizer is not None and tokenizer.own_size > config.vocab_size:
+        raise ValueError(
+            f"{folder / 'tokenizer.json'} has ids up to {tokenizer.own_size - 1}; by config.json "
+            f"vocab_size is {config.vocab_size}"
+        )
+    tokenizer = None if tokenizer is None else bound(tokenizer, config, folder)
+
+    size = config.vocab_size
+
+    def read(like):
+        return read_parameters(folder, tensors, adapter, family, config.resolved, like, dtype)
+
+    about = (family.model_type, family.class_name(options), len(tensors))
+    updates, generation = len(adapter.factors) if adapter else 0, read_generation(folder, size)
+    return Foreign(config, read, tokenizer, *about, updates, generation)
+
+
+def family_of(options: Options) -> Family:
+    """Returns the family that config.json names; an error lists the supported families."""
+    name = options.take("model_type", None)
+    if not isinstance(name, str) or name not in FAMILIES:
+        supported = ", ".join(FAMILIES)
+        raise ValueError(f"{options.file}: model_type is {name!r}; supported: {supported}")
+    return FAMILIES[name]
+
+
+def read_parameters(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    adapter: Adapter | None,
+    family: Family,
+    config,
+    like,
+    dtype: str,
+) -> dict:
+    """Reads each tensor, with its update if there is one, into our parameters."""
+    wanted = entries(family.rows(config), config, flat_shapes(like))
+    names = found_names(folder, family, wanted, tensors)
+    theirs = {x: tensors[name] for x, name in names.items()}
+    if adapter is not None:
+        theirs = adapter.applied(theirs, wanted, family.base)
+    return filled(like, read_leaves(wanted, theirs, flat(like), dtype))
+
+
+def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
+    """Returns the file's name of each tensor in the table.
+
+    Raises:
+        ValueError: If a tensor is missing or unknown, or if the embeddings are tied and the file
+            has a head that differs from them.
+    """
+    names = {family.newer(name): name for name in tensors}
+    if family.base and not any(name.startswith(family.base) for name in names):
+        names = {family.base + new: name for new, name in names.items()} | names
+    expected = {entry.theirs for entry in wanted}
+    embedding = next(entry.theirs for entry in wanted if entry.ours == ("embedding/tokens",))
+    copies = [x for new, x in names.items() if new not in expected and _EMBEDDING.search(x)]
+    names = dict.fromkeys([embedding], next(iter(copies), None)) | names
+    missing = {name for name in expected if names.get(name) is None}
+    if missing:
+        raise ValueError(f"{folder}: {_some(missing)} missing")
+    used = {names[name] for name in expected}
+    used.update(copies)
+    unused = [name for name in tensors if name not in used and not family.is_ignored(name)]
+    if unused:
+        raise ValueError(f"{folder}: {_some(unused)} unknown in this model")
+    for name in copies:
+        if not tensors[name].equals(tensors[names[embedding]]):
+            raise ValueError(
+                f"{folder}: tensor {name} differs from {names[embedding]}, to which "
+                "config.json ties it"
+            )
+    return {name: names[name] for name in expected}
+
+
+def _some(names) -> str:
+    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+    return f"tensor {min(names)}{more}"

@@ -1,0 +1,114 @@
+"""Reader and writer of the options for generation in Hugging Face's files.
+
+transformers reads them from generation_config.json or, if that is missing, from config.json. An
+option either sets a field of `GenerationDefaults` or `Constraints`, or does not change which tokens
+are generated, or is stored as unsupported. Generation then refuses it by name.
+"""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from jaxformer.artifacts.files import json_text, read_json
+from jaxformer.models.config.check import from_fields
+from jaxformer.models.config.generation import NO_CONSTRAINTS, Constraints, GenerationDefaults
+
+_CONSTRAINTS = frozenset(field.name for field in fields(Constraints))
+_DEFAULTS = frozenset(field.name for field in fields(GenerationDefaults))
+_DEFAULTS -= {"constraints", "unsupported"}
+_LISTS = ("eos_token_id", "forced_eos_token_id")  # a single id means a list with that id
+
+# Options that change the output and are not implemented, with the values that have no effect.
+_UNSUPPORTED: dict[str, tuple] = {
+    "constraints": (),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "forced_decoder_ids": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "renormalize_logits": (),
+    "sequence_bias": (),
+    "stop_strings": (),
+    "token_healing": (),
+    "top_h": (),
+    "typical_p": (1,),
+    "watermarking_config": (),
+}
+# Options of generation_config.json that do not change which tokens are generated.
+_HARMLESS = frozenset(
+    """
+    _from_model_config assistant_confidence_threshold assistant_early_exit
+    assistant_ensemble_weight assistant_lookbehind assistant_token_id cache_config
+    cache_implementation chat_format compile_config continuous_batching_config disable_compile
+    is_assistant low_memory max_cache_len max_matching_ngram_size max_window_size
+    num_assistant_tokens num_assistant_tokens_schedule num_return_sequences output_attentions
+    output_hidden_states output_logits output_scores prefill_chunk_size prompt_lookup_num_tokens
+    remove_invalid_values return_dict_in_generate speculation_type target_lookbehind
+    transformers_version trust_remote_code use_cache use_mtp user_token_id
+    """.split()
+)
+OPTIONS = _CONSTRAINTS | _DEFAULTS | _UNSUPPORTED.keys()
+_EMPTY = (None, False, [], {}, "")
+
+
+def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
+    """Reads the settings for generation in a folder.
+
+    Raises:
+        ValueError: If an option has a wrong type, or an id that the model lacks. The message names
+            the file.
+    """
+    own = folder / "generation_config.json"
+    path = own if own.is_file() else folder / "config.json"
+    content = {key: value for key, value in read_json(path).items() if value is not None}
+    if path != own:
+        content = {key: value for key, value in content.items() if key in OPTIONS}
+    unknown = content.keys() - OPTIONS - _HARMLESS
+    unsupported = tuple(
+        f"{key}={json_text(value)}"
+        for key, value in sorted(content.items())
+        if (key in _UNSUPPORTED or key in unknown)
+        and value not in (*_EMPTY, *_UNSUPPORTED.get(key, ()))
+    )
+    content = {key: _given(key, value) for key, value in content.items()}
+    rules = {key: content[key] for key in _CONSTRAINTS if content.get(key) is not None}
+    others = {key: content[key] for key in _DEFAULTS if content.get(key) is not None}
+    try:
+        constraints = from_fields(Constraints, rules)
+        constraints.check_ids(vocab_size)
+        defaults = from_fields(GenerationDefaults, others)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return replace(defaults, constraints=constraints, unsupported=unsupported)
+
+
+def _given(key: str, value: Any) -> Any:
+    """Returns None for the id -1, which some files write for "none"; makes single ids a list."""
+    if key.endswith("_token_id") and value == -1 and type(value) is int:
+        return None
+    return [value] if key in _LISTS and not isinstance(value, list) else value
+
+
+def written_generation(defaults: GenerationDefaults) -> dict[str, Any]:
+    """Returns the options of generation_config.json for a model's settings for generation."""
+    rules = {key: getattr(defaults.constraints, key) for key in _CONSTRAINTS}
+    rules = {key: x for key, x in rules.items() if x != getattr(NO_CONSTRAINTS, key)}
+    others = {key: getattr(defaults, key) for key in _DEFAULTS}
+    content = rules | {key: x for key, x in others.items() if x not in (None, ())}
+    named = (option.split("=", 1) for option in defaults.unsupported)
+    content |= {key: json.loads(value) for key, value in named}
+    return {key: _single(key, content[key]) for key in sorted(content)}
+
+
+def _single(key: str, value: Any) -> Any:
+    """Returns a list with one id as that id."""
+    return value[0] if key in _LISTS and len(value) == 1 else value

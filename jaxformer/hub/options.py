@@ -1,0 +1,184 @@
+"""Options of a config.json, read through a closed schema.
+
+Reading fails on an option that the family's reader does not use and that is not known to be
+harmless.
+"""
+
+from typing import Any
+
+from jaxformer.models.config.check import LARGEST, shown
+
+# Options of transformers that concern training, initialisation, generation, files or a platform.
+HARMLESS = frozenset(
+    """
+    _attn_implementation_autoset _name_or_path _num_labels activation_dropout architectures
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
+    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classif_dropout classifier_dropout classifier_pooling cls_token_id decoder_layerdrop
+    decoder_start_token_id deterministic_flash_attn directionality diversity_penalty do_sample
+    dropout dropout_rate dtype early_stopping embd_pdrop embedding_dropout encoder_layerdrop
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+    force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout hidden_dropout_prob hidden_size_per_head id2label init_std
+    initializer_cutoff_factor initializer_factor initializer_range is_encoder_decoder
+    is_llama_config keys_to_ignore_at_inference label2id layerdrop length_penalty mask_token_id
+    max_length min_length mlp_dropout model_type name_or_path no_repeat_ngram_size num_beam_groups
+    num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
+    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type position_embedding_type predict_special_tokens prefix
+    pretraining_tp problem_type qa_dropout reference_compile remove_invalid_values
+    reorder_and_upcast_attn repad_logits_with_grad repetition_penalty resid_pdrop return_dict
+    return_dict_in_generate save_step sbert_ce_default_activation_function sep_token_id
+    seq_classif_dropout sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction
+    start_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+_REQUIRED = object()
+
+
+class Options:
+    """Options of one config.json, read through a closed schema.
+
+    A reader calls `take` (or `whole`, `number`, …) for an option whose value it puts into the
+    config, `require` for one that must have a certain value, and `ignore` for one that the class
+    in transformers does not read. `nothing_left` refuses every other option. The reader must use a
+    value that it takes: tests/hub/test_options.py checks this for each family.
+    """
+
+    def __init__(self, options: dict, file, tensors=()):
+        """Wraps the content of a file.
+
+        Args:
+            options: The content of the file.
+            file: The file's name, for errors.
+            tensors: The names of the tensors in the same folder.
+        """
+        self.options, self.file, self.tensors = options, file, tensors
+        self.taken: set[str] = set()
+        self.ignored: dict[str, str] = {}
+
+    def __contains__(self, key) -> bool:
+        """Whether the option is present and not null."""
+        return self.options.get(key) is not None
+
+    def is_null(self, key) -> bool:
+        """Returns whether the file sets the option to null, which some classes treat specially."""
+        return key in self.options and self.options[key] is None
+
+    def ignore(self, *keys: str, because: str) -> None:
+        """Accepts any value of these options, because they do not change the model.
+
+        Args:
+            keys: The options.
+            because: Why the class in transformers does not use them.
+        """
+        self.ignored |= dict.fromkeys(keys, because)
+
+    def error(self, key, accepted) -> ValueError:
+        """Returns the error for an option's value; `accepted` says which values are accepted."""
+        return ValueError(f"{self.file}: {key} is {shown(self.options.get(key))}; {accepted}")
+
+    def take(self, key, default: Any = _REQUIRED):
+        """Returns the option's value, or the default if it is missing or null.
+
+        The caller must use the value. Call `ignore` for an option that has no effect.
+        """
+        self.taken.add(key)
+        value = self.options.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ValueError(f"{self.file}: {key} is missing")
+        return default
+
+    def whole(self, key, default=_REQUIRED, least: int = 0):
+        """Returns a whole number from `least` to `LARGEST`: a larger one would only fail later."""
+        value = self.take(key, default)
+        if value is default:
+            return value
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise self.error(key, f"it must be a whole number in {least} … {LARGEST}")
+        return value
+
+    def number(self, key, default=_REQUIRED):
+        """Returns a finite number as a float."""
+        value = self.take(key, default)
+        if value is default:
+            return value
+        # The bound refuses NaN, infinity and huge ints.
+        if type(value) not in (int, float) or not abs(value) < 1e300:
+            raise self.error(key, "it must be a number")
+        return float(value)
+
+    def flag(self, key, default: bool) -> bool:
+        """Returns a value that must be true or false."""
+        value = self.take(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "it must be true or false")
+        return value
+
+    def choice(self, key, choices: dict, default=_REQUIRED):
+        """Returns the entry of `choices` for the option's value."""
+        value = self.take(key, default)
+        if type(value) not in (str, bool) or value not in choices:
+            raise self.error(key, f"it must be one of {', '.join(map(repr, choices))}")
+        return choices[value]
+
+    def mapping(self, key) -> dict:
+        """Returns an object; an empty one if the option is missing."""
+        value = self.take(key, {})
+        if not isinstance(value, dict):
+            raise self.error(key, "it must be an object")
+        return value
+
+    def list_of(self, key, length: int, kind: type, default=_REQUIRED) -> list:
+        """Returns the first `length` entries of a list, which may be longer.
+
+        Args:
+            key: The option.
+            length: Number of layers.
+            kind: Type of the entries.
+            default: Value if the option is missing or null.
+        """
+        value = self.take(key, default)
+        if value is default:
+            return value
+        is_list = isinstance(value, list) and all(type(entry) is kind for entry in value)
+        if not is_list or len(value) < length:
+            raise self.error(key, f"it must be a list of {kind.__name__}, at least {length} long")
+        return value[:length]
+
+    def require(self, demanded: dict):
+        """Raises ValueError if one of these options has another value than the required one."""
+        for key, accepted in demanded.items():
+            if self.take(key, accepted) != accepted:
+                raise self.error(key, f"only {accepted!r} is implemented")
+
+    def nothing_left(self, harmless):
+        """Raises ValueError for an option that no reader knows, unless it is empty or harmless."""
+        known = self.taken | self.ignored.keys() | harmless
+        for key, value in self.options.items():
+            if key in known or value in (None, False, [], {}):
+                continue
+            raise self.error(key, "this option is unknown, and might change the results")
+
+
+def pattern(entries: list):
+    """Returns the shortest tuple that, repeated, gives one entry per layer.
+
+    If all entries are equal, that entry itself is returned.
+    """
+    length = len(entries)
+    for period in range(1, length + 1):
+        if all(entries[i] == entries[i % period] for i in range(length)):
+            break
+    return entries[0] if period == 1 else tuple(entries[:period])
+
+
+def spread(value, num_layers: int) -> list:
+    """Returns one entry per layer: the inverse of `pattern`."""
+    entries = value if isinstance(value, tuple) else (value,)
+    return [entries[layer % len(entries)] for layer in range(num_layers)]

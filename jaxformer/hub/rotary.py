@@ -1,0 +1,261 @@
+"""Reader and writer of rotary positions in a config.json.
+
+transformers 5 stores them in `rope_parameters`, for all layers or for each type of layer. Earlier
+versions use `rope_theta`, `rope_scaling` and, in some families, other names.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxformer.hub.family import Part
+from jaxformer.hub.options import Options
+from jaxformer.models.config import RotaryScaling
+from jaxformer.models.config.check import entries
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+_YARN = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_length",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
+}
+# {kind of scaling: {their key: our field}}. A missing key has the same default on both sides.
+_FIELDS = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "dynamic": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+    },
+    "yarn": _YARN | {"truncate": "whole_pairs"},
+}
+# transformers ignores `truncate` inside the parameters of one type of layer.
+_FIELDS_BY_TYPE = _FIELDS | {"yarn": _YARN}
+_REQUIRED = ("factor", "low_freq_factor", "high_freq_factor")
+_ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_WHOLE_HEADS = "the class rotates whole heads"
+
+
+class Entry(NamedTuple):
+    """Checks and reads one object of rotary parameters.
+
+    Args:
+        options: The options of the file.
+        name: The option that holds the object, for errors.
+        given: The object.
+        fields: The kinds of scaling that the class implements, and the fields of each.
+    """
+
+    options: Options
+    name: str
+    given: dict
+    fields: dict[str, dict[str, str]]
+
+    @property
+    def kind(self) -> str:
+        """The kind of scaling.
+
+        Raises:
+            ValueError: If the class does not implement it.
+        """
+        kind = self.given.get("rope_type", self.given.get("type", "default"))
+        if not isinstance(kind, str) or kind not in self.fields:
+            raise self.error(f"rope_type must be one of {', '.join(self.fields)}")
+        return kind
+
+    def error(self, accepted: str) -> ValueError:
+        """Returns the error for this object; `accepted` says which values are accepted."""
+        return ValueError(f"{self.options.file}: {self.name} is {self.given}; {accepted}")
+
+    def number(self, key: str, default: float) -> float:
+        """Returns a finite number of the object as a float."""
+        value = self.given.get(key, default)
+        if type(value) not in (int, float) or not abs(value) < 1e300:
+            raise self.error(f"{key} must be a number")
+        return float(value)
+
+    def scaling(self, length: int | None) -> RotaryScaling | None:
+        """Returns the scaling, or None.
+
+        Args:
+            length: The original length that the file gives outside the object, which transformers
+                prefers; None if there is none.
+        """
+        known = self.fields[self.kind]
+        unknown = [x for x in self.given if x not in (*_ELSEWHERE, *known)]
+        if any(self.given[x] is not None for x in unknown):
+            raise self.error(f"{unknown[0]} is not implemented for rope_type {self.kind!r}")
+        missing = [x for x in _REQUIRED if x in known and self.given.get(x) is None]
+        if missing:
+            raise self.error(f"{missing[0]} is missing")
+        for key in known.keys() - {"truncate"}:
+            if self.given.get(key) is not None:
+                self.number(key, 0.0)
+        if self.kind in ("default", "dynamic"):
+            return None  # dynamic scaling has no effect up to max_position_embeddings
+        fields = {ours: self.given[x] for x, ours in known.items() if self.given.get(x) is not None}
+        if uses_length(self.kind):
+            longest = self.options.whole("max_position_embeddings")
+            fields["original_length"] = length or fields.get("original_length", longest)
+        try:
+            return RotaryScaling(self.kind, **fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.options.file}: {self.name}: {error}") from None
+
+
+def uses_length(kind: str) -> bool:
+    """Returns whether a kind of scaling depends on the model's original training length."""
+    return "original_max_position_embeddings" in _FIELDS[kind]
+
+
+class Rotary(NamedTuple):
+    """How the class of a family reads rotary positions that are the same in all layers.
+
+    Args:
+        base: The default of `base_option`.
+        fraction: The default of `fraction_option`; None if the class rotates whole heads.
+        base_option: The option outside `rope_parameters` that holds the base.
+        fraction_option: The option outside `rope_parameters` that holds the rotated fraction.
+        kinds: The kinds of scaling that the class implements.
+    """
+
+    base: float = 10_000.0
+    fraction: float | None = None
+    base_option: str = "rope_theta"
+    fraction_option: str = "partial_rotary_factor"
+    kinds: tuple[str, ...] = tuple(_FIELDS)
+
+    @property
+    def part(self) -> Part:
+        """The part that reads and writes these options."""
+        return Part(self.read, self.write)
+
+    def read(self, options: Options) -> dict[str, Any]:
+        """Returns rotary_base, rotary_scaling and rotary_fraction."""
+        usual = {"rope_theta": self.base_option, "partial_rotary_factor": self.fraction_option}
+        for option, own in usual.items():
+            if option != own:
+                options.ignore(option, because=f"the class reads {own}")
+        name = "rope_scaling" if options.mapping("rope_scaling") else "rope_parameters"
+        if name == "rope_scaling":
+            options.ignore("rope_parameters", because="rope_scaling replaces it")
+        fields = {kind: _FIELDS[kind] for kind in self.kinds}
+        entry = Entry(options, name, options.mapping(name), fields)
+        if uses_length(entry.kind):
+            length = options.whole("original_max_position_embeddings", None, least=1)
+        else:
+            length = None
+            because = f"{entry.kind} rotary positions do not depend on it"
+            options.ignore("original_max_position_embeddings", because=because)
+        return {
+            "rotary_base": entry.number("rope_theta", options.number(self.base_option, self.base)),
+            "rotary_scaling": entry.scaling(length),
+            "rotary_fraction": self.read_fraction(options, entry),
+        }
+
+    def read_fraction(self, options: Options, entry: Entry) -> float:
+        """Returns the fraction of each head that is rotated."""
+        if self.fraction is not None:
+            outside = options.number(self.fraction_option, self.fraction)
+            return entry.number("partial_rotary_factor", outside)
+        options.ignore(self.fraction_option, because=_WHOLE_HEADS)
+        if entry.kind != "default":
+            refuse_fraction(entry, options.options.get(self.fraction_option))
+        return 1.0
+
+    def write(self, config) -> dict[str, Any]:
+        """Returns the option `rope_parameters`."""
+        own = config.rotary_base, config.rotary_scaling, config.rotary_fraction
+        base, scaling, fraction = (entries(x)[0] for x in own)
+        written = written_rotary(base, scaling, _FIELDS)
+        if self.fraction is not None:
+            written["partial_rotary_factor"] = fraction
+        return {"rope_parameters": written}
+
+
+def refuse_fraction(entry: Entry, outside) -> None:
+    """Raises ValueError if scaled positions are combined with a fraction other than 1.
+
+    For classes that rotate whole heads. With default positions such a class ignores the fraction.
+    With scaled ones it fails.
+    """
+    fraction = entry.given.get("partial_rotary_factor", outside)
+    if fraction not in (None, 1.0):
+        raise ValueError(
+            f"{entry.options.file}: partial_rotary_factor is {fraction!r}; with rope_type "
+            f"{entry.kind!r} it must be 1.0, since {_WHOLE_HEADS}"
+        )
+
+
+class RotaryByType(NamedTuple):
+    """How the class of a family reads rotary positions that differ by the type of a layer.
+
+    Args:
+        bases: The default base of each type.
+        base_options: The option outside `rope_parameters` that holds the base of each type.
+        scaled: The types to which `rope_scaling` of earlier versions applies.
+    """
+
+    bases: dict[str, float]
+    base_options: dict[str, str]
+    scaled: tuple[str, ...]
+
+    def read(self, options: Options) -> dict[str, dict[str, Any]]:
+        """Returns rotary_base and rotary_scaling for each type."""
+        given = options.mapping("rope_parameters")
+        older = options.mapping("rope_scaling")
+        unknown = [key for key in given if key not in self.bases]
+        if unknown:
+            names = " and ".join(self.bases)
+            raise options.error("rope_parameters", f"its keys must be {names}, not {unknown[0]}")
+        because = "the class looks for it in rope_parameters only"
+        options.ignore("original_max_position_embeddings", because=because)
+        options.ignore("partial_rotary_factor", because=_WHOLE_HEADS)
+        found = {}
+        for kind, base in self.bases.items():
+            own = {} if given.get(kind) is None else given[kind]
+            if not isinstance(own, dict):
+                raise options.error("rope_parameters", f"{kind} must be an object")
+            own = own | (older if kind in self.scaled else {})
+            entry = Entry(options, f"rope_parameters of {kind}", own, _FIELDS_BY_TYPE)
+            if entry.kind != "default":
+                refuse_fraction(entry, options.options.get("partial_rotary_factor"))
+            base = entry.number("rope_theta", options.number(self.base_options[kind], base))
+            found[kind] = {"rotary_base": base, "rotary_scaling": entry.scaling(None)}
+        return found
+
+    def write(self, config, types: list[str]) -> dict[str, Any]:
+        """Returns the option `rope_parameters`.
+
+        Args:
+            config: Our config.
+            types: The type of each layer. The last layer of a type decides its values.
+        """
+        names = ("rotary_base", "rotary_scaling")
+        layers = zip(types, config.layers, strict=True)
+        own = {kind: [getattr(layer, name) for name in names] for kind, layer in layers}
+        own = {kind: [base, None] for kind, base in self.bases.items()} | own
+        return {"rope_parameters": {x: written_rotary(*y, _FIELDS_BY_TYPE) for x, y in own.items()}}
+
+
+def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: dict) -> dict:
+    """Returns the object that `Entry` reads."""
+    written = {"rope_type": "default", "rope_theta": base}
+    if scaling is not None:
+        own = fields[scaling.kind].items()
+        written |= {theirs: getattr(scaling, ours) for theirs, ours in own}
+        written["rope_type"] = scaling.kind
+    return {key: value for key, value in written.items() if value is not None}
+
+
+def rotary_part(base: float, fraction: float | None = None) -> Part:
+    """Returns the part of a family whose rotary positions are the same in all layers.
+
+    Args:
+        base: The default of `rope_theta`.
+        fraction: The default of `partial_rotary_factor`; None if the class rotates whole heads.
+    """
+    return Rotary(base, fraction).part

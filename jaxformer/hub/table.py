@@ -1,0 +1,237 @@
+"""Tables that relate jaxformer's parameters to the tensors of transformers, in both directions.
+
+"Ours" are jaxformer's parameters, "theirs" the tensors of transformers. A row names a parameter of
+ours, the tensor of theirs and, if it is not the usual one, the layout of theirs. Our parameters are
+those of `model.init`, stacked over the layers. The names of theirs have `*` for the number of the
+layer. A row whose parameters a model lacks is skipped, so one table serves all variants of a
+family.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.artifacts.tensors import Tensor, empty, in_threads
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+
+
+def _alone(tensor, shapes, num_heads):
+    return [tensor]
+
+
+class Layout(NamedTuple):
+    """Layout of one of their tensors, which holds one or more of our leaves.
+
+    `join` and `split` work on the arrays of one layer with the outputs on the last axis, as in our
+    leaves.
+
+    Attributes:
+        join: Returns their array from our arrays and the number of heads.
+        split: Returns our arrays from their array, our shapes and the number of heads.
+        is_transposed: Whether their matrices are [outputs, inputs].
+        first_layer: The first layer that has the tensor. In earlier layers our leaves are ones and
+            have no effect.
+        shape: Returns the shape of the joined array from our shapes.
+    """
+
+    join: Callable = lambda arrays, num_heads: arrays[0]
+    split: Callable = _alone
+    is_transposed: bool = True
+    first_layer: int = 0
+    shape: Callable = lambda shapes: shapes[0]
+
+
+def _concatenate(arrays, num_heads):
+    return np.concatenate(arrays, axis=-1)
+
+
+def _joined_shape(shapes):
+    return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+
+
+def _cut(tensor, shapes, num_heads):
+    return np.split(tensor, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=-1)
+
+
+def _concatenate_by_head(arrays, num_heads):
+    heads = [x.reshape(*x.shape[:-1], num_heads, -1) for x in arrays]
+    return np.concatenate(heads, axis=-1).reshape(*arrays[0].shape[:-1], -1)
+
+
+def _cut_by_head(tensor, shapes, num_heads):
+    heads = tensor.reshape(*tensor.shape[:-1], num_heads, -1)
+    parts = np.split(heads, len(shapes), axis=-1)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+LAYOUTS = {
+    "": Layout(),
+    # The outputs of several projections, concatenated as a whole or head by head.
+    "fused": Layout(_concatenate, _cut, shape=_joined_shape),
+    "fused-by-head": Layout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
+    "as-ours": Layout(is_transposed=False),  # matrices are [inputs, outputs]
+    "fused-as-ours": Layout(_concatenate, _cut, False, shape=_joined_shape),
+    "one-row": Layout(
+        lambda arrays, _: arrays[0][None],
+        lambda tensor, *_: [tensor[0]],
+        shape=lambda shapes: (1, *shapes[0]),
+    ),
+    "after-first": Layout(first_layer=1),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        ours: The path of one of our leaves, or of a branch. The branch's kernel or scale is their
+            weight, its bias their bias. Several branches are joined by +.
+        theirs: The name of a tensor or, for a branch, of a module.
+        layout: A key of `LAYOUTS`.
+    """
+
+    ours: str
+    theirs: str
+    layout: str = ""
+
+    def tensors(self, shapes: dict):
+        """Yields (our leaves, their tensor) for the leaves that the model has."""
+        if self.ours in shapes:
+            yield (self.ours,), self.theirs
+            return
+        *branch, last = self.ours.split("/")
+        names = ["/".join([*branch, name]) for name in last.split("+")]
+        for leaf, theirs in _LEAVES.items():
+            if f"{names[0]}/{leaf}" in shapes:
+                yield tuple(f"{name}/{leaf}" for name in names), f"{self.theirs}.{theirs}"
+
+
+def table(text: str, **names: str) -> tuple[Row, ...]:
+    """Parses a table with one row per line, after replacing the words `names` in the text."""
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return tuple(Row(*line.split()) for line in text.splitlines() if line.strip())
+
+
+class Entry(NamedTuple):
+    """One of their tensors and the leaves of ours that it holds.
+
+    Attributes:
+        theirs: The name of their tensor.
+        ours: The paths of our leaves.
+        shapes: The shapes of our leaves in one layer.
+        layer: The index on the first axis of our leaves; None if they have no layer axis.
+        layout: The layout of their tensor.
+        num_heads: The number of heads.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    shapes: tuple
+    layer: int | None
+    layout: Layout
+    num_heads: int
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether their tensor is the transpose of our kernel."""
+        return self.layout.is_transposed and self.ours[0].endswith("/kernel")
+
+    @property
+    def is_as_ours(self) -> bool:
+        """Whether their tensor holds the same numbers as our leaf in the same order."""
+        return self.layout.split is _alone and not self.is_transposed
+
+    def to_theirs(self, arrays: list):
+        """Returns their tensor from our arrays of this layer."""
+        whole = self.layout.join(arrays, self.num_heads)
+        return whole.T if self.is_transposed else whole
+
+    def to_ours(self, tensor) -> list:
+        """Returns our arrays of this layer from their tensor."""
+        tensor = tensor.T if self.is_transposed else tensor
+        return self.layout.split(tensor, self.shapes, self.num_heads)
+
+    @property
+    def their_shape(self) -> tuple:
+        """The shape of their tensor."""
+        shape = self.layout.shape(self.shapes)
+        return shape[::-1] if self.is_transposed else shape
+
+
+def entries(rows, config, shapes: dict) -> list[Entry]:
+    """Returns the entries of all their tensors for a model.
+
+    Args:
+        rows: The family's table.
+        config: The model's config.
+        shapes: The shapes of our leaves by their paths.
+
+    Raises:
+        ValueError: If no row names one of the leaves. The message names it.
+    """
+    found, covered = [], set()
+    for row in rows:
+        layout = LAYOUTS[row.layout]
+        for ours, theirs in row.tensors(shapes):
+            covered.update(ours)
+            whole, how = tuple(shapes[name] for name in ours), (layout, config.num_heads)
+            if "*" not in theirs:
+                found.append(Entry(theirs, ours, whole, None, *how))
+                continue
+            of_layer = tuple(shape[1:] for shape in whole)
+            for n in range(layout.first_layer, whole[0][0]):
+                found.append(Entry(theirs.replace("*", str(n)), ours, of_layer, n, *how))
+    missing = sorted(set(shapes) - covered)
+    if missing:
+        raise ValueError(f"it has no tensor for {', '.join(missing)}")
+    return found
+
+
+def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype) -> dict:
+    """Reads our leaves from their tensors.
+
+    Args:
+        wanted: The entries to read.
+        tensors: Their tensors by the names of the table.
+        like: The shapes, with shardings, of our leaves.
+        dtype: dtype of the leaves.
+
+    Raises:
+        ValueError: If a tensor has another shape.
+    """
+    by_leaf: dict[tuple, list[Entry]] = {}
+    for entry in wanted:
+        tensors[entry.theirs].check(entry.their_shape)
+        by_leaf.setdefault(entry.ours, []).append(entry)
+    arrays = {name: empty(like[name].shape, dtype) for ours in by_leaf for name in ours}
+
+    def leaves(ours):
+        for entry in by_leaf[ours]:
+            fill(arrays, entry, tensors[entry.theirs])
+        return {name: jax.device_put(arrays.pop(name), like[name].sharding) for name in ours}
+
+    parts = in_threads(leaves, by_leaf, lambda ours: sum(like[x].size for x in ours))
+    found = {name: leaf for part in parts for name, leaf in part.items()}
+    # Leaves that no tensor holds: a norm that the first layer lacks, in a model of one layer.
+    alone = {name: x for name, x in like.items() if name not in found}
+    return found | {name: jnp.ones(x.shape, dtype, device=x.sharding) for name, x in alone.items()}
+
+
+def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:
+    """Copies one of their tensors into our arrays."""
+    places = [arrays[name][... if entry.layer is None else entry.layer] for name in entry.ours]
+    if entry.is_as_ours:
+        tensor.read_into(places[0])
+    else:
+        for place, part in zip(places, entry.to_ours(tensor.mapped()), strict=True):
+            place[...] = part
+    if entry.layer == entry.layout.first_layer:
+        for name in entry.ours:
+            arrays[name][: entry.layer] = 1

@@ -1,0 +1,129 @@
+"""Generation defaults of a checkpoint, which the arguments of a call override.
+
+The fields have the same names as in the generation_config.json of transformers.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.models.config.check import at_least, check_fields, positive
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Constraints on the next token, given the tokens before it.
+
+    Below, "text" means the prompt and the generated tokens of a batch element. For a model that
+    reads a source, it means the decoder's tokens only.
+    """
+
+    repetition_penalty: float = 1.0
+    """the score of a token that already occurs in the text is divided by this if it is positive,
+    and multiplied by this if it is negative (Keskar et al. 2019)"""
+    no_repeat_ngram_size: int = 0
+    """no n-gram of this size occurs twice in the text; 0: no such constraint"""
+    bad_words_ids: tuple[Ids, ...] = ()
+    """token sequences that are never generated"""
+    min_length: int = 0
+    """stop tokens are excluded until the text has this many tokens"""
+    min_new_tokens: int = 0
+    """stop tokens are excluded until this many tokens have been generated"""
+    forced_bos_token_id: int | None = None
+    """token at the second position of the text; it only has an effect if the prompt has one
+    token"""
+    forced_eos_token_id: Ids = ()
+    """if the text has not stopped before, the last token that is generated is one of these"""
+    suppress_tokens: Ids = ()
+    """tokens that are never generated"""
+    begin_suppress_tokens: Ids = ()
+    """tokens that are excluded from the first step (the second one after a forced first token)"""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
+        at_least(0, self, "no_repeat_ngram_size", "min_length", "min_new_tokens")
+        at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+        at_least(0, self, "begin_suppress_tokens")
+        positive(self, "repetition_penalty")
+        for word in self.bad_words_ids:
+            if not word or min(word) < 0:
+                raise ValueError(f"bad_words_ids has {word}; it must have ids of at least 0")
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Checks that every token id is below `vocab_size`; raises ValueError otherwise."""
+        forced_first = self.forced_bos_token_id
+        named = {
+            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
+            "forced_bos_token_id": () if forced_first is None else (forced_first,),
+            "forced_eos_token_id": self.forced_eos_token_id,
+            "suppress_tokens": self.suppress_tokens,
+            "begin_suppress_tokens": self.begin_suppress_tokens,
+        }
+        for name, ids in named.items():
+            if ids and max(ids) >= vocab_size:
+                raise ValueError(
+                    f"{name} has the token id {max(ids)}; the model has ids 0 … {vocab_size - 1}"
+                )
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Defaults for the arguments of `generate`, `beam_search` and the command line.
+
+    A field is None if the checkpoint does not set it. The callers then use their own defaults.
+    """
+
+    constraints: Constraints = NO_CONSTRAINTS
+    do_sample: bool | None = None
+    """sample each token from its distribution; False: choose the most probable token"""
+    temperature: float | None = None
+    """this field and the next three: see `Sampler`; they apply only if do_sample is True"""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    num_beams: int | None = None
+    """beam width; 1: greedy decoding"""
+    length_penalty: float | None = None
+    """see `beam_search`"""
+    early_stopping: bool | Literal["never"] | None = None
+    """see `beam_search`"""
+    max_length: int | None = None
+    """maximum number of tokens of prompt and generated text together"""
+    max_new_tokens: int | None = None
+    """maximum number of generated tokens"""
+    bos_token_id: int | None = None
+    """this field and the next three: special token ids, which `export` writes for a checkpoint
+    without a tokenizer"""
+    eos_token_id: Ids = ()
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    unsupported: tuple[str, ...] = ()
+    """options of the checkpoint, as "name=value", that affect generation and are not implemented.
+    With any of them, generation raises an error unless the call passes `constraints`"""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
+        at_least(1, self, "num_beams", "max_length", "max_new_tokens")
+        at_least(0, self, "top_k", "bos_token_id", "eos_token_id", "pad_token_id")
+        at_least(0, self, "decoder_start_token_id")
+
+    def most_new_tokens(self, prompt_length: int, max_length: int) -> int | None:
+        """Returns the checkpoint's maximum number of new tokens, or None if it does not set one.
+
+        Args:
+            prompt_length: Number of tokens of the prompt.
+            max_length: The model's maximum number of tokens of prompt and generated text together.
+        """
+        if self.max_new_tokens is not None:
+            most = self.max_new_tokens
+        elif self.max_length is not None:
+            most = max(self.max_length - prompt_length, 1)
+        else:
+            return None
+        return min(most, max_length - prompt_length)

@@ -1,0 +1,94 @@
+"""What every model config has."""
+
+from typing import ClassVar, Literal, Self
+
+
+class ModelConfig:
+    """Base class of the configs: constants of a kind, which fields of a subclass may replace.
+
+    Those that fields replace are properties, because the fields of a config are read-only as well.
+
+    Attributes:
+        learns: what a model of this kind is trained to predict.
+        reads_source: whether it reads a source before its own tokens.
+        bidirectional: whether its tokens see later ones, so that it cannot generate.
+        patterns: names of the fields that may have an entry for each layer.
+    """
+
+    learns: ClassVar[Literal["next tokens", "hidden tokens", "translations"]] = "next tokens"
+    reads_source: ClassVar[bool] = False
+    bidirectional: ClassVar[bool] = False
+    patterns: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        raise NotImplementedError
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens per document."""
+        raise NotImplementedError
+
+    @property
+    def embed_dim(self) -> int:
+        """Width of the token vectors."""
+        raise NotImplementedError
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """Whether the output projection is the transposed table of token vectors."""
+        raise NotImplementedError
+
+    @property
+    def causal(self) -> bool:
+        """False for the counter-example that sees later tokens although it has a cache."""
+        return True
+
+    @property
+    def window(self) -> int | tuple[int | None, ...] | None:
+        """How many tokens a token sees; None: all."""
+        return None
+
+    @property
+    def prefix(self) -> int:
+        """Number of first tokens of a document that see one another."""
+        return 0
+
+    @property
+    def positions(self) -> str:
+        """Position encoding."""
+        return "none"
+
+    @property
+    def num_token_types(self) -> int:
+        """Number of token types."""
+        return 0
+
+    @property
+    def scale_embeddings(self) -> bool:
+        """Whether token vectors are multiplied by √embed_dim."""
+        return False
+
+    @property
+    def logits_cap(self) -> float | None:
+        """Soft cap of the logits; None: no cap."""
+        return None
+
+    @property
+    def resolved(self) -> Self:
+        """The same config with every size that is None replaced by its value."""
+        return self
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Numbers of query heads and key heads of a resolved config; () without attention heads."""
+        return ()
+
+    @property
+    def stacks(self) -> dict[str, "ModelConfig"]:
+        """The config of each stack of layers, by the prefix of its parameters' paths."""
+        return {"": self}

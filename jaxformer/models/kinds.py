@@ -1,0 +1,196 @@
+"""The kinds of model: for each one its config, its module and what depends on the kind."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+from jaxtyping import Array, Float, Int, Shaped
+
+from jaxformer.functional import encoder
+from jaxformer.functional.convolution import CONVOLUTIONAL
+from jaxformer.functional.decoder import DECODER
+from jaxformer.functional.encoder import ENCODER
+from jaxformer.functional.encoder_decoder import ENCODER_DECODER
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.masks import Mask
+from jaxformer.functional.recurrent import RECURRENT
+from jaxformer.functional.recurrent_encoder_decoder import RECURRENT_ENCODER_DECODER
+from jaxformer.models import config as configs
+from jaxformer.models.config import Execution
+from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.partitions import ONLY_ENDS, TRANSFORMER, Rule
+
+
+class Decoder(LanguageModel):
+    """GPT-2, Llama and related models. `config` defines the model, `execution` how it runs.
+
+    >>> model = Decoder(preset("gpt2-124m"))
+    >>> variables = model.init(key, tokens)              # {"params": …}, float32
+    >>> logits = jax.jit(model.apply)(variables, tokens)  # [batch, length, vocab_size]
+    """
+
+    functions = DECODER
+
+
+class EncoderDecoder(LanguageModel):
+    """The Transformer of Vaswani et al. 2017 and related models.
+
+    >>> model = EncoderDecoder(preset("transformer-base"))
+    >>> logits = jax.jit(model.apply)(variables, tokens, source=source)
+    >>> generate(model, variables, [[begin]] * 2, max_new_tokens=64, source=[[5, 6, 7], [8, 9]])
+    """
+
+    functions = ENCODER_DECODER
+
+
+class Recurrent(LanguageModel):
+    """A recurrent language model.
+
+    >>> model = Recurrent(RecurrentConfig(cell="lstm", num_layers=2))
+    """
+
+    functions = RECURRENT
+
+
+class Convolutional(LanguageModel):
+    """A causal convolutional language model, or with causal=False the centred counter-example.
+
+    >>> model = Convolutional(ConvolutionalConfig(num_layers=6, kernel_size=3, dilation_growth=2))
+    """
+
+    functions = CONVOLUTIONAL
+
+
+class RecurrentEncoderDecoder(LanguageModel):
+    """An RNN or LSTM encoder–decoder, with attention or with one state of fixed size.
+
+    >>> model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig(attends=True))
+    """
+
+    functions = RECURRENT_ENCODER_DECODER
+
+
+class Encoder(LanguageModel):
+    """BERT and related models, in which every output depends on every token of its document.
+
+    An encoder therefore does not generate text. Its logits are those of the token *at* a position,
+    which it learns at masked positions.
+
+    >>> model = Encoder(EncoderConfig(norm_position="post"))
+    >>> vectors = model.apply(variables, tokens, method="encode")  # [batch, length, embed_dim]
+    >>> vector = model.apply(variables, tokens, method="pooled")   # [batch, embed_dim]
+    """
+
+    functions = ENCODER
+
+    def encode(
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch length dim"]:
+        """Computes a contextual vector for each token."""
+        inputs = self.inputs(Inputs(tokens, segments, token_types))
+        run = self.run(self.dropout_key())
+        return encoder.encode(self.weights, inputs, self.config, run).hidden
+
+    def pooled(
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """Computes a vector for each row from the vector of its first token."""
+        self.require("pooler", self.config.pooler)
+        return encoder.pooled(self.weights, self.encode(tokens, segments, token_types), segments)
+
+    def classify(
+        self,
+        tokens: Shaped[Array, "batch length *dim"],
+        segments: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch labels"]:
+        """Computes float32 logits of each row's classes."""
+        self.require("num_labels", self.config.num_labels)
+        encoded = self.encode(tokens, segments, token_types)
+        return encoder.classified(self.weights, encoded, segments)
+
+    @nn.nowrap
+    def require(self, name: str, value: object) -> None:
+        """Raises ValueError unless the config has this part."""
+        if not value:
+            raise ValueError(f"{name} is {value}; this encoder has no weights for that")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What depends on the kind of a model.
+
+    Attributes:
+        name: as in `jaxformer train --model`, in runs and in saved folders.
+        config: the class of its configs.
+        model: its module.
+        partitions: how its parameters are sharded over a mesh.
+    """
+
+    name: str
+    config: type
+    model: type[LanguageModel]
+    partitions: tuple[Rule, ...]
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether models of this kind can generate."""
+        return self.model.functions.start is not None
+
+
+def _kind(name: str, model: type[LanguageModel], partitions: tuple[Rule, ...]) -> Kind:
+    return Kind(name, configs.KINDS[name], model, partitions)
+
+
+KINDS = (
+    _kind("decoder", Decoder, TRANSFORMER),
+    _kind("encoder", Encoder, TRANSFORMER),
+    _kind("encoder-decoder", EncoderDecoder, TRANSFORMER),
+    _kind("recurrent", Recurrent, ONLY_ENDS),
+    _kind("convolutional", Convolutional, ONLY_ENDS),
+    _kind("recurrent-encoder-decoder", RecurrentEncoderDecoder, ONLY_ENDS),
+)
+_BY_CONFIG = {kind.config: kind for kind in KINDS}
+
+
+def kind_of(config: Any) -> Kind:
+    """Returns the kind of a config.
+
+    Raises:
+        ValueError: the config is of no kind.
+    """
+    if type(config) not in _BY_CONFIG:
+        accepted = ", ".join(kind.config.__name__ for kind in KINDS)
+        raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
+    return _BY_CONFIG[type(config)]
+
+
+def build(
+    config: Any,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    *,
+    mask: Mask | None = None,
+    family: str | None = None,
+    generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+) -> LanguageModel:
+    """Returns the Flax module for a config, chosen by the config's type.
+
+    Args:
+        config: a config of any kind.
+        execution: how the model runs.
+        mask: see `LanguageModel`.
+        family: see `LanguageModel`.
+        generation: see `LanguageModel`.
+
+    Raises:
+        ValueError: no module has a config of this type.
+    """
+    model = kind_of(config).model
+    return model(config, execution, mask, family=family, generation=generation)

@@ -1,0 +1,23 @@
+"""Parameters of a model: initial values, shapes and number."""
+
+from typing import Any
+
+import jax
+
+from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel, parameter_shapes
+
+
+def init(model: LanguageModel, key: jax.Array) -> dict[str, Any]:
+    """Returns the model's initial variables; no inputs are needed, whatever the model reads."""
+    return dict(model.init(key, method=LanguageModel.head))
+
+
+def shape_tree(model: LanguageModel) -> dict:
+    """Returns the shapes of the model's parameters without creating arrays."""
+    return parameter_shapes(model.functions, model.config)
+
+
+def parameter_count(config: Any) -> int:
+    """Returns the number of parameters of the model, from their shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(shape_tree(build(config))))

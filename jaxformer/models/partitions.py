@@ -1,0 +1,73 @@
+"""Ordered tables from patterns of parameter paths to partitions over a mesh.
+
+    fsdp     shards the parameters; a layer's parameters are gathered when it runs
+    tensor   shards the computation of a layer: heads, hidden features, vocabulary
+
+References: Zhao et al. 2023 (fully sharded data parallelism), Shoeybi et al. 2019 (tensor
+parallelism).
+"""
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """Partition of the parameters whose path matches a pattern.
+
+    Attributes:
+        pattern: a pattern of paths, "*" for anything.
+        partition: the mesh axis, or axes, that shard each of an array's last axes; None: that axis
+            is not sharded. The axes before, which are layers, are never sharded.
+    """
+
+    pattern: str
+    partition: tuple[str | tuple[str, ...] | None, ...]
+
+
+# Kernels that compute heads and hidden features are sharded by their outputs, kernels that read
+# them by their inputs. In between there is no exchange over `tensor`.
+_ENDS = (
+    Rule("*embedding/tokens", ("tensor", "fsdp")),
+    Rule("*embedding/*", (None, "fsdp")),
+    Rule("head/kernel", ("fsdp", "tensor")),
+    Rule("head/bias", ("tensor",)),
+)
+_VECTORS = (Rule("*/scale", (None,)), Rule("*/bias", (None,)))
+TRANSFORMER = (
+    *_ENDS,
+    *(
+        Rule(f"*blocks/*/{name}/{part}", partition)
+        for name in ("query", "key", "value", "up", "gate")
+        for part, partition in (("kernel", ("fsdp", "tensor")), ("bias", ("tensor",)))
+    ),
+    Rule("*blocks/*/output/kernel", ("tensor", "fsdp")),
+    Rule("*blocks/*/down/kernel", ("tensor", "fsdp")),
+    Rule("*relative_bias/table", (None, "tensor")),
+    Rule("*/kernel", ("fsdp", None)),
+    *_VECTORS,
+)
+# `tensor` shards only the two ends here: in between, a recurrent state would be exchanged at every
+# step, and the features of a convolution at every layer.
+ONLY_ENDS = (*_ENDS, Rule("*/kernel", ("fsdp", None)), *_VECTORS)
+# Where `tensor` does not divide the heads or the words, the batch is sharded over it instead
+# (`sharding.row_axes`). Parameters are then sharded over `tensor` as over `fsdp`.
+_BOTH = ("fsdp", "tensor")
+
+
+def whole_words(stack: str = "") -> tuple[Rule, ...]:
+    """Returns rules for a stack, "" or "encoder/", whose vocabulary `tensor` does not divide."""
+    return (
+        Rule(f"{stack}embedding/tokens", (None, _BOTH)),
+        Rule(f"{stack}head/kernel", (_BOTH, None)),
+        Rule(f"{stack}head/bias", (None,)),
+    )
+
+
+def whole_heads(stack: str = "") -> tuple[Rule, ...]:
+    """Returns rules for a stack whose heads `tensor` does not divide."""
+    inputs = (f"{stack}blocks/*attention/{name}/kernel" for name in ("query", "key", "value"))
+    return (
+        *(Rule(pattern, (_BOTH, None)) for pattern in inputs),
+        Rule(f"{stack}blocks/*attention/output/kernel", (None, _BOTH)),
+        Rule(f"{stack}blocks/*attention/*/bias", (None,)),
+        Rule(f"{stack}relative_bias/table", (None, None)),
+    )

@@ -1,0 +1,61 @@
+"""Partition of a model's parameters into trainable and frozen leaves.
+
+Both parts have the structure of the parameters, with None in place of the leaves of the other part.
+None is an empty tree to JAX, so optimizers and gradients skip it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jaxformer.functional.kernels import is_low_rank
+
+
+def partition(params: Any) -> tuple:
+    """Returns (trainable, frozen).
+
+    If some kernels are a `LowRankKernel`, only their A and B are trainable. Otherwise all
+    parameters are.
+
+    Args:
+        params: the parameters, or a tree of their shapes or shardings.
+    """
+    has_updates = any(map(is_low_rank, jax.tree.leaves(params, is_leaf=is_low_rank)))
+
+    def is_trainable(x: Any) -> Any:
+        if is_low_rank(x):
+            return replace(jax.tree.map(lambda _: False, x), down=True, up=True)
+        return not has_updates
+
+    chosen = jax.tree.map(is_trainable, params, is_leaf=is_low_rank)
+    trainable = jax.tree.map(lambda x, is_chosen: x if is_chosen else None, params, chosen)
+    frozen = jax.tree.map(lambda x, is_chosen: None if is_chosen else x, params, chosen)
+    return trainable, frozen
+
+
+def combine(trainable: Any, frozen: Any) -> Any:
+    """Returns the parameters of two parts: the inverse of `partition`."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, trainable, frozen, is_leaf=lambda x: x is None
+    )
+
+
+def trainable_value_and_grad(function: Callable) -> Callable:
+    """Returns `jax.value_and_grad(function, has_aux=True)` for the trainable leaves only.
+
+    Args:
+        function: a function of parameters and further arguments.
+
+    Returns:
+        A function of the same arguments. Its gradient has None in place of frozen leaves.
+    """
+
+    def value_and_grad(params: Any, *arguments: Any) -> Any:
+        trainable, frozen = partition(params)
+        return jax.value_and_grad(
+            lambda trainable: function(combine(trainable, frozen), *arguments), has_aux=True
+        )(trainable)
+
+    return value_and_grad

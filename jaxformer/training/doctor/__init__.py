@@ -1,1 +1,0 @@
-"""What a program needs of machines that need not be here: compiled for them, and read."""

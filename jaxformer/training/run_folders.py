@@ -1,0 +1,230 @@
+"""Run folders: their names, their config.json, their lock, and the search for an unfinished run."""
+
+import contextlib
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxformer.artifacts.origin import read_origin
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
+from jaxformer.models.config import kind_of
+from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.data.documents import HUB
+from jaxformer.training.presets import TRAININGS
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+LIBRARY = "stdlib"  # the name of a run without TEXT, which trains on the standard library
+_MOST_BYTES = 80  # file systems accept 255; the kind and next_free make the name longer
+_COMPRESSED = (".gz", ".zst")
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")  # devices on Windows
+
+
+def run_name(inputs: Inputs, kind: str, tuned: bool = False) -> str:
+    """Returns the name of a run: the name of its text, and its kind unless it is a decoder.
+
+    Args:
+        inputs: The inputs of the run. If there are several files, the first gives the name.
+        kind: The kind of model, a key of `KINDS`.
+        tuned: Whether the run begins with the weights of a checkpoint.
+
+    Returns:
+        One path component that every file system accepts.
+    """
+    text = inputs.source or (inputs.text[0] if inputs.text else None)
+    parts = [LIBRARY if text is None else _text_name(str(text))]
+    parts += [kind] * (kind != "decoder") + ["tuned"] * tuned
+    return "-".join(parts)
+
+
+def _text_name(text: str) -> str:
+    """Returns the name of a file (without suffixes), a folder or a dataset of the hub."""
+    if text.startswith(HUB):
+        return _safe(text.removeprefix(HUB).partition(":")[0].split("/", 1)[-1])
+    path = os.path.abspath(text)
+    name = os.path.basename(path)
+    if not os.path.isdir(path):
+        for suffix in _COMPRESSED:
+            name = name.removesuffix(suffix)
+        name = os.path.splitext(name)[0]
+    return _safe(name)
+
+
+def _safe(name: str) -> str:
+    """Returns the letters, digits, dots and underscores of a name, with hyphens for the rest.
+
+    The name has at most 80 bytes. It does not begin with a dot or a hyphen, so that it is not
+    hidden, a parent folder or a flag.
+    """
+    name = re.sub(r"[^\w.]+|\.{2,}", "-", unicodedata.normalize("NFC", name))
+    name = name.encode()[:_MOST_BYTES].decode(errors="ignore").strip("-.")
+    return f"text-{name}" if _RESERVED.match(name) else name or "text"
+
+
+def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
+    """Returns the inputs and the config of a run.
+
+    Raises:
+        ValueError: A key is unknown, missing or wrong. The message names the file and the key.
+    """
+    sections = folder.read_config("model", "training")
+    model, training = parse_kind(sections, folder.config), sections["training"]
+    for name in ("execution", "optimizer"):  # an earlier version wrote no lora
+        if name not in training:
+            raise ValueError(f"{folder.config}: training has no {name}")
+    if "model" in training:
+        raise ValueError(f"{folder.config}: training has a model; it must be a separate section")
+    kind = TRAININGS[kind_of(model)]
+    inputs = parse_inputs(sections, folder.config)
+    return inputs, parse_config(kind, {**training, "model": model}, folder.config)
+
+
+def parse_inputs(sections: dict, where: Path) -> Inputs:
+    """Returns the paths that a run reads and its base checkpoint."""
+    source, target = sections.get("source"), sections.get("target")
+    return Inputs(sections.get("text") or (), source, target, read_origin(sections, where))
+
+
+def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None:
+    """Writes config.json. The model has a separate section, because loading needs only that."""
+    training = {name: x for name, x in asdict(config).items() if name != "model"}
+    paths = {"text": list(map(str, inputs.text))}
+    paths |= {x: str(getattr(inputs, x)) for x in ("source", "target") if getattr(inputs, x)}
+    sections = {"kind": kind_of(config.model), "model": config.model, "training": training}
+    began = {} if inputs.origin is None else inputs.origin.sections()
+    folder.write_config({**sections, **paths, **began})
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Holds an exclusive lock on the file `path` inside the context.
+
+    The file is created if needed and is never removed. Its existence means nothing.
+
+    Yields:
+        True if the lock is held. False if the operating system or the file system has no locks, as
+        on some clusters.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
+    with path.open("a") as file:
+        yield _lock(file)
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether another process holds the lock. Does not create the file."""
+    if not path.exists():
+        return False
+    try:
+        with locked(path):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no permission to write
+        return False
+
+
+def _lock(file) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+class Run(NamedTuple):
+    """A run on disk.
+
+    Attributes:
+        folder: Its folder.
+        kind: The kind of its model.
+        step: The step of its newest checkpoint, 0 without one.
+        is_finished: Whether it has trained to its end and scored all held-out text.
+    """
+
+    folder: RunFolder
+    kind: str
+    step: int
+    is_finished: bool
+
+
+def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
+    """Returns the most recently trained unfinished run below a folder.
+
+    Args:
+        runs: The folder. Runs may be at any depth, under any name.
+        kind: The kind of model; None: any kind.
+
+    Raises:
+        ValueError: There is none. The message gives the state of the newest run.
+    """
+    folders = sorted(_folders_below(runs), key=_trained_at, reverse=True)
+    found = [run for run in map(_read, folders) if run and kind in (None, run.kind)]
+    unfinished = [run for run in found if not run.is_finished]
+    for run in unfinished:
+        if not is_locked(run.folder.lock):
+            return run
+    of_kind = "" if kind is None else f" of kind {kind}"
+    if unfinished:
+        state = f"{unfinished[0].folder.path} is being trained by another process"
+    elif found:
+        path = found[0].folder.path
+        state = (
+            f"{path} is finished (step {found[0].step}); to train it further, give "
+            f"--out {path} and more --steps or --minutes"
+        )
+    else:
+        state = "there is no run; for a run in another folder, give --out FOLDER"
+    raise ValueError(f"--resume found no unfinished run{of_kind} below {runs}: {state}")
+
+
+def _folders_below(folder: Path) -> Iterator[RunFolder]:
+    """Yields the folders of runs. It searches neither inside them nor through links."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:  # missing or unreadable
+        return
+    for path in paths:
+        if RunFolder(path).holds_run:
+            yield RunFolder(path)
+        elif not path.is_symlink():
+            yield from _folders_below(path)
+
+
+def _trained_at(folder: RunFolder) -> float:
+    """Returns the time of the last write by training, from files that reading never changes."""
+    written = (folder.config, folder.metrics, folder.checkpoints)
+    return max(path.stat().st_mtime for path in written if path.exists())
+
+
+def _read(folder: RunFolder) -> Run | None:
+    """Returns the run; None if the folder holds a saved model, or a config that cannot be read."""
+    from jaxformer.artifacts.checkpoint import Checkpoints
+
+    try:
+        _, config = read_run(folder)
+    except ValueError:
+        return None
+    step, progress = Checkpoints(folder.checkpoints).progress()
+    finished = _is_finished(folder, config, step, progress.get("seconds", 0.0))
+    return Run(folder, kind_of(config.model), step, finished)
+
+
+def _is_finished(folder: RunFolder, config: TrainingConfig, step: int, seconds: float) -> bool:
+    from jaxformer.training.optimizer import Schedule
+
+    if Schedule(config.optimizer, config.steps, config.minutes).done(step, seconds) < 1:
+        return False
+    return any(x["step"] == step and "held_out_loss" in x for x in folder.read_metrics())

@@ -1,0 +1,154 @@
+"""Speed of a run: its training time, throughput, utilization and profiler trace."""
+
+import time
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+
+from jaxformer.models.flops import training_flops
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import TrainingConfig
+from jaxformer.training.devices import device_of
+
+WARM, TRACED = 5, 5  # updates before the trace, updates in the trace
+
+
+class Clock:
+    """Stopwatch for training time, excluding compilation, evaluation and saving.
+
+    Attributes:
+        trained: Seconds of training up to the last pause, in all starts of the run.
+    """
+
+    def __init__(self):
+        """Creates a clock that stands at 0."""
+        self.trained = 0.0
+        self._since: float | None = None  # start of the current stretch; None: paused
+        self._tokens = self._flops = 0
+        self._lap = (0.0, 0, 0)
+
+    def start(self, done: float) -> None:
+        """Starts the clock.
+
+        Args:
+            done: Share of the run that is over.
+        """
+        self._since = time.perf_counter()
+        self._begun = (self._since, done)
+        self._lap = (self.seconds, self._tokens, self._flops)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far."""
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self.trained + running
+
+    def count(self, tokens: int, flops: int = 0) -> None:
+        """Adds the tokens and the operations of an update."""
+        self._tokens += tokens
+        self._flops += flops
+
+    def lap(self) -> tuple[float, float]:
+        """Returns tokens and operations per second since the last call."""
+        before, self._lap = self._lap, (self.seconds, self._tokens, self._flops)
+        seconds, *done = (now - then for now, then in zip(self._lap, before, strict=True))
+        tokens, flops = (number / max(seconds, 1e-9) for number in done)
+        return tokens, flops
+
+    @contextmanager
+    def paused(self):
+        """Stops the clock while the context is open."""
+        was_running, self.trained, self._since = self._since is not None, self.seconds, None
+        yield
+        if was_running:
+            self._since = time.perf_counter()
+
+    def remaining(self, done: float) -> float:
+        """Estimates the seconds until the run ends, from the pace since `start` with pauses.
+
+        Args:
+            done: Share of the run that is over.
+        """
+        begun, before = self._begun
+        return (time.perf_counter() - begun) * max(0, 1 - done) / max(done - before, 1e-9)
+
+
+def update_flops(config: TrainingConfig, batch: Batch) -> int:
+    """Returns the operations of an update, by formula (`models.flops`), including padding.
+
+    Training a LoRA adapter takes a third less, because frozen weights have no gradient.
+    """
+    source = None if batch.source is None else batch.source.shape[-1]
+    *rows, length = batch.inputs.shape
+    flops = rows[0] * rows[1] * _of_row(config.model, length, source)
+    return flops if config.lora.lora_rank is None else flops * 2 // 3
+
+
+@lru_cache(maxsize=32)
+def _of_row(model, length: int, source_length: int | None) -> int:
+    return training_flops(model, length, source_length)
+
+
+def utilization(flops_per_second: float, mesh) -> dict[str, float]:
+    """Returns `model_flops_utilization`, the share of the devices' bfloat16 peak that is used.
+
+    Args:
+        flops_per_second: Operations of the whole run per second.
+        mesh: The devices; None: the first one of JAX.
+
+    Returns:
+        A dict with one entry, or an empty one if the devices' peak is not known.
+
+    Reference:
+        Chowdhery et al. 2022, appendix B.
+    """
+    devices = jax.devices()[:1] if mesh is None else mesh.devices.ravel()
+    found = device_of(devices[0].device_kind)
+    if found is None:
+        return {}
+    return {"model_flops_utilization": round(flops_per_second / (found.flops * len(devices)), 4)}
+
+
+class Profile:
+    """Context that traces updates 6 to 10 of a run; a shorter run reports that it wrote no trace.
+
+    JAX writes the trace for TensorBoard's profile plugin and for ui.perfetto.dev
+    (`perfetto_trace.json.gz` in it).
+    """
+
+    def __init__(self, folder: Path, wanted: bool, say=lambda line: None):
+        """Prepares a trace.
+
+        Args:
+            folder: The folder for the trace.
+            wanted: Whether to write a trace.
+            say: Receives a line of text about the trace.
+        """
+        self._folder, self._left = folder, WARM + TRACED if wanted else 0
+        self._tracing, self._say = False, say
+
+    def __enter__(self) -> "Profile":
+        """Returns itself."""
+        return self
+
+    def updated(self) -> None:
+        """Counts an update, and starts or stops the trace. Call it after each update."""
+        if not self._left:
+            return
+        self._left -= 1
+        if self._left == TRACED:
+            jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+            self._tracing = True
+        elif not self._left:
+            self.__exit__()
+
+    def __exit__(self, *_) -> None:
+        """Stops the trace and reports its folder, or that there is no trace."""
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+            self._say(f"profile: {self._folder}")
+        elif self._left:
+            self._say(f"no profile was written: it needs more than {WARM} updates")

@@ -1,0 +1,310 @@
+"""Bounds of marked elements: how a finite number can work as a mask.
+
+A mask by −∞ removes marks exactly. A mask by a large number such as −10⁹ removes them only if no
+score can make up for it. Interval arithmetic decides that: each primitive in `_RULES` computes the
+lowest and highest value of its output from those of its inputs. An element with two equal bounds
+is a constant, so no input affects it. exp of a number that is always below −105 is the
+constant 0 in float32.
+
+One assumption enters: an element whose bounds are unknown is no larger than `reach`. Trained
+attention scores reach −15,258, so the limit for float32 and bfloat16 is 2²⁰, and at least 1,024
+times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does not, unless the
+scores are capped (tanh, clip).
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.verify.marks import Bounds, Marked, marked
+
+REACH = 2.0**20
+_NOTABLE = 64.0  # smaller constants shift no score out of `reach`
+_UNIT, _SIGNED, _POSITIVE = Bounds(0.0, 1.0), Bounds(-1.0, 1.0), Bounds(0.0, np.inf)
+
+
+def is_float(x) -> bool:
+    """Returns whether the array has a floating dtype."""
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def reach(dtype) -> float:
+    """Returns the largest absolute value that elements with unknown bounds are assumed to have.
+
+    For float16 this is a fifth of its largest number, so that its lowest number, and half of it,
+    still count as masks.
+    """
+    return min(REACH, float(jnp.finfo(dtype).max) / 5)
+
+
+def underflow(dtype) -> float:
+    """Returns a number below which exp is 0 in this dtype."""
+    return float(np.log(float(jnp.finfo(dtype).smallest_subnormal))) - 1
+
+
+def bounds_of(x: Marked) -> Bounds:
+    """Returns the bounds of all elements; an unmarked element is a constant."""
+    return _with_constants(x, x.bounds)
+
+
+def sure_bounds(x: Marked) -> Bounds:
+    """Returns the bounds of all elements without the assumption: unknown ones are infinite."""
+    return _with_constants(x, x.bounds or Bounds(-np.inf, np.inf))
+
+
+def _with_constants(x: Marked, bounds: Bounds | None) -> Bounds:
+    value = np.asarray(x.value)
+    where = marked(x.marks, value.shape)
+    bounds = bounds or _assumed(value, where)
+    if where.all():
+        return bounds
+    exact = value.astype(np.float64)
+    low, high = (np.where(where, bound, exact) for bound in bounds)
+    return Bounds(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
+
+
+def _assumed(value, where) -> Bounds:
+    if value.dtype == bool:
+        return _UNIT
+    if not is_float(value):
+        return Bounds(-np.inf, np.inf)
+    sizes = np.abs(value.astype(np.float64))
+    largest = sizes.max(where=where & np.isfinite(sizes), initial=0.0)
+    limit = max(reach(value.dtype), 1024 * largest)
+    return Bounds(-limit, limit)
+
+
+def informative(x: Marked) -> bool:
+    """Returns whether the bounds say more than the assumption.
+
+    They do if they are known, or if an unmarked element is a large constant.
+    """
+    if x.bounds is not None:
+        return True
+    value = np.asarray(x.value)
+    if not is_float(value):
+        return False
+    large = (np.abs(value) >= _NOTABLE) & np.isfinite(value)
+    return bool(large.any() and (large & ~marked(x.marks, value.shape)).any())
+
+
+def output_bounds(name: str, params, inputs, output) -> Bounds | None:
+    """Returns the bounds of a primitive's output; None if they are unknown.
+
+    Args:
+        name: The primitive's name.
+        params: Its parameters.
+        inputs: Its operands (`Marked`), aligned to the rank of the output.
+        output: The value of its output.
+    """
+    rule = _RULES.get(name)
+    if rule is None or not (is_float(output) or output.dtype == bool):
+        return None
+    return rule(params, inputs, np.asarray(output))
+
+
+def constant(bounds: Bounds | None, shape):
+    """Returns bool [*shape], true for elements whose two bounds are equal; None if there are none.
+
+    Such an element has the same value for all inputs.
+    """
+    if bounds is None:
+        return None
+    equal = np.equal(*bounds)
+    return np.broadcast_to(equal, shape) if equal.any() else None
+
+
+def chosen(where, x: Marked, y: Marked) -> Bounds | None:
+    """Returns the bounds of x where `where` is true, and those of y elsewhere."""
+    if x.bounds is None and y.bounds is None:
+        return None
+    return Bounds(*map(np.where, (where, where), bounds_of(x), bounds_of(y)))
+
+
+def hull(*some: Marked) -> Bounds | None:
+    """Returns bounds that hold for all of these arrays, which have one shape."""
+    if not any(map(informative, some)):
+        return None
+    return _hull([bounds_of(x) for x in some])
+
+
+def _hull(bounds) -> Bounds:
+    low, high = zip(*bounds, strict=True)
+    lowest, highest = low[0], high[0]
+    for one, other in zip(low[1:], high[1:], strict=True):
+        lowest, highest = np.minimum(lowest, one), np.maximum(highest, other)
+    return Bounds(lowest, highest)
+
+
+def _rounded(low, high, output) -> Bounds:
+    """Widens bounds by the rounding of the output's dtype. NaN (∞ − ∞) becomes unbounded."""
+    epsilon = float(jnp.finfo(output.dtype).eps) if is_float(output) else 0.0
+    low = np.where(np.isnan(low), -np.inf, low)
+    high = np.where(np.isnan(high), np.inf, high)
+    return Bounds(low - epsilon * np.abs(low), high + epsilon * np.abs(high))
+
+
+def _added(params, inputs, output):
+    if not any(map(informative, inputs)):
+        return None
+    a, b = map(bounds_of, inputs)
+    with np.errstate(invalid="ignore"):
+        return _rounded(a.low + b.low, a.high + b.high, output)
+
+
+def _subtracted(params, inputs, output):
+    if not any(map(informative, inputs)):
+        return None
+    a, b = map(bounds_of, inputs)
+    with np.errstate(invalid="ignore"):
+        return _rounded(a.low - b.high, a.high - b.low, output)
+
+
+def _multiplied(params, inputs, output):
+    if all(x.bounds is None for x in inputs):
+        return None
+    return _product(*map(bounds_of, inputs), output)
+
+
+def _product(a: Bounds, b: Bounds, output):
+    with np.errstate(invalid="ignore"):
+        corners = np.stack(np.broadcast_arrays(*(x * y for x in a for y in b)))
+    corners = np.where(np.isnan(corners), 0.0, corners)  # 0 × ∞, of numbers that are finite
+    return _rounded(corners.min(axis=0), corners.max(axis=0), output)
+
+
+def _divided(params, inputs, output):
+    a, b = inputs
+    if a.bounds is None or b.marks is not None:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = 1 / np.asarray(b.value).astype(np.float64)
+    return _product(bounds_of(a), Bounds(inverse, inverse), output)
+
+
+def _negated(params, inputs, output):
+    (x,) = inputs
+    return None if x.bounds is None else Bounds(-x.bounds.high, -x.bounds.low)
+
+
+def _even(params, inputs, output):
+    return _POSITIVE if params.get("y", 2) % 2 == 0 else None
+
+
+def _exponential(base: float):
+    def rule(params, inputs, output):
+        (x,) = inputs
+        if not informative(x):
+            return _POSITIVE
+        floor = underflow(output.dtype)
+        with np.errstate(over="ignore"):
+            low, high = (np.exp(np.log(base) * bound) for bound in bounds_of(x))
+        low, high = (np.where(bound <= np.exp(floor), 0.0, bound) for bound in (low, high))
+        return _rounded(low, high, output)
+
+    return rule
+
+
+def _logistic(params, inputs, output):
+    (x,) = inputs
+    if not informative(x):
+        return _UNIT
+    return Bounds(0.0, np.where(bounds_of(x).high <= underflow(output.dtype), 0.0, 1.0))
+
+
+def _monotone(function, *inputs: Marked) -> Bounds:
+    """Applies a monotone function to the bounds. Assumed bounds make no element constant."""
+    assumed, sure = (
+        [function(*side) for side in zip(*map(limits, inputs), strict=True)]
+        for limits in (bounds_of, sure_bounds)
+    )
+    doubtful = np.equal(*assumed) & ~np.equal(*sure)
+    return Bounds(*(np.where(doubtful, x, y) for x, y in zip(sure, assumed, strict=True)))
+
+
+def _ordered(of_two):
+    def rule(params, inputs, output):
+        if not any(informative(x) or x.marks is None for x in inputs):
+            return None
+        return _monotone(of_two, *inputs)
+
+    return rule
+
+
+def _clamped(params, inputs, output):
+    lowest, x, highest = inputs
+    limits = zip(bounds_of(lowest), sure_bounds(x), bounds_of(highest), strict=True)
+    return Bounds(*(np.minimum(np.maximum(some, least), most) for least, some, most in limits))
+
+
+def _compared(name: str):
+    """Makes the rule of a comparison, which is constant if it holds for all inputs or for none."""
+    swapped, strict = name in ("gt", "ge"), name in ("lt", "gt")
+
+    def rule(params, inputs, output):
+        if all(x.bounds is None for x in inputs):
+            return None
+        a, b = map(bounds_of, inputs[::-1] if swapped else inputs)
+        always = a.high < b.low if strict else a.high <= b.low
+        never = a.low >= b.high if strict else a.low > b.high
+        return Bounds(np.where(always, 1.0, 0.0), np.where(never, 0.0, 1.0))
+
+    return rule
+
+
+def _selected(params, inputs, output):
+    which, *cases = inputs
+    choice = np.asarray(which.value)
+    undecided = marked(which.marks, choice.shape)
+    large = undecided.any() and any(map(informative, cases))
+    if not large and all(case.bounds is None for case in cases):
+        return None
+    each = [bounds_of(case) for case in cases]
+    low, high = _hull(each)
+    for number, case in enumerate(each):
+        here = ~undecided & (choice == number)
+        low, high = np.where(here, case.low, low), np.where(here, case.high, high)
+    return Bounds(low, high)
+
+
+def _reduced(of_all):
+    def rule(params, inputs, output):
+        (x,) = inputs
+        shape, axes = np.shape(x.value), tuple(params["axes"])
+        if not informative(x) or not np.size(x.value):
+            return None
+        return _monotone(lambda bound: of_all(np.broadcast_to(bound, shape), axis=axes), x)
+
+    return rule
+
+
+def _converted(params, inputs, output):
+    (x,) = inputs
+    value = np.asarray(x.value)
+    if not is_float(output) or not (value.dtype == bool or is_float(value)):
+        return None
+    if x.bounds is None and is_float(value) and reach(value.dtype) >= reach(output.dtype):
+        return None
+    return bounds_of(x) if value.dtype == bool else _rounded(*bounds_of(x), output)
+
+
+_RULES = {
+    **dict.fromkeys(("add", "add_any"), _added),
+    "sub": _subtracted,
+    "mul": _multiplied,
+    "div": _divided,
+    "neg": _negated,
+    **dict.fromkeys(("integer_pow", "square"), _even),
+    **dict.fromkeys(("abs", "sqrt"), lambda *_: _POSITIVE),
+    **dict.fromkeys(("tanh", "erf", "sin", "cos", "sign"), lambda *_: _SIGNED),
+    "exp": _exponential(np.e),
+    "exp2": _exponential(2.0),
+    "logistic": _logistic,
+    "max": _ordered(np.maximum),
+    "min": _ordered(np.minimum),
+    "clamp": _clamped,
+    **{name: _compared(name) for name in ("lt", "le", "gt", "ge")},
+    "select_n": _selected,
+    "reduce_max": _reduced(np.max),
+    "reduce_min": _reduced(np.min),
+    "convert_element_type": _converted,
+}

@@ -1,0 +1,83 @@
+"""Low-rank updates in checkpoints: the files of earlier versions and of this one are the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.checkpoint_form import in_memory, stored_form
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.saved import flat
+from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.lora import adapt, adapted_maps
+from jaxformer.models.trainable import partition
+from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.step import init_state
+from tests.properties import tiny
+from tests.properties.models import MODELS
+
+MODEL, LORA = tiny.build(num_layers=1), LoraConfig(lora_rank=2, lora_maps="query,output")
+OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
+
+
+def numbered(tree):
+    """Returns the tree with a different value in each array."""
+    leaves, structure = jax.tree.flatten(tree)
+    made = [jnp.full(x.shape, number, x.dtype) for number, x in enumerate(leaves)]
+    return jax.tree.unflatten(structure, made)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_files_have_a_and_b_at_the_path_of_each_map(name):
+    """For updates of all maps of each kind of model, and nothing else is in the files."""
+    shapes = tiny.shapes(tiny.build(**MODELS[name]))["params"]
+    maps = [path.removesuffix("/kernel") for path in flat(shapes) if path.endswith("/kernel")]
+    lora = LoraConfig(lora_rank=1, lora_maps=",".join(maps))
+    made = jax.eval_shape(lambda x: adapt(jax.random.key(0), x, lora), shapes)
+    adapter = numbered(partition(made)[0])
+    stored, kernels = flat(stored_form(adapter)), flat(adapter)
+    paths = adapted_maps(shapes, lora)
+    assert stored.keys() == {f"{path}/lora_{x}" for path in paths for x in "ab"}
+    for path in paths:
+        assert stored[f"{path}/lora_a"] is kernels[f"{path}/kernel"].down
+        assert stored[f"{path}/lora_b"] is kernels[f"{path}/kernel"].up
+    again = in_memory(stored_form(adapter), adapter)
+    assert jax.tree.structure(again) == jax.tree.structure(adapter)
+    assert [*map(id, jax.tree.leaves(again))] == [*map(id, jax.tree.leaves(adapter))]
+
+
+def adapter_of_an_earlier_version(base):
+    """Returns zeros in the form of an earlier version's adapter."""
+    shapes, adapter = flat(base), {}
+    for path in adapted_maps(base, LORA):
+        *layers, in_dim, out_dim = shapes[f"{path}/kernel"].shape
+        branch = adapter
+        for name in path.split("/"):
+            branch = branch.setdefault(name, {})
+        branch["lora_a"] = jnp.zeros((*layers, in_dim, LORA.lora_rank))
+        branch["lora_b"] = jnp.zeros((*layers, LORA.lora_rank, out_dim))
+    return adapter
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("lora", [LORA, LoraConfig()], ids=["lora", "all weights"])
+def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path, optimizer, lora):
+    """Earlier versions kept the adapter, its moments and its average in the form of the files."""
+    optimizer = make_optimizer(OptimizerConfig(optimizer=optimizer))
+    base = tiny.weights(MODEL, 0)["params"]
+    state = init_state(MODEL, optimizer, 0, base, lora=lora, averages=True)
+    earlier = base if lora is not LORA else adapter_of_an_earlier_version(base)
+    key = {"key": jax.random.key_data(state.key)}
+    params, rest = numbered(
+        (earlier, {"optimizer": optimizer.init(earlier), **key, "params": earlier})
+    )
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(3, params, rest, {})
+    step, *parts, _ = Checkpoints(tmp_path).restore(*state.parts())
+    assert jax.tree.structure(tuple(parts)) == jax.tree.structure(state.parts())
+    jax.tree.map(np.testing.assert_array_equal, stored_form(parts[0]), params)
+    jax.tree.map(np.testing.assert_array_equal, stored_form(parts[1]), rest)
+    restored = state.restored(step, *parts)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)

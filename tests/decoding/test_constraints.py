@@ -1,0 +1,105 @@
+"""Constraints on the next token equal Python loops over the text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.decoding.constraints import NO_TOKEN, rules_of
+from jaxformer.models.config.generation import Constraints
+
+VOCAB, SLOTS, BATCH = 7, 10, 3
+IDS = st.integers(0, VOCAB - 1)
+SOME = st.lists(IDS, max_size=2).map(tuple)
+CONSTRAINTS = st.builds(
+    Constraints,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.5]),
+    no_repeat_ngram_size=st.integers(0, 4),
+    bad_words_ids=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_length=st.integers(0, 8),
+    min_new_tokens=st.integers(0, 4),
+    forced_bos_token_id=st.none() | IDS,
+    forced_eos_token_id=SOME,
+    suppress_tokens=SOME,
+    begin_suppress_tokens=SOME,
+)
+
+
+def expected(constraints, scores, words, prompt, step, last_step, stops):
+    """Constrains the scores of one text, `words`, whose first `prompt` tokens are the prompt."""
+    scores = scores.copy()
+    for token in set(words):
+        by = constraints.repetition_penalty
+        scores[token] = scores[token] * by if scores[token] < 0 else scores[token] / by
+    size = constraints.no_repeat_ngram_size
+    for token in range(VOCAB):
+        ngram = (*words, token)[-size:] if size else ()
+        ngrams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+        if size and len(ngram) == size and ngram in ngrams:
+            scores[token] = -np.inf
+        for word in constraints.bad_words_ids:
+            is_free = len(word) == 1 and word[0] in stops
+            if not is_free and (*words, token)[-len(word) :] == word:
+                scores[token] = -np.inf
+        if token in stops and len(words) < constraints.min_length:
+            scores[token] = -np.inf
+        if token in stops and step < constraints.min_new_tokens:
+            scores[token] = -np.inf
+    first, last = constraints.forced_bos_token_id, constraints.forced_eos_token_id
+    if first is not None and len(words) == 1:
+        scores = np.where(np.arange(VOCAB) == first, 0.0, -np.inf)
+    if last and step == last_step:
+        scores = np.where(np.isin(np.arange(VOCAB), last), 0.0, -np.inf)
+    scores[list(constraints.suppress_tokens)] = -np.inf
+    if step == (1 if prompt == 1 and first is not None else 0):
+        scores[list(constraints.begin_suppress_tokens)] = -np.inf
+    return scores
+
+
+@given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME)
+def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
+    """Prompts of several lengths are padded on the left."""
+    random = np.random.default_rng(seed)
+    prompts = random.integers(1, SLOTS - 5, BATCH)
+    width = prompts.max()
+    tokens = np.full((BATCH, SLOTS), NO_TOKEN)
+    for row, length in enumerate(prompts):
+        tokens[row, width - length : width + step] = random.integers(0, 3, length + step)
+    scores = random.normal(size=(BATCH, VOCAB)).astype(np.float32)
+    last_step = int(random.integers(step, step + 2))
+    shorter = [tokens[row, width - n : width] for row, n in enumerate(prompts)]
+    rules = rules_of(constraints, shorter, width, last_step + 1, np.array(stops, int))
+    generated = np.full((BATCH, 6), NO_TOKEN)
+    generated[:, :step] = tokens[:, width : width + step]
+    found = scores
+    if rules is not None:
+        with jax.disable_jit():
+            found = rules.apply(jnp.asarray(scores), jnp.asarray(generated), jnp.int32(step))
+    for row, length in enumerate(prompts):
+        words = tuple(tokens[row, width - length : width + step].tolist())
+        wanted = expected(constraints, scores[row], words, length, step, last_step, stops)
+        np.testing.assert_allclose(found[row], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("repetition_penalty", 0.0, "repetition_penalty is 0.0"),
+        ("min_length", -1, "min_length is -1"),
+        ("bad_words_ids", ((),), "bad_words_ids has"),
+        ("suppress_tokens", (1.5,), "suppress_tokens is"),
+        ("forced_bos_token_id", True, "forced_bos_token_id is True"),
+    ],
+)
+def test_invalid_constraints_are_rejected_by_name(field, value, said):
+    with pytest.raises(ValueError, match=said):
+        Constraints(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["suppress_tokens", "forced_eos_token_id", "bad_words_ids"])
+def test_an_id_outside_the_vocabulary_is_rejected_by_name(field):
+    ids = ((2, 9),) if field == "bad_words_ids" else (2, 9)
+    with pytest.raises(ValueError, match=f"{field} has the token id 9"):
+        Constraints(**{field: ids}).check_ids(9)

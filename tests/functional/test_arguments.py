@@ -1,0 +1,152 @@
+"""Public functions reject invalid arguments by name, before they compute anything."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer import functional
+from jaxformer.functional.attention import Context
+from jaxformer.functional.blocks import Contexts
+from jaxformer.functional.feedforward import init_feed_forward
+from jaxformer.functional.initial import init_block
+from jaxformer.functional.masks import Causal, TokenInfo
+from tests.properties import tiny
+
+KEY = jax.random.key(0)
+X = jnp.zeros((2, 3, 4), jnp.float32)
+HEADS = jnp.zeros((2, 2, 3, 4), jnp.float32)
+IDS = jnp.zeros((2, 3), jnp.int32)
+CONFIG = jf.DecoderConfig(embed_dim=4, num_heads=2, num_layers=1, vocab_size=5).resolved
+CONTEXT = Context(Causal(), TokenInfo(3), TokenInfo(3), implementation="explicit")
+FEED = init_feed_forward(KEY, 4, 6, "swiglu")
+BLOCK = init_block(KEY, CONFIG)
+GOOD = {
+    "block": {
+        "weights": BLOCK,
+        "x": X,
+        "config": CONFIG,
+        "contexts": Contexts(CONTEXT),
+    },
+    "chunked_cross_entropy": {
+        "hidden": X,
+        "kernel": jnp.zeros((4, 5), jnp.float32),
+        "targets": IDS,
+    },
+    "cross_entropy": {"logits": X, "targets": IDS},
+    "dot_product_attention": {"query": HEADS, "key": HEADS, "value": HEADS},
+    "feed_forward": {"weights": FEED, "x": X, "activation": "swiglu"},
+    "layer_norm": {"x": X, "scale": jnp.ones(4, jnp.float32)},
+    "rms_norm": {"x": X, "scale": jnp.ones(4, jnp.float32)},
+    "rotary": {"x": HEADS, "positions": jnp.arange(3)},
+    "sinusoidal_positions": {"positions": jnp.arange(3), "dim": 4},
+    "Prefix": {"length": 2},
+    "TokenInfo": {"length": 3},
+    "Window": {"size": 2},
+}
+WRONG = {
+    "block": {
+        "weights": [{}, {**BLOCK, "attention": BLOCK["feedforward"]}, None],
+        "x": [X[..., :3], X.astype(int), 1.0],
+        "config": [None, jf.DecoderConfig(embed_dim=4, num_heads=2)],
+        "contexts": [None, "causal", CONTEXT, Contexts(CONTEXT, CONTEXT)],
+        "state": [None, "a state"],
+        "tap": [None, print],
+    },
+    "chunked_cross_entropy": {
+        "hidden": [X[..., :3], IDS],
+        "kernel": [jnp.zeros((4,), jnp.float32), "kernel"],
+        "targets": [IDS[:1], X, 9 + IDS],
+        "weights": [IDS[:1]],
+        "bias": [jnp.zeros(4, jnp.float32)],
+        "label_smoothing": [1.5, "0.1"],
+        "chunk": [0, 2.5],
+    },
+    "cross_entropy": {
+        "logits": [IDS, 1.0],
+        "targets": [IDS[:1], X[..., 0], 4 + IDS, [[0]]],
+        "weights": [IDS[:, :2]],
+        "label_smoothing": [-0.1, None],
+    },
+    "dot_product_attention": {
+        "query": [HEADS[0, 0, 0], HEADS[:1], HEADS[..., :3], HEADS.astype(int), [[1.0]]],
+        "key": [HEADS[..., :3], HEADS[0]],
+        "value": [HEADS[:, :, :2], None],
+        "mask": [jnp.ones((3, 4), bool), jnp.ones((3, 3)), jnp.ones((5, 3, 3), bool), "causal"],
+        "query_info": [TokenInfo(4), 3, TokenInfo(3, jnp.arange(2))],
+        "key_info": [TokenInfo(2), TokenInfo(3, None, jnp.ones((2, 4), int))],
+        "scores": [1.0],
+        "implementation": ["flash", None],
+    },
+    "feed_forward": {
+        "weights": [{}, None, {"up": FEED["up"]}, {**FEED, "down": FEED["up"]}],
+        "x": [X[..., :3], X.astype(int), 2],
+        "activation": ["sigmoid", None],
+        "output_activation": ["relu"],
+    },
+    "layer_norm": {
+        "x": [X[..., :3], X.astype(int), 1.0, [1.0]],
+        "scale": [jnp.ones(3, jnp.float32), jnp.ones((2, 4), jnp.float32), 1.0],
+        "bias": [jnp.ones(1, jnp.float32)],
+        "epsilon": ["small", None],
+    },
+    "rms_norm": {"x": [X[..., :3], None], "scale": [jnp.ones(5, jnp.float32)], "epsilon": ["0"]},
+    "rotary": {
+        "x": [HEADS[..., :3], HEADS[0, 0, 0], 1],
+        "positions": [jnp.arange(4), jnp.zeros(3), jnp.zeros((5, 3), int)],
+        "base": [0.0, "ten"],
+        "fraction": ["half", 0.0],
+        "interleaved": ["yes"],
+    },
+    "sinusoidal_positions": {
+        "positions": [jnp.zeros(3), 3, "three"],
+        "dim": [5, 0, 4.0, "4"],
+        "base": [-1.0],
+        "halves": ["no"],
+    },
+    "Prefix": {"length": [-1]},
+    "TokenInfo": {"length": [-1]},
+    "Window": {"size": [0]},
+}
+WITHOUT_ARGUMENTS = {"Causal", "Mask", "Packed", "Padding"}
+
+
+def test_every_public_function_is_covered():
+    assert set(functional.__all__) == GOOD.keys() | WITHOUT_ARGUMENTS
+    for name, changes in WRONG.items():
+        parameters = inspect.signature(getattr(functional, name)).parameters
+        tried = changes.keys() | {"tap", "dropout_key", "cap"}
+        assert parameters.keys() <= tried | {"scaling", "positions", "segments"}, name
+
+
+@pytest.mark.parametrize(
+    "name, argument", [(name, argument) for name in WRONG for argument in WRONG[name]]
+)
+def test_an_invalid_argument_is_rejected_by_name(name, argument):
+    """A wrong shape, dtype, word or number raises ValueError, a wrong type may raise TypeError."""
+    function = getattr(functional, name)
+    for value in WRONG[name][argument]:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            jax.eval_shape(lambda value=value: function(**{**GOOD[name], argument: value}))
+        own = {"x": "x|weights|scale|dim", "hidden": "hidden|kernel", "query": "query|key"}
+        own |= {"logits": "logits|targets", "weights": "weights", "config": "config"}
+        assert caught.type in (ValueError, TypeError), value
+        assert "\n" not in str(caught.value)
+        assert caught.match(rf"\b({own.get(argument, argument)})\b"), value
+
+
+def test_attention_without_a_head_axis_is_single_head_attention():
+    """[length, dim] inputs, as in the notes, with and without a mask; a third axis is heads."""
+    query, key, value = (np.asarray(tiny.embeddings(seed, 3, 4)) for seed in range(3))
+    lower = np.tril(np.ones((3, 3), bool))
+    for mask, implementation in ((None, "explicit"), (jnp.asarray(lower), "auto")):
+        powers = np.exp(query @ key.T / 2) * (1 if mask is None else lower)
+        expected = powers / powers.sum(axis=-1, keepdims=True) @ value
+        how = {"mask": mask, "implementation": implementation}
+        for heads in ((), (2,)):
+            inputs = (jnp.broadcast_to(x, (*heads, 3, 4)) for x in (query, key, value))
+            found = functional.dot_product_attention(*inputs, **how)
+            tiny.close(found, np.broadcast_to(expected, (*heads, 3, 4)))

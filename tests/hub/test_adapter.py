@@ -1,0 +1,159 @@
+"""A PEFT adapter in the folder of a model: its updates are added, or it is refused by name."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jaxformer as jf
+from jaxformer.artifacts.trees import flat
+from jaxformer.hub.adapter import CONFIG, TENSORS
+from jaxformer.hub.peft import export_adapter
+from jaxformer.models.config.lora import LoraConfig
+from tests.hub import foreign
+from tests.hub.adapters import learnt
+
+QUERY = "base_model.model.transformer.h.1.attn.c_attn"
+
+
+def put(folder, config=None, tensors=None, **options):
+    """Writes an adapter of one fused map into a folder of a GPT-2."""
+    rng = np.random.default_rng(0)
+    own = {
+        f"{QUERY}.lora_A.weight": rng.normal(size=(2, 16)).astype(np.float32),
+        f"{QUERY}.lora_B.weight": rng.normal(size=(48, 2)).astype(np.float32),
+    }
+    content = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["c_attn"]}
+    content |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": "somewhere/else"}
+    (folder / CONFIG).write_text(json.dumps(config or content | options))
+    save_file(own if tensors is None else tensors(own), folder / TENSORS)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    foreign.write(tmp_path / "model", "gpt2")
+    return tmp_path / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", foreign.MODELS)
+def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
+    """In the folder of its base model, for each layout of the tensors of transformers."""
+    foreign.write(tmp_path / "base", family)
+    maps = "query,value,output,up"
+    learnt(tmp_path / "base", LoraConfig(lora_rank=3, lora_maps=maps), tmp_path / "run")
+    export_adapter(tmp_path / "adapter", tmp_path / "run")
+    shutil.copytree(tmp_path / "base", tmp_path / "both")
+    shutil.copytree(tmp_path / "adapter", tmp_path / "both", dirs_exist_ok=True)
+    found, merged = (flat(jf.load(tmp_path / x).variables) for x in ("both", "run"))
+    for name in merged:
+        np.testing.assert_allclose(found[name], merged[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({}, 3.0),
+        ({"use_rslora": True}, 6 / 2**0.5),
+        ({"alpha_pattern": {"c_attn": 8}, "lora_alpha": 1}, 4.0),
+        ({"rank_pattern": {"^transformer.h.1.attn.c_attn": 2}, "r": 7}, 3.0),
+        ({"rank_pattern": {"h.0.attn.c_attn": 3}, "target_modules": "all-linear"}, 3.0),
+        ({"fan_in_fan_out": True, "bias": "none", "modules_to_save": None}, 3.0),
+        ({"init_lora_weights": "gaussian", "layers_to_transform": None, "loftq_config": {}}, 3.0),
+    ],
+)
+def test_the_scale_of_an_update(options, scale, folder):
+    """W + scale · (B A)ᵀ, because the weights of this class are [inputs, outputs]."""
+    put(folder, **options)
+    name = "transformer.h.1.attn.c_attn.weight"
+    base = load_file(folder / "model.safetensors")[name]
+    factors = load_file(folder / TENSORS)
+    update = factors[f"{QUERY}.lora_B.weight"] @ factors[f"{QUERY}.lora_A.weight"]
+    blocks = jf.load(folder).variables["params"]["blocks"]["attention"]
+    found = np.concatenate([blocks[x]["kernel"][1] for x in ("query", "key", "value")], axis=-1)
+    np.testing.assert_allclose(found, base + scale * update.T, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
+    def bare(tensors):
+        return {name.replace("transformer.", ""): x for name, x in tensors.items()}
+
+    put(folder, tensors=bare)
+    named = folder.parent / "named"
+    foreign.write(named, "gpt2")
+    put(named)
+    some, other = (flat(jf.load(x).variables) for x in (folder, named))
+    for name in some:
+        np.testing.assert_array_equal(some[name], other[name])
+
+
+def without(part):
+    return lambda tensors: {name: x for name, x in tensors.items() if part not in name}
+
+
+def renamed(old, new):
+    return lambda tensors: {name.replace(old, new): x for name, x in tensors.items()}
+
+
+# Fault: (options of the adapter, change of its tensors, words of the message).
+REFUSED = {
+    "another method": ({"peft_type": "IA3"}, None, ["peft_type is 'IA3'"]),
+    "DoRA": ({"use_dora": True}, None, ["use_dora is True"]),
+    "biases": ({"bias": "lora_only"}, None, ["bias is 'lora_only'"]),
+    "biases of factors": ({"lora_bias": True}, None, ["lora_bias is True"]),
+    "whole modules": ({"modules_to_save": ["lm_head"]}, None, ["modules_to_save"]),
+    "some layers": ({"layers_to_transform": [1]}, None, ["layers_to_transform"]),
+    "tokens": ({"trainable_token_indices": [1]}, None, ["trainable_token_indices"]),
+    "weights that were changed at first": (
+        {"init_lora_weights": "pissa"},
+        None,
+        ["init_lora_weights is 'pissa'"],
+    ),
+    "an option of later versions": ({"new_option": 3}, None, ["new_option is 3"]),
+    "a pattern of targets": ({"target_modules": ".*attn"}, None, ["target_modules is '.*attn'"]),
+    "other targets": ({"target_modules": ["c_fc"]}, None, ["target_modules", "c_attn"]),
+    "a pattern of ranks": ({"rank_pattern": {"(a+)+$": 2}}, None, ["rank_pattern"]),
+    "another rank": ({"r": 4}, None, ["lora_A", "(2, 16)", "r is 4"]),
+    "rank is text": ({"r": "2"}, None, ["r is '2'"]),
+    "half of it": ({}, without("lora_B"), ["only one of lora_A and lora_B"]),
+    "another model": ({}, renamed("h.1", "h.9"), ["no linear map transformer.h.9.attn.c_attn"]),
+    "another architecture": (
+        {"target_modules": ["q_proj"]},
+        renamed("transformer.h.1.attn.c_attn", "model.layers.1.self_attn.q_proj"),
+        ["no linear map model.layers.1.self_attn.q_proj"],
+    ),
+    "another size": (
+        {},
+        lambda x: {name: y[:24].copy() if "_B" in name else y for name, y in x.items()},
+        ["lora_B", "(24, 2)", "(48, 2)"],
+    ),
+    "a table of embeddings": ({}, renamed("lora_A", "lora_embedding_A"), ["lora_embedding_A"]),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_an_adapter_that_is_not_implemented_is_refused(wrong, folder):
+    options, tensors, words = REFUSED[wrong]
+    put(folder, tensors=tensors, **options)
+    with pytest.raises(ValueError, match=r"adapter_(config|model)") as error:
+        jf.load(folder)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_an_adapter_that_lacks_its_files_is_refused(folder, tmp_path):
+    """It lacks its weights or its model. A pickle file, which can run code, is not read."""
+    put(folder)
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is not there"):
+        jf.load(folder)
+    put(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match="holds an adapter of PEFT without its model"):
+        jf.load(folder)
+    foreign.write(tmp_path / "theirs", "gpt2")
+    jf.save(tmp_path / "ours", *jf.load(tmp_path / "theirs"))
+    put(tmp_path / "ours")
+    with pytest.raises(ValueError, match="own format, for which PEFT has no adapters"):
+        jf.load(tmp_path / "ours")

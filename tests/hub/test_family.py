@@ -1,0 +1,138 @@
+"""A model remembers the family that it came from, and export prefers that family."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import jaxformer as jf
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.origin import Origin, digest_of
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli import main
+from jaxformer.hub.families import FAMILIES
+from jaxformer.hub.peft import export_adapter
+from jaxformer.models.config import kind_of
+from jaxformer.models.config.lora import LoraConfig
+from tests.hub import foreign
+from tests.hub.adapters import learnt
+from tests.hub.configs import base
+from tests.properties import tiny
+from tests.slow import mostly_slow
+
+
+def write(folder, family: str, tokenizer=None):
+    """Writes a folder of the family."""
+    vocab_size = 61 if tokenizer is None else tokenizer.vocab_size
+    model = jf.build(replace(base(family), vocab_size=vocab_size))
+    return jf.export(folder, model, tiny.weights(model, 0), tokenizer, family=family)
+
+
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "phi3"))
+def test_an_imported_model_is_exported_as_what_it_was(family, tmp_path):
+    """Directly, and after saving in our own format: the same class and the same tensors."""
+    name = write(tmp_path / "theirs", family)
+    model, variables, _ = jf.load(tmp_path / "theirs")
+    jf.save(tmp_path / "ours", model, variables)
+    for source in ("theirs", "ours"):
+        out = tmp_path / f"again-{source}"
+        assert jf.export(out, *jf.load(tmp_path / source)) == name
+        content = json.loads((out / "config.json").read_text())
+        assert content["model_type"] == family
+        before, after = (load_file(x / "model.safetensors") for x in (tmp_path / "theirs", out))
+        assert before.keys() == after.keys()
+        for tensor in before:
+            np.testing.assert_array_equal(before[tensor], after[tensor])
+
+
+def full_run(source, folder):
+    """Writes a run that trained all weights of the model in `source`."""
+    model, variables, tokenizer = jf.load(source)
+    run = RunFolder(folder)
+    run.path.mkdir()
+    tokenizer.save(run.tokenizer)
+    origin = Origin(source, digest_of(variables["params"]), model.family)
+    run.write_config({"kind": kind_of(model.config), "model": model.config} | origin.sections())
+    with CheckpointWriter(run.checkpoints) as writer:
+        writer.save(1, variables["params"], {"key": jnp.zeros(1)}, {})
+
+
+def adapter_run(source, folder):
+    """Writes a run that trained an adapter of the model in `source`."""
+    learnt(source, LoraConfig(lora_rank=2), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [full_run, adapter_run])
+def test_a_run_remembers_the_family_that_it_started_from(make, tmp_path, capsys):
+    """In Python and on the command line, for the model and for the adapter."""
+    write(tmp_path / "theirs", "phi3", foreign.tokenizer())
+    make(tmp_path / "theirs", tmp_path / "run")
+    checkpoint = jf.load(tmp_path / "run")
+    assert checkpoint.model.family == "phi3"
+    assert jf.export(tmp_path / "out", *checkpoint) == "Phi3ForCausalLM"
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "cli")]) == 0
+    assert "transformers.Phi3ForCausalLM" in capsys.readouterr().out
+    if make is adapter_run:
+        assert export_adapter(tmp_path / "adapter", tmp_path / "run") == "Phi3ForCausalLM"
+
+
+def test_another_family_is_used_if_the_first_has_no_such_model(tmp_path):
+    """Also if the name of the family is unknown, as one of a later version."""
+    config = base("phi3")
+    biased = replace(config, query_key_value_bias=True)
+    for changed, family, name in (
+        (biased, "phi3", "Qwen2ForCausalLM"),
+        (config, "of a later version", "LlamaForCausalLM"),
+        (config, None, "LlamaForCausalLM"),
+    ):
+        model = jf.build(changed, family=family)
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        assert jf.export(tmp_path / "out", model, tiny.weights(model, 0)) == name
+
+
+def test_models_that_differ_only_in_family_are_equal():
+    """So compiled functions, which are cached by model, are compiled once."""
+    models = [jf.build(base("phi3"), family=family) for family in (None, "phi3")]
+    assert models[0] == models[1] and hash(models[0]) == hash(models[1])
+    assert models[1].clone().family == "phi3"
+
+
+def test_a_family_that_is_no_name_is_refused(tmp_path):
+    write(tmp_path / "theirs", "phi3")
+    model, variables, _ = jf.load(tmp_path / "theirs")
+    jf.save(tmp_path / "ours", model, variables)
+    foreign.options(tmp_path / "ours", family=3)
+    with pytest.raises(ValueError, match=r"config\.json: family is 3"):
+        jf.load(tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "message"),
+    [
+        (jf.RecurrentConfig, None, "transformers has no counterpart of a RecurrentConfig"),
+        (jf.ConvolutionalConfig, None, "transformers has no counterpart of a ConvolutionalConfig"),
+        (
+            jf.ConvolutionalConfig,
+            "gpt2",
+            "transformers has no counterpart of a ConvolutionalConfig",
+        ),
+        (
+            jf.EncoderDecoderConfig,
+            "bert",
+            "family is 'bert', which has no model with EncoderDecoderConfig",
+        ),
+        (jf.DecoderConfig, "mamba", "family is 'mamba'; it must be one of gpt2"),
+    ],
+)
+def test_a_kind_of_model_without_a_class_is_refused_in_one_line(kind, family, message, tmp_path):
+    """The message names no nearest family, because that would be of another kind."""
+    model = tiny.build(kind=kind)
+    with pytest.raises(ValueError, match=message) as error:
+        jf.export(tmp_path / "out", model, tiny.weights(model, 0), family=family)
+    assert "nearest" not in str(error.value) and "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,60 @@
+"""The partition of parameters into trainable and frozen leaves."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.functional.kernels import init_low_rank, quantize
+from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
+
+KERNEL = jnp.arange(12.0).reshape(4, 3)
+PLAIN = {"map": {"kernel": KERNEL, "bias": jnp.ones(3)}, "norm": {"scale": jnp.ones(4)}}
+
+
+def with_update(kernel):
+    update = init_low_rank(jax.random.key(0), kernel, 2)
+    return {**PLAIN, "map": {**PLAIN["map"], "kernel": replace(update, up=jnp.ones((2, 3)))}}
+
+
+def same(one, other) -> bool:
+    """Returns whether two trees have the same arrays in the same order."""
+    return [*map(id, jax.tree.leaves(one))] == [*map(id, jax.tree.leaves(other))]
+
+
+def test_without_updates_all_leaves_are_trainable():
+    trainable, frozen = partition(PLAIN)
+    assert same(trainable, PLAIN) and not jax.tree.leaves(frozen)
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, quantize(KERNEL)], ids=["array", "int8"])
+def test_with_updates_only_the_updates_are_trainable(kernel):
+    params = with_update(kernel)
+    trainable, frozen = partition(params)
+    update = params["map"]["kernel"]
+    assert same(trainable, [update.down, update.up])
+    assert len(jax.tree.leaves(frozen)) == len(jax.tree.leaves(params)) - 2
+
+
+@pytest.mark.parametrize("params", [PLAIN, with_update(KERNEL), with_update(quantize(KERNEL))])
+def test_the_parts_combine_to_the_parameters(params):
+    combined = combine(*partition(params))
+    assert jax.tree.structure(combined) == jax.tree.structure(params)
+    assert same(combined, params)
+
+
+def test_the_gradient_is_that_of_the_trainable_leaves():
+    """For Σ (W + A B)², dA = 2 (W + A B) Bᵀ."""
+    params = with_update(KERNEL)
+
+    def squares(params, factor):
+        return factor * (params["map"]["kernel"].dense() ** 2).sum(), "more"
+
+    (value, more), gradient = trainable_value_and_grad(squares)(params, 1.0)
+    update = params["map"]["kernel"]
+    assert more == "more" and value == (update.dense() ** 2).sum()
+    assert len(jax.tree.leaves(gradient)) == 2 and gradient["map"]["bias"] is None
+    wanted = 2 * update.dense() @ update.up.T
+    np.testing.assert_allclose(gradient["map"]["kernel"].down, wanted, rtol=1e-5)

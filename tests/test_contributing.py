@@ -1,0 +1,56 @@
+"""CONTRIBUTING.md names existing files and functions, and the tables that it names agree."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import jax.numpy as jnp
+
+import jaxformer as jf
+from jaxformer.functional.feedforward import ACTIVATIONS
+from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.hub.families import FAMILIES
+from jaxformer.hub.gguf import ARCHITECTURES
+from jaxformer.models import kinds
+from jaxformer.models.config import KINDS, transformer
+from jaxformer.training.presets import RUNS, TRAININGS
+
+PROJECT = Path(__file__).parents[1]
+TEXT = (PROJECT / "CONTRIBUTING.md").read_text()
+PAGE = (PROJECT / "docs" / "checkpoints.md").read_text()
+
+
+def test_paths_and_names_in_contributing_exist():
+    """Every path exists, and every other name of a step occurs in a file that the step names."""
+    paths = re.findall(r"`((?:jaxformer|tests|docs|experiments)/[\w/.-]+)`", TEXT)
+    assert len(paths) > 40
+    for path in paths:
+        assert (PROJECT / path).exists(), path
+    steps = re.split(r"\n(?=\d+\. )|\n\n", TEXT)
+    for step in steps:
+        files = [x for x in re.findall(r"`([\w/.-]+\.py)`", step) if (PROJECT / x).is_file()]
+        text = "".join((PROJECT / x).read_text() for x in files)
+        for name in re.findall(r"`([A-Z_]{4,}|_[A-Z]{3,}|[a-z]+_[a-z_]+)`", step):
+            assert not files or name in text, (name, files)
+
+
+def test_the_families_of_the_page_are_those_of_the_code():
+    rows = re.findall(r"^\| [^|]*\((`[^|]*`)\) \|", PAGE, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    assert sorted(named) == sorted({"model_type", *FAMILIES})  # model_type is in the heading
+
+
+def test_the_gguf_architectures_of_the_page_are_those_of_the_code():
+    line = re.search(r"jaxformer\[gguf\]\"`; (.*?);", PAGE, re.DOTALL)[1]
+    said = re.sub(r"\W+", "", line.replace("2 and 3", "2 Qwen3").replace(" and ", " ")).lower()
+    assert said == "".join(ARCHITECTURES)
+
+
+def test_the_tables_of_the_recipes_have_the_same_names():
+    assert get_args(transformer.Activation) == ACTIVATIONS
+    for norm in get_args(transformer.Norm):
+        config = jf.DecoderConfig(norm=norm)
+        assert normalize(init_norm(norm, 2), jnp.ones((1, 2)), config).shape == (1, 2)
+    configs = set(KINDS.values())
+    assert configs == {kind.config for kind in kinds.KINDS}
+    assert set(KINDS) == set(TRAININGS) == set(RUNS["tiny"])

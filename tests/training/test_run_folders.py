@@ -1,0 +1,155 @@
+"""Names of run folders, and the search for the run that --resume continues."""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from jaxformer.artifacts.run import RunFolder, next_free
+from jaxformer.cli import main, train
+from jaxformer.training.config import Inputs
+from jaxformer.training.presets import training_preset
+from jaxformer.training.run_folders import locked, newest_unfinished, run_name, write_run
+
+NAMES = [
+    ((), {}, "decoder", "stdlib"),
+    ((), {}, "encoder", "stdlib-encoder"),
+    (("tinyshakespeare.txt",), {}, "decoder", "tinyshakespeare"),
+    (("/data/tinyshakespeare.txt.gz",), {}, "recurrent", "tinyshakespeare-recurrent"),
+    (("my.txt", "more/"), {}, "decoder", "my"),
+    (("hf:owner/name",), {}, "decoder", "name"),
+    (("hf:owner/name/subset:train",), {}, "decoder", "name-subset"),
+    ((), {"source": "train.en.gz"}, "encoder-decoder", "train-encoder-decoder"),
+    (("v1.2 of März.txt",), {}, "decoder", "v1.2-of-März"),
+    ((".hidden",), {}, "decoder", "hidden"),
+    (("/",), {}, "decoder", "text"),
+    (("nul.txt",), {}, "decoder", "text-nul"),
+]
+
+
+def _inputs(text=(), source=None):
+    return Inputs(tuple(map(Path, text)), source and Path(source))
+
+
+@pytest.mark.parametrize(("text", "pair", "kind", "name"), NAMES)
+def test_a_run_is_named_after_its_text_and_its_kind(text, pair, kind, name):
+    assert run_name(_inputs(text, **pair), kind) == name
+
+
+def test_a_folder_keeps_its_whole_name_and_a_tuned_run_has_a_suffix(tmp_path, monkeypatch):
+    (tmp_path / "corpus.v2").mkdir()
+    monkeypatch.chdir(tmp_path / "corpus.v2")
+    for path in (".", "../corpus.v2", tmp_path / "corpus.v2/"):
+        assert run_name(_inputs([path]), "decoder") == "corpus.v2"
+    assert run_name(_inputs(["a.txt"]), "decoder", tuned=True) == "a-tuned"
+
+
+@given(st.text(st.characters(exclude_characters="\0"), min_size=1))
+@example("..")
+@example("hf:../..")
+@example("hf:")
+@example("- rm -rf ~")
+@example("\ud800.txt")
+@example("字" * 300)
+def test_every_text_has_a_name_that_file_systems_accept(tmp_path_factory, text):
+    """The name is one path component, is not hidden and no flag, and a folder can have it."""
+    name = run_name(_inputs([text]), "recurrent-encoder-decoder", tuned=True)
+    assert Path(name).name == name and name[0] not in ".-" and len(name.encode()) < 200
+    assert not any(character in name for character in " \"'\\/:*?<>|$`\n")
+    folder = next_free(tmp_path_factory.getbasetemp() / "names", name)
+    folder.mkdir(parents=True)
+    assert folder.name.removeprefix(name).lstrip("-0123456789") == ""
+    folder.rmdir()
+
+
+def make_run(path, kind="decoder", step=0, at=0, steps=60, minutes=None, seconds=0.0, scored=True):
+    """Writes the files of a run of the tiny preset at `step`, with the modification time `at`."""
+    folder = RunFolder(path)
+    folder.path.mkdir(parents=True)
+    config = replace(training_preset("tiny", kind), steps=steps, minutes=minutes)
+    write_run(folder, Inputs(), config)
+    if step:
+        progress = folder.checkpoints / str(step) / "progress/metadata"
+        progress.parent.mkdir(parents=True)
+        progress.write_text(json.dumps({"data": {}, "seconds": seconds}))
+        (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").touch()
+        line = {"step": step, "held_out_loss" if scored else "loss": 1.0}
+        folder.metrics.write_text(json.dumps(line) + "\n")
+    for file in (folder.config, folder.metrics, folder.checkpoints):
+        with suppress(FileNotFoundError):
+            os.utime(file, (at, at))
+    return folder
+
+
+RUN = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["decoder", "encoder", "recurrent", "encoder-decoder"]),
+        "step": st.sampled_from([0, 20, 60]),
+        "name": st.sampled_from(["stdlib", "a b", "deep/er", "stdlib-10", "x-encoder"]),
+    }
+)
+
+
+@given(runs=st.lists(RUN, max_size=5, unique_by=lambda run: run["name"]), asked=RUN)
+def test_the_newest_unfinished_run_is_resumed(tmp_path_factory, runs, asked):
+    """The run may have any name, and any kind unless a kind is given."""
+    below = tmp_path_factory.mktemp("runs")
+    for at, run in enumerate(runs):
+        make_run(below / run["name"], run["kind"], run["step"], at=at)
+    for kind in (None, asked["kind"]):
+        left = [r for r in runs if r["step"] < 60 and kind in (None, r["kind"])]
+        if left:
+            found = newest_unfinished(below, kind)
+            assert found.folder.path == below / left[-1]["name"]
+            assert (found.kind, found.step) == (left[-1]["kind"], left[-1]["step"])
+        else:
+            with pytest.raises(ValueError, match="no unfinished run"):
+                newest_unfinished(below, kind)
+
+
+def test_a_run_is_finished_after_its_limit_and_its_final_score(tmp_path):
+    make_run(tmp_path / "by-time", step=7, steps=None, minutes=1.0, seconds=60.0, at=3)
+    make_run(tmp_path / "by-steps", step=60, at=2)
+    with pytest.raises(ValueError, match=r"by-time is finished \(step 7\).*more --steps"):
+        newest_unfinished(tmp_path)
+    make_run(tmp_path / "unscored", step=60, at=1, scored=False)
+    assert newest_unfinished(tmp_path).folder.path.name == "unscored"
+    make_run(tmp_path / "too-short", step=7, steps=None, minutes=1.0, seconds=59.0, at=4)
+    assert newest_unfinished(tmp_path).folder.path.name == "too-short"
+
+
+def test_folders_without_runs_and_runs_in_training_are_ignored(tmp_path):
+    """Saved models, damaged configs and the base in the folder of an adapter are ignored."""
+    wanted = make_run(tmp_path / "wanted", at=1)
+    make_run(wanted.path / "base", at=9)
+    for name, text in (("saved", '{"format": 1, "model": {}}'), ("damaged", "{")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    training = make_run(tmp_path / "training", at=5)
+    with locked(training.lock):
+        assert newest_unfinished(tmp_path).folder.path == wanted.path
+        assert not wanted.lock.exists()
+        wanted.config.unlink()
+        (wanted.path / "base/config.json").unlink()
+        with pytest.raises(ValueError, match="training is being trained by another process"):
+            newest_unfinished(tmp_path)
+
+
+def test_resume_prints_the_run_that_it_continues(tmp_path, monkeypatch, capsys):
+    taken = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_train", lambda folder, *_, **options: taken.append(folder.path))
+    make_run(Path("runs/stdlib"), step=60, at=9)
+    make_run(Path("runs/mine"), "encoder", step=20, at=5)
+    make_run(Path("runs/older"), "decoder", step=20, at=4)
+    main(["train", "--resume"])
+    assert capsys.readouterr().out.startswith("resuming runs/mine (encoder, step 20)")
+    main(["train", "--resume", "--model", "decoder"])
+    assert taken == [Path("runs/mine"), Path("runs/older")]
+    assert main(["train", "--resume", "--model", "convolutional"]) == 2
+    assert "no unfinished run of kind convolutional below runs" in capsys.readouterr().err

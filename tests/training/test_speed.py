@@ -1,0 +1,96 @@
+"""The clock counts training time only; utilization is operations by formula over the peak."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxformer.models.config import DecoderConfig
+from jaxformer.models.flops import forward_flops
+from jaxformer.training import speed as module
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import TextTraining
+from jaxformer.training.devices import DEVICES, device_of
+from jaxformer.training.speed import Clock, update_flops, utilization
+
+CONFIG = TextTraining(
+    DecoderConfig(vocab_size=64, max_length=16, num_layers=2, embed_dim=32, num_heads=2)
+)
+
+
+@pytest.fixture
+def time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_seconds_are_those_of_training(time):
+    """Time before the start and during pauses does not count; a resumed run continues."""
+    clock = Clock()
+    time[0] += 7  # compiling
+    assert clock.seconds == 0
+    clock.start(0.0)
+    time[0] += 3
+    with clock.paused():
+        time[0] += 50
+        assert clock.trained == clock.seconds == 3
+    time[0] += 2
+    assert clock.seconds == 5
+    later = Clock()
+    later.trained = clock.seconds
+    with later.paused():  # an evaluation before training goes on
+        time[0] += 9
+    later.start(0.5)
+    time[0] += 1
+    assert later.seconds == 6
+
+
+def test_a_lap_returns_tokens_per_second_of_training(time):
+    clock = Clock()
+    clock.start(0.0)
+    for tokens, seconds in ((100, 4), (300, 1)):
+        clock.count(tokens, 7 * tokens)
+        time[0] += seconds
+        with clock.paused():
+            time[0] += 30
+        assert clock.lap() == pytest.approx((tokens / seconds, 7 * tokens / seconds))
+
+
+def test_the_remaining_time_includes_pauses(time):
+    """The estimate uses the pace since the start with all pauses, since later pauses will come."""
+    clock = Clock()
+    clock.start(0.25)
+    time[0] += 10
+    with clock.paused():
+        time[0] += 10
+    assert clock.remaining(0.5) == pytest.approx(40.0)
+    assert clock.remaining(1.0) == 0.0
+
+
+def test_an_update_takes_three_forward_passes():
+    """The backward pass takes twice the operations of the forward pass; micro-batches add up."""
+    ids = np.zeros((3, 5, 16), np.int32)
+    assert update_flops(CONFIG, Batch(ids, ids)) == 3 * 5 * 3 * forward_flops(CONFIG.model, 16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "gpu:h100"),
+        ("TPU v4", "tpu:v4"),
+        ("TPU v5 lite", "tpu:v5e"),
+        ("TPU v5p", "tpu:v5p"),
+        ("TPU v6 lite", "tpu:v6e"),
+    ],
+)
+def test_utilization_is_relative_to_all_devices(kind, name):
+    assert device_of(kind) == DEVICES[name]
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(device_kind=kind)] * 4))
+    half = {"model_flops_utilization": 0.5}
+    assert utilization(2 * DEVICES[name].flops, mesh) == half
+
+
+def test_a_device_without_figures_has_no_utilization():
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(device_kind="cpu")]))
+    assert utilization(1e12, mesh) == {}

@@ -56,23 +56,78 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
     return run
 
 
-def decoding(batch: int, new_tokens: int):
-    """Returns a function that generates from prepared GPT-2 124M weights and 100-token prompts."""
+def gpt2():
+    """Returns GPT-2 124M and prepared weights."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     import jaxformer as jf
 
     model = jf.Decoder(jf.preset("gpt2-124m"))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    ready = jf.prepare(model, variables)
-    prompts, greedy = np.ones((batch, 100), np.int32), jf.Sampler(temperature=0.0)
+    return model, jf.prepare(model, variables)
+
+
+def decoding(batch: int, new_tokens: int):
+    """Returns a function that generates from prompts of 100 tokens."""
+    import numpy as np
+
+    import jaxformer as jf
+
+    (model, ready), greedy = gpt2(), jf.Sampler(temperature=0.0)
+    prompts = np.ones((batch, 100), np.int32)
 
     def run():
         jf.generate(model, ready, prompts, max_new_tokens=new_tokens, sampler=greedy)
 
     return run
+
+
+def beam(width: int, new_tokens: int):
+    """Returns a function that searches the continuations of one prompt of 100 tokens."""
+    import numpy as np
+
+    import jaxformer as jf
+
+    model, ready = gpt2()
+    prompt = np.ones((1, 100), np.int32)
+
+    def run():
+        jf.beam_search(model, ready, prompt, max_new_tokens=new_tokens, beam_width=width)
+
+    return run
+
+
+def own_loop(new_tokens: int):
+    """Returns a function that runs a caller's compiled loop around `advance`, for one row."""
+    import jax
+    import numpy as np
+
+    import jaxformer as jf
+
+    try:
+        from jaxformer.decoding.loop_cache import LoopCache
+
+        carried, restored = LoopCache.of, LoopCache.restored
+    except ImportError:  # a version without this layout
+        carried = restored = lambda cache: cache
+    model, ready = gpt2()
+    prompt = np.ones((1, 100), np.int32)
+
+    @jax.jit
+    def greedy(variables, prompt):
+        cache = jf.start(model, variables, 1, 192)
+        logits, cache = jf.advance(model, variables, prompt, cache.live_prefix(192))
+
+        def step(carry, _):
+            cache, token = carry
+            logits, cache = jf.advance(model, variables, token[:, None], restored(cache))
+            return (carried(cache), logits[:, -1].argmax(axis=-1)), token
+
+        first = logits[:, -1].argmax(axis=-1)
+        return jax.lax.scan(step, (carried(cache), first), length=new_tokens)[1]
+
+    return lambda: jax.block_until_ready(greedy(ready, prompt))
 
 
 def compiling():
@@ -94,6 +149,8 @@ WORK = {
     "decode-1": partial(decoding, 1, 64),
     "decode-8": partial(decoding, 8, 64),
     "first-token": partial(decoding, 1, 1),
+    "beam-4": partial(beam, 4, 64),
+    "loop-1": partial(own_loop, 64),
     "compile": compiling,
 }
 

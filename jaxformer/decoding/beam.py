@@ -32,6 +32,7 @@ from jaxformer.decoding.autoregressive import (
 )
 from jaxformer.decoding.constraints import Rules, constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prefill, Prompts, check_prompts, prefill
+from jaxformer.decoding.loop_cache import LoopCache
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
@@ -303,13 +304,16 @@ def _go_on(
     def step(search: Search) -> Search:
         search, parents, tokens = _extend(search, limits, beam_width)
         rows = jnp.arange(batch)[:, None] * beam_width + parents
-        cache = search.cache.gather_rows(rows.reshape(-1))
+        cache = search.cache.restored().gather_rows(rows.reshape(-1))
         passed = model.forward(weights, Inputs(tokens.reshape(-1, 1)), cache)
         logits = model.logits(weights, passed.hidden)[:, -1]
-        return search._replace(cache=passed.cache, logits=logits, step=search.step + 1)
+        cache = LoopCache.of(passed.cache)
+        return search._replace(cache=cache, logits=logits, step=search.step + 1)
 
-    search = jax.lax.while_loop(goes_on, step, search._replace(cache=whole.live_prefix(live)))
-    return search._replace(cache=whole.merge_prefix(search.cache)), search.done.all()
+    search = search._replace(cache=LoopCache.of(whole.live_prefix(live)))
+    search = jax.lax.while_loop(goes_on, step, search)
+    after = whole.merge_prefix(search.cache.restored())
+    return search._replace(cache=after), search.done.all()
 
 
 @jax.jit

@@ -34,7 +34,7 @@ from jaxformer.decoding.generation import (
     last_token,
     new_tokens,
 )
-from jaxformer.decoding.loop_cache import from_loop, to_loop
+from jaxformer.decoding.loop_cache import LoopCache
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler, sample_tokens
 from jaxformer.functional.family import CacheSize, Weights
@@ -284,18 +284,17 @@ def decode_block(
 
     def step(state: State, _: None) -> tuple[State, Block]:
         inputs, now = Inputs(state.token[:, None]), hooks.at_step(state.step)
-        passed = model.forward(weights, inputs, from_loop(state.cache, prefix), hooks=now)
+        passed = model.forward(weights, inputs, state.cache.restored(), hooks=now)
         logits = model.logits(weights, passed.hidden)[:, -1]
         captured = last_token(passed.captured, cache.capacity)
         before = Progress(state.stopped, state.step, state.generated)
         token, stopped, output, generated = _choose(logits, captured, before, choice)
-        after = to_loop(passed.cache)
-        return State(after, token, stopped, state.step + 1, generated), output
+        return State(LoopCache.of(passed.cache), token, stopped, state.step + 1, generated), output
 
-    prefix = cache.live_prefix(live)
-    state, steps = jax.lax.scan(step, state._replace(cache=to_loop(prefix)), length=STEPS)
-    prefix = from_loop(state.cache, prefix)
-    return state._replace(cache=cache.merge_prefix(prefix)), _in_rows(steps)
+    state = state._replace(cache=LoopCache.of(cache.live_prefix(live)))
+    state, steps = jax.lax.scan(step, state, length=STEPS)
+    after = cache.merge_prefix(state.cache.restored())
+    return state._replace(cache=after), _in_rows(steps)
 
 
 def is_key(key: object) -> bool:

@@ -1,12 +1,14 @@
 """Script that runs the Python blocks of the pages in docs/ and compares their output.
 
-    python docs/run.py              # exit status 1 and the names of the pages that differ
-    python docs/run.py --write      # replaces the output in the pages
+    python docs/run.py                     # exit status 1 and the names of the pages that differ
+    python docs/run.py --write             # replaces the output in the pages
+    python docs/run.py --write lecture-11  # only of these pages
 
 A page is one program: its ```python blocks run in order, in one namespace. The ```text block right
 after a ```python block holds the output of that block.
 """
 
+import argparse
 import contextlib
 import io
 import re
@@ -41,28 +43,32 @@ def refreshed(page: Path) -> str:
         return BLOCK.sub(run, page.read_text())
 
 
-def main(arguments: list[str]) -> int:
-    """Checks or, with `--write`, updates all pages.
-
-    Args:
-        arguments: The command-line arguments: none, or `--write`.
+def main() -> int:
+    """Checks or, with `--write`, updates pages.
 
     Returns:
         The exit status: 1 if the output of a page differs and is not replaced, otherwise 0.
     """
-    wrong = []
-    for page in pages():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    known = {page.stem: page for page in pages()}
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"{', '.join(known)}; none: all")
+    parser.add_argument("--write", action="store_true", help="replace the output in the pages")
+    arguments = parser.parse_args()
+    for name in arguments.pages:
+        if name not in known:
+            parser.error(f"there is no page {name!r}; the pages are {', '.join(known)}")
+    chosen, differing = arguments.pages or list(known), []
+    for name in chosen:
+        page = known[name]
         text = refreshed(page)
         if text != page.read_text():
-            wrong.append(page.name)
-            if arguments == ["--write"]:
+            differing.append(name)
+            if arguments.write:
                 page.write_text(text)
-    print(
-        f"{len(pages())} pages: {len(wrong)} {'updated' if arguments else 'with different output'}",
-        *wrong,
-    )
-    return 1 if wrong and not arguments else 0
+    result = "updated" if arguments.write else "with different output"
+    print(f"{len(chosen)} pages: {len(differing)} {result}", *differing)
+    return 1 if differing and not arguments.write else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

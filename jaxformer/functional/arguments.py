@@ -126,8 +126,7 @@ def check_block(
     weights: Any,
     x: Shaped[Any, "*batch dim"],
     config: Any,
-    contexts: Any,
-    state: Any,
+    source: Any = None,
     **_: object,
 ) -> None:
     """Checks the arguments of `blocks.block` that its annotations do not describe."""
@@ -137,14 +136,11 @@ def check_block(
                 f"config, a {type(config).__name__}, has no {name}; it must be the resolved config "
                 "of a Transformer (config.resolved)"
             )
-    if contexts.source is not None and state.source is None:
-        raise ValueError(
-            "contexts has a source, but state has no keys and values of it; they are those of "
-            "blocks.cross_keys_values"
-        )
     heads = config.num_heads * config.head_dim
     check_maps("weights", weights, {})
-    parts = ["attention"] if contexts.source is None else ["attention", "cross_attention"]
+    parts = ["attention"] if source is None else ["attention", "cross_attention"]
+    if source is not None and "cross_attention" not in weights:
+        raise ValueError("source needs weights of cross_attention, as init_cross_block creates")
     for part in (*parts, "feedforward"):
         if not isinstance(weights.get(part), Mapping):
             raise ValueError(f"weights has no {part!r}; it must be what init_block creates")

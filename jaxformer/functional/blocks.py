@@ -10,8 +10,8 @@ Without residual and norm it is the half-built decoder of lecture 10. A block th
 has cross-attention between the two sub-layers (lecture 13 §4).
 
 `config` below is any value with the fields of models.config, its sizes resolved. What the queries
-attend to is an argument, a `Context`. The code of a block is therefore the same for a row and for a
-cache, in every implementation of attention.
+attend to is an argument, a `Context`. The code of a block is therefore the same for complete
+sequences and for a cache, in every implementation of attention.
 """
 
 from typing import Any, NamedTuple
@@ -56,26 +56,26 @@ CROSS_BLOCK_POINTS = (
 )
 
 
-class Contexts(NamedTuple):
-    """What a block attends to: its own tokens and, with cross-attention, a source."""
+class Tokens(NamedTuple):
+    """The tokens that self-attention attends to, and keys and values of earlier ones, if cached."""
 
-    tokens: Context
-    source: Context | None = None
+    context: Context
+    cached: KeysValues | None = None
 
 
-class LayerState(NamedTuple):
-    """Keys and values of a layer: of earlier tokens, None without a cache, and of the source."""
+class Source(NamedTuple):
+    """The source that cross-attention attends to, with its keys and values."""
 
-    tokens: KeysValues | None = None
-    source: KeysValues | None = None
+    context: Context
+    keys_values: KeysValues
 
 
 def block(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     config: Any,
-    contexts: Contexts,
-    state: LayerState = LayerState(),  # noqa: B008 (immutable)
+    tokens: Tokens,
+    source: Source | None = None,
     dropout_key: PRNGKeyArray | None = None,
     tap: Tap = NO_TAP,
 ) -> tuple[Float[Array, "*batch length dim"], KeysValues | None]:
@@ -85,8 +85,8 @@ def block(
         weights: as `init_block` or, with a source, `init_cross_block` creates them.
         x: the residual stream.
         config: the `resolved` config of a Transformer, or a value with its fields.
-        contexts: what the queries attend to.
-        state: the keys and values of earlier tokens and of the source.
+        tokens: what self-attention attends to.
+        source: what cross-attention attends to; None: there is no cross-attention.
         dropout_key: a random key, for training.
         tap: see `functional.taps`.
 
@@ -100,19 +100,19 @@ def block(
     keys = split_key(dropout_key, 3)
     x = tap("block.input", x)
     normed = norm_before(weights, "attention", x, config)
-    tokens = (contexts.tokens, state.tokens)
-    a, layer_cache = self_attention(weights["attention"], normed, config, *tokens, tap)
-    h = tap("block.middle", add(weights, "attention", x, a, config, keys[0]))
-    if contexts.source is not None and state.source is not None:
+    a, layer_cache = self_attention(weights["attention"], normed, config, tokens, tap)
+    h = tap("block.middle", add_residual(weights, "attention", x, a, config, keys[0]))
+    if source is not None:
         normed = norm_before(weights, "cross_attention", h, config)
-        source = (contexts.source, state.source)
-        c = cross_attention(weights["cross_attention"], normed, config, *source, tap)
-        h = tap("block.crossed", add(weights, "cross_attention", h, c, config, keys[1]))
+        c = cross_attention(weights["cross_attention"], normed, config, source, tap)
+        h = tap("block.crossed", add_residual(weights, "cross_attention", h, c, config, keys[1]))
     name = "attention" if config.parallel == "one_norm" else "feedforward"
     normed = norm_before(weights, name, h if config.parallel == "no" else x, config)
     activation, twice = config.activation, config.output_activation
     f = feed_forward(weights["feedforward"], normed, activation, twice, tap)
-    return tap("block.output", add(weights, "feedforward", h, f, config, keys[2])), layer_cache
+    return tap(
+        "block.output", add_residual(weights, "feedforward", h, f, config, keys[2])
+    ), layer_cache
 
 
 def norm_before(
@@ -125,7 +125,7 @@ def norm_before(
     return normalize(weights[f"{name}_norm"], x, config)
 
 
-def add(
+def add_residual(
     weights: Weights,
     name: str,
     x: Float[Array, "*batch dim"],
@@ -150,8 +150,7 @@ def self_attention(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     config: Any,
-    context: Context,
-    cached: KeysValues | None = None,
+    tokens: Tokens,
     tap: Tap = NO_TAP,
 ) -> tuple[Float[Array, "*batch length dim"], KeysValues | None]:
     """Computes softmax(q kᵀ/√d) v for each head, concatenates the heads and applies W_O.
@@ -159,11 +158,13 @@ def self_attention(
     Reference:
         Notes, lecture 11 §4.
     """
+    context = tokens.context
     query, key, value = query_key_value(weights, tap("attention.input", x), config)
     query = rotate(query_key_norm(weights, "query_norm", query, config), context, config)
     key = rotate(query_key_norm(weights, "key_norm", key, config), context, config)
     query, key = tap("attention.query", query), tap("attention.key", key)
-    (keys, values), layer_cache = context.store(key, tap("attention.value", value), cached, tap)
+    value = tap("attention.value", value)
+    (keys, values), layer_cache = context.store(key, value, tokens.cached, tap)
     heads = tap("attention.heads", attend(query, keys, values, context, tap))
     return tap("attention.output", linear(weights["output"], merge_heads(heads))), layer_cache
 
@@ -226,8 +227,7 @@ def cross_attention(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     config: Any,
-    context: Context,
-    keys_values: KeysValues,
+    source: Source,
     tap: Tap = NO_TAP,
 ) -> Float[Array, "*batch length dim"]:
     """Computes attention of queries from x to the keys and values of a source.
@@ -237,7 +237,7 @@ def cross_attention(
     """
     query = split_heads(linear(weights["query"], tap("cross_attention.input", x)), config.num_heads)
     query = tap("cross_attention.query", query)
-    heads = attend(query, *keys_values, context, tap)
+    heads = attend(query, *source.keys_values, source.context, tap)
     heads = merge_heads(tap("cross_attention.heads", heads))
     return tap("cross_attention.output", linear(weights["output"], heads))
 

@@ -18,8 +18,8 @@ from jaxformer.functional.attention import Context, KeysValues
 from jaxformer.functional.blocks import (
     BLOCK_POINTS,
     CROSS_BLOCK_POINTS,
-    Contexts,
-    LayerState,
+    Source,
+    Tokens,
     block,
     cross_keys_values,
     fuse_query_key_value,
@@ -182,10 +182,10 @@ def run_layers(
         if source is not None and source.encoded is not None:
             cross = weights["cross_attention"]
             source_keys_values = cross_keys_values(cross, source.encoded, config)
-        layer_contexts = Contexts(contexts[config], None if source is None else source.context)
-        state = LayerState(cached, source_keys_values)
+        tokens = Tokens(contexts[config], cached)
+        read = None if source is None else Source(source.context, source_keys_values)
         tap = Tap(hooks, row.positions, row.documents, placement)
-        x, cached = block(weights, x, config, layer_contexts, state, key, tap)
+        x, cached = block(weights, x, config, tokens, read, key, tap)
         return x, (cached, tap.captured)
 
     # A pass over a cache is always inside a compiled program: there a layer is traced once for each

@@ -10,7 +10,7 @@ import pytest
 import jaxformer as jf
 from jaxformer import functional
 from jaxformer.functional.attention import Context
-from jaxformer.functional.blocks import Contexts
+from jaxformer.functional.blocks import Source, Tokens
 from jaxformer.functional.feedforward import init_feed_forward
 from jaxformer.functional.initial import init_block
 from jaxformer.functional.masks import Causal, TokenInfo
@@ -29,7 +29,7 @@ GOOD = {
         "weights": BLOCK,
         "x": X,
         "config": CONFIG,
-        "contexts": Contexts(CONTEXT),
+        "tokens": Tokens(CONTEXT),
     },
     "chunked_cross_entropy": {
         "hidden": X,
@@ -52,8 +52,8 @@ WRONG = {
         "weights": [{}, {**BLOCK, "attention": BLOCK["feedforward"]}, None],
         "x": [X[..., :3], X.astype(int), 1.0],
         "config": [None, jf.DecoderConfig(embed_dim=4, num_heads=2)],
-        "contexts": [None, "causal", CONTEXT, Contexts(CONTEXT, CONTEXT)],
-        "state": [None, "a state"],
+        "tokens": [None, "causal", CONTEXT],
+        "source": ["a source", CONTEXT, Source(CONTEXT, (HEADS, HEADS))],
         "tap": [None, print],
     },
     "chunked_cross_entropy": {

@@ -11,8 +11,8 @@ import jaxformer as jf  # noqa: E402
 from jaxformer.functional import Causal, Packed, Padding, TokenInfo  # noqa: E402
 from jaxformer.functional.attention import Context  # noqa: E402
 from jaxformer.functional.blocks import (  # noqa: E402
-    Contexts,
-    LayerState,
+    Source,
+    Tokens,
     block,
     cross_keys_values,
 )
@@ -61,7 +61,7 @@ def test_block_is_torchs_encoder_layer(norm_position):
         ),
         jnp.asarray(x),
         config.resolved,
-        Contexts(row_attention(Packed(), SOURCE_REAL)),
+        Tokens(row_attention(Packed(), SOURCE_REAL)),
     )
     peers.same(ours, theirs, SOURCE_REAL)
 
@@ -95,11 +95,10 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
             },
         },
     )
-    own = row_attention(Causal() & Packed(), REAL)
+    own = Tokens(row_attention(Causal() & Packed(), REAL))
     keys = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-    source = Context(Padding(), TokenInfo(LENGTH), keys, point="cross_attention.weights")
+    context = Context(Padding(), TokenInfo(LENGTH), keys, point="cross_attention.weights")
     config = config.resolved
     cross = cross_keys_values(weights["cross_attention"], jnp.asarray(encoded), config)
-    state = LayerState(source=cross)
-    ours, _ = block(weights, jnp.asarray(x), config, Contexts(own, source), state)
+    ours, _ = block(weights, jnp.asarray(x), config, own, Source(context, cross))
     peers.same(ours, theirs, REAL)

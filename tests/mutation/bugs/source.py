@@ -9,7 +9,7 @@ BUGS = (
     Bug(
         "beams are not reordered with their caches",  # transformers#46612, #29635
         "decoding.beam:_go_on.step",
-        Replace("search.cache.gather_rows(rows.reshape(-1))", "search.cache"),
+        Replace("search.cache.restored().gather_rows(rows.reshape(-1))", "search.cache.restored()"),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(

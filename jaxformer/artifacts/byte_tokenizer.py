@@ -65,6 +65,7 @@ class ByteTokenizer(LibraryTokenizer):
     """
 
     special = None  # tokenizer.json names all special ids
+    why_lossy: str | None = None
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a ``tokenizers.Tokenizer``.
@@ -78,20 +79,20 @@ class ByteTokenizer(LibraryTokenizer):
             raise ValueError(
                 f"tokenizer: its decoder is {type(backend.decoder).__name__}, not ByteLevel"
             )
-        names = [name for name in _NAMES_OF_END_OF_TEXT if backend.token_to_id(name) is not None]
-        if not names:
+        ids = {x: n for x in _NAMES_OF_END_OF_TEXT if (n := backend.token_to_id(x)) is not None}
+        if not ids:
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
-        if names[0] not in special_tokens(backend).values():
-            backend.add_special_tokens([names[0]])  # not matched in texts, and decoded to nothing
+        name, self.end_of_text = next(iter(ids.items()))
+        if name not in special_tokens(backend).values():
+            backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
         parts = parts_of(backend)
         self._token_bytes = token_bytes(backend)
-        self.end_of_text: int = backend.token_to_id(names[0])
         self.vocab_size: int = len(self._token_bytes)
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spelled = spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until the pre-tokenizer has been checked below
-        self.why_lossy: str | None = lossy_part(parts, self._token_bytes) or self._changed_text()
+        self.why_lossy = lossy_part(parts, self._token_bytes) or self._changed_text()
         self._may_be_cut = self.lossless and divides_at_spaces(parts)
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> ByteTokenizer:
@@ -128,8 +129,8 @@ class ByteTokenizer(LibraryTokenizer):
                 f"vocab_size: {vocab_size} is too small; a byte-level tokenizer needs at least "
                 f"{least} ({NUM_BYTES} bytes, the end of text{' and the mask' * mask})"
             )
-        steps = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+        steps = [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         backend = tokenizers.Tokenizer(models.BPE())
         backend.decoder = decoders.ByteLevel()
         backend.pre_tokenizer = pre_tokenizers.Sequence(

@@ -119,13 +119,12 @@ def spelled(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[i
     replaces it by the tokens of its bytes. If some byte has no token, only the end of text is
     replaced: another special token may be the vocabulary's unknown token.
     """
-    alphabet = {character: backend.token_to_id(character) for character in byte_characters()}
+    alphabet = {c: n for c in byte_characters() if (n := backend.token_to_id(c)) is not None}
     special = special_tokens(backend)
-    if None in alphabet.values():
+    if len(alphabet) < NUM_BYTES:
         special = {end_of_text: special[end_of_text]}
     return {
-        token: [alphabet[c] for c in content if alphabet.get(c) is not None]
-        for token, content in special.items()
+        token: [alphabet[c] for c in content if c in alphabet] for token, content in special.items()
     }
 
 

@@ -23,7 +23,6 @@ class LibraryTokenizer(ABC):
     mask_token: int | None
     before: Sequence[int] = ()
     after: Sequence[int] = ()
-    why_lossy: str | None
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
@@ -41,6 +40,11 @@ class LibraryTokenizer(ABC):
     @abstractmethod
     def _ids_of(self, texts: list[str]) -> list[list[int]]:
         """Encodes each text without its template; the limit of ids is not checked."""
+
+    @property
+    @abstractmethod
+    def why_lossy(self) -> str | None:
+        """Why ``decode(encode(text))`` may differ from ``text``; None if it never does."""
 
     @property
     def lossless(self) -> bool:

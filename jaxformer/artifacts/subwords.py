@@ -96,9 +96,8 @@ class Subwords(LibraryTokenizer):
         Raises:
           ValueError: If no such token is known.
         """
-        ids = (
-            self.before or [x for x in (self.special.begin, self.end_of_text) if x is not None][:1]
-        )
+        known = (self.special.begin, self.end_of_text)
+        ids = [*self.before] or [x for x in known if x is not None][:1]
         if not ids:
             raise ValueError("tokenizer: it has no token to begin a text with")
         return ids
@@ -156,8 +155,8 @@ class Subwords(LibraryTokenizer):
     @property
     def special_ids(self) -> set[int]:
         """The ids that stand next to a text, or end one."""
-        known = {self.special.begin, self.special.start, *self.special.stop_tokens}
-        return {*known, *self.before, *self.after} - {None}
+        known = (self.special.begin, self.special.start, *self.special.stop_tokens)
+        return {x for x in (*known, *self.before, *self.after) if x is not None}
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
@@ -172,7 +171,7 @@ class Subwords(LibraryTokenizer):
 
     def _spelled(self, text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""
-        names = map(self._backend.id_to_token, self._special)
+        names = map(self.name_of, self._special)
         pattern = "|".join(f"(?<={re.escape(x[0])})(?={re.escape(x[1:])})" for x in names if x[1:])
         parts = [part for part in re.split(pattern, text) if part]
         ids = [token for some in self._encoded(parts) for token in some]

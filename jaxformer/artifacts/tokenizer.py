@@ -45,11 +45,9 @@ class TextStream(Protocol):
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids and returns the text that they complete, perhaps none."""
-        ...
 
     def flush(self) -> str:
         """Returns the remaining text and starts afresh."""
-        ...
 
 
 @runtime_checkable
@@ -58,48 +56,49 @@ class Tokenizer(Protocol):
 
     Attributes:
       vocab_size: One more than the largest id.
-      end_of_text: The id that ends a text, None if it is unknown.
       mask_token: The id that stands for a hidden token, or None.
-      stop_tokens: The ids each of which ends a text.
       before: The ids that the template puts before a text.
       after: The ids that the template puts after a text.
-      special: The special ids that ``tokenizer.json`` does not name; None if there are none.
       id_limit: Number of ids of the model, set by `bind`, or None.
     """
 
     vocab_size: int
-    end_of_text: int | None
     mask_token: int | None
-    stop_tokens: tuple[int, ...]
     before: Sequence[int]
     after: Sequence[int]
-    special: SpecialTokens | None
     id_limit: int | None
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The id that ends a text, None if it is unknown."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The ids each of which ends a text."""
+
+    @property
+    def special(self) -> SpecialTokens | None:
+        """The special ids that ``tokenizer.json`` does not name; None if there are none."""
 
     @property
     def why_lossy(self) -> str | None:
         """Why ``decode(encode(text))`` may differ from ``text``; None if it never does."""
-        ...
 
     @property
     def lossless(self) -> bool:
         """Whether ``decode(encode(text))`` is ``text`` for every text."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
-        ...
 
     @property
     def text_ids(self) -> list[int]:
         """The ids of text in ascending order: all but those of special tokens."""
-        ...
 
     @property
     def special_ids(self) -> Iterable[int]:
         """The ids that stand next to a text, or end one."""
-        ...
 
     @property
     def opening(self) -> list[int]:
@@ -110,12 +109,10 @@ class Tokenizer(Protocol):
         Raises:
           ValueError: If no such token is known.
         """
-        ...
 
     @property
     def decoder_opening(self) -> list[int]:
         """The ids that begin the decoder's input, after a source was read."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text without its template. The model's limit of ids is not checked.
@@ -123,7 +120,6 @@ class Tokenizer(Protocol):
         Raises:
           ValueError: If the text has a lone surrogate, which has no UTF-8.
         """
-        ...
 
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """Encodes each text, in parallel.
@@ -132,19 +128,15 @@ class Tokenizer(Protocol):
           ValueError: If a text is not Unicode, or has a token that the model lacks (see
             `id_limit`). The message has the token and its id.
         """
-        ...
 
     def encode_source(self, text: str) -> list[int]:
         """Encodes a source text, with the tokens that the template puts around it."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids; special tokens decode to the empty text."""
-        ...
 
     def stream(self, before: Iterable[int] = ()) -> TextStream:
         """Returns a decoder for ids that arrive one after another, following those of `before`."""
-        ...
 
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
         """Divides a text into pieces that are encoded one by one.
@@ -152,27 +144,21 @@ class Tokenizer(Protocol):
         Args:
           parts: The text, in parts of any size.
         """
-        ...
 
     def normalized(self, text: str) -> str:
         """Returns the text after normalization, for example in lower case."""
-        ...
 
     def name_of(self, token: int) -> str:
         """Returns the text of a token in the vocabulary."""
-        ...
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""
-        ...
 
     def to_json(self) -> str:
         """Returns the content of ``tokenizer.json``."""
-        ...
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path``, atomically."""
-        ...
 
 
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
@@ -199,7 +185,7 @@ def bind(tokenizer: AnyTokenizer, vocab_size: int) -> AnyTokenizer:
 
 def check_ids(
     rows: Iterable[Sequence[int]],
-    id_limit: int | None,
+    id_limit: int,
     name_of: Callable[[int], str],
     what: str = "text: its",
 ) -> None:
@@ -207,14 +193,14 @@ def check_ids(
 
     Args:
       rows: Sequences of token ids.
-      id_limit: Number of ids of the model; None: nothing is checked.
+      id_limit: Number of ids of the model.
       name_of: Returns the text of a token, for the message.
       what: Start of the message.
 
     Raises:
       ValueError: For the first id that the model lacks. The message has the token and its id.
     """
-    for row in () if id_limit is None else rows:
+    for row in rows:
         if row and max(row) >= id_limit:
             token = next(x for x in row if x >= id_limit)
             raise ValueError(

@@ -4,7 +4,7 @@ Reading fails on an option that the family's reader does not use and that is not
 harmless.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer.models.config.check import LARGEST, shown
 
@@ -36,7 +36,8 @@ HARMLESS = frozenset(
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
-_REQUIRED = object()
+_REQUIRED: Any = object()
+Default = TypeVar("Default")
 
 
 class Options:
@@ -81,7 +82,7 @@ class Options:
         """Returns the error for an option's value; `accepted` says which values are accepted."""
         return ValueError(f"{self.file}: {key} is {shown(self.options.get(key))}; {accepted}")
 
-    def take(self, key, default: Any = _REQUIRED):
+    def take(self, key, default: Any = _REQUIRED) -> Any:
         """Returns the option's value, or the default if it is missing or null.
 
         The caller must use the value. Call `ignore` for an option that has no effect.
@@ -94,7 +95,7 @@ class Options:
             raise ValueError(f"{self.file}: {key} is missing")
         return default
 
-    def whole(self, key, default=_REQUIRED, least: int = 0):
+    def whole(self, key, default: Default = _REQUIRED, least: int = 0) -> int | Default:
         """Returns a whole number from `least` to `LARGEST`: a larger one would only fail later."""
         value = self.take(key, default)
         if value is default:
@@ -103,7 +104,7 @@ class Options:
             raise self.error(key, f"it must be a whole number in {least} … {LARGEST}")
         return value
 
-    def number(self, key, default=_REQUIRED):
+    def number(self, key, default: Default = _REQUIRED) -> float | Default:
         """Returns a finite number as a float."""
         value = self.take(key, default)
         if value is default:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.artifacts.saved import family_in, generation_in, read_saved, stored_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
 from jaxformer.decoding.prepared import prepare
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.language_model import LanguageModel, Variables
 
 
 class Checkpoint(NamedTuple):
@@ -23,7 +23,7 @@ class Checkpoint(NamedTuple):
     variables: dict
     tokenizer: Tokenizer | None
 
-    def prepared(self) -> dict:
+    def prepared(self) -> Variables:
         """Returns the variables packed for decoding; call it once and generate many times."""
         return prepare(self.model, self.variables)
 
@@ -48,23 +48,21 @@ class Stored(NamedTuple):
     generation: GenerationDefaults = GenerationDefaults()
 
 
-def own_folder(folder: Path, dtype: str | None = None) -> Stored | None:
-    """Opens a folder in jaxformer's own format. Returns None for another format.
+def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored:
+    """Opens a folder in jaxformer's own format.
 
     For a run, the parameters are those of its newest undamaged checkpoint, with a warning if newer
     ones are damaged.
 
     Args:
         folder: A run or a saved folder.
+        sections: The sections of its config.json.
         dtype: dtype of the parameters; None: as stored.
 
     Raises:
         ValueError: If the folder has no undamaged checkpoint, or its parameters do not fit its
             config.
     """
-    sections = read_sections(folder)
-    if sections is None:
-        return None
     run = RunFolder(folder)
     about = family_in(sections, run.config), generation_in(sections, run.config)
     if not run.checkpoints.is_dir():

@@ -146,7 +146,7 @@ def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
             f"{folder / 'config.json'}: family is {shown(family)}; it must be one of "
             f"{', '.join(FAMILIES)}"
         )
-    return adapted_run(folder, dtype) or own_folder(folder, dtype)
+    return adapted_run(folder, dtype) or own_folder(folder, sections, dtype)
 
 
 def refuse_lone_adapter(folder: Path) -> None:
@@ -175,7 +175,7 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
         ValueError: If the base of the adapter is unknown, or if the run is its own base, directly
             or through other runs.
     """
-    sections, run = read_sections(folder), RunFolder(folder)
+    sections, run = read_sections(folder) or {}, RunFolder(folder)
     origin = adapter_origin(folder)
     if origin is None:
         return None

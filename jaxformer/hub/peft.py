@@ -14,15 +14,14 @@ import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.load import lora_of
-from jaxformer.artifacts.origin import read_origin
 from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
 from jaxformer.artifacts.saved import family_in
 from jaxformer.artifacts.trees import flat, flat_shapes
-from jaxformer.functional.kernels import is_low_rank
+from jaxformer.functional.kernels import LowRankKernel
 from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS
 from jaxformer.hub.export import counterpart, preferred
 from jaxformer.hub.families import FAMILIES
-from jaxformer.hub.load import read_adapter
+from jaxformer.hub.load import adapter_origin, read_adapter
 from jaxformer.hub.table import Entry, entries
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
@@ -42,9 +41,9 @@ def export_adapter(out, folder, *, family: str | None = None) -> str:
     Raises:
         ValueError: If the run has no adapter, or transformers has no class for its model.
     """
-    run, sections = RunFolder(folder), read_sections(Path(folder))
-    lora = lora_of(sections or {}, run.config)
-    if lora.lora_rank is None:
+    run, sections = RunFolder(folder), read_sections(Path(folder)) or {}
+    lora, origin = lora_of(sections, run.config), adapter_origin(run.path)
+    if lora.lora_rank is None or origin is None:
         raise ValueError(f"{folder} has no adapter: it is not a run that trained with --lora-rank")
     model = build(parse_kind(sections, run.config))
     adapter = flat(read_adapter(run, lora, shape_tree(model)))
@@ -75,7 +74,7 @@ def export_adapter(out, folder, *, family: str | None = None) -> str:
     content = {
         "peft_type": "LORA",
         "task_type": _task(config, architecture),
-        "base_model_name_or_path": _their_base(sections, run),
+        "base_model_name_or_path": _their_base(origin.path),
         "r": lora.lora_rank,
         "lora_alpha": lora.lora_alpha,
         "rank_pattern": {module: number * lora.lora_rank for module, number in several.items()},
@@ -102,7 +101,7 @@ def _updates(entry: Entry, adapter: dict) -> dict[int, tuple]:
     """Returns (A, B) of this layer for each of the entry's leaves that has an update."""
     found = {}
     for place, name in enumerate(entry.ours):
-        if is_low_rank(kernel := adapter.get(name)):
+        if isinstance(kernel := adapter.get(name), LowRankKernel):
             both = (np.asarray(x) for x in (kernel.down, kernel.up))
             found[place] = tuple(x if entry.layer is None else x[entry.layer] for x in both)
     return found
@@ -137,8 +136,7 @@ def _task(config, architecture: str) -> str | None:
     return "CAUSAL_LM" if architecture.endswith(("CausalLM", "LMHeadModel")) else None
 
 
-def _their_base(sections: dict, run: RunFolder) -> str | None:
+def _their_base(path: Path) -> str | None:
     """Returns the folder that the run started from, if it has Hugging Face's format."""
-    path = read_origin(sections, run.config).path
     is_theirs = (path / "config.json").is_file() and read_sections(path) is None
     return str(path) if is_theirs else None

@@ -182,7 +182,7 @@ def _try_out(pattern: str) -> bool:
     with panics_silenced():
         for run in (*characters, *pairs):
             for tail in tails:
-                if _seconds(split, run * (_EXPONENTIAL // len(run)) + tail) is None:
+                if _seconds(split, run * (_EXPONENTIAL // len(run)) + tail) == math.inf:
                     raise ValueError(f"its pattern {pattern[:80]!r} takes exponential time")
         if _grows(split, _MIXED, ""):
             raise ValueError(f"its pattern {pattern[:80]!r} takes quadratic time on any text")
@@ -194,14 +194,14 @@ def _grows(split: pre_tokenizers.PreTokenizer, run: str, tail: str) -> bool:
     length = _QUADRATIC // len(run)
     for _ in range(2):  # use the lower time: other processes can only increase it
         short = _seconds(split, run * length + tail)
-        if short is None or short < _SUSPICIOUS or short >= _CLEAR:
-            return short is None or short >= _CLEAR
+        if short < _SUSPICIOUS or short >= _CLEAR:
+            return short >= _CLEAR
     long = [_seconds(split, run * (2 * length) + tail) for _ in range(2)]
-    return None in long or min(long) > _GROWTH * short
+    return math.inf in long or min(long) > _GROWTH * short
 
 
-def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float | None:
-    """Returns the processor time of a pattern on a text, or None if the library gives up."""
+def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
+    """Returns the processor time of a pattern on a text, or infinity if the library gives up."""
     collects = gc.isenabled()
     gc.disable()  # garbage collection may take longer than the pattern
     begin = time.thread_time()
@@ -210,7 +210,7 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float | None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # pyo3's PanicException is no Exception
-        return None
+        return math.inf
     else:
         return time.thread_time() - begin
     finally:

@@ -5,7 +5,7 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer.artifacts.run import parse_config
 from jaxformer.models.config.check import shown
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
     def sections(self) -> dict:
         """Returns the sections of config.json that `read_origin` reads."""
-        found = {"from": {"path": str(self.path), "digest": self.digest}}
+        found: dict[str, Any] = {"from": {"path": str(self.path), "digest": self.digest}}
         if self.family is not None:
             found["family"] = self.family
         if self.special_tokens is not None:
@@ -109,5 +109,5 @@ def digest_of(params) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in sorted(flat(params).items()):
         digest.update(f"{name} {tuple(leaf.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(to_host(leaf), np.float32))
+        digest.update(np.ascontiguousarray(to_host(leaf), np.float32).data)
     return digest.hexdigest()

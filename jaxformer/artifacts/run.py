@@ -19,7 +19,7 @@ FORMAT = 1
 # of the objects.
 SECTIONS: dict[str, Any] = {
     "format": int,
-    "kind": Literal[tuple(KINDS)],
+    "kind": Literal[tuple(KINDS)],  # pyrefly: ignore[invalid-literal] (computed)
     "model": dict,
     "training": dict,
     "text": tuple[Path, ...] | None,

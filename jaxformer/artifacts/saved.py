@@ -4,10 +4,11 @@ Such a folder holds config.json (the model's kind and the version of the format)
 and, if the model has a tokenizer, tokenizer.json.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from inspect import isfunction
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -89,7 +90,9 @@ def generation_in(sections: dict, where: Path) -> GenerationDefaults:
     return parse_config(GenerationDefaults, sections.get("generation", {}), where)
 
 
-def read_saved(folder: Path, sections: dict, dtype) -> tuple:
+def read_saved(
+    folder: Path, sections: dict, dtype
+) -> tuple[Any, Callable[[Any], dict], Tokenizer | None]:
     """Opens a folder that `save` wrote.
 
     Returns:

@@ -74,7 +74,7 @@ class Tensor(NamedTuple):
 
 
 def _read_all(file, array: np.ndarray) -> None:
-    rest = memoryview(array.reshape(-1).view(np.uint8))
+    rest = array.reshape(-1).view(np.uint8).data
     while rest:
         size = file.readinto(rest)  # at most 2 GiB at once
         if not size:

@@ -99,7 +99,7 @@ class Adapted(NamedTuple):
 
     def mapped(self) -> np.ndarray:
         """Returns the updated values in float32."""
-        up, down = (np.float32(x.mapped()) for x in (self.up, self.down))
+        up, down = (np.asarray(x.mapped(), np.float32) for x in (self.up, self.down))
         update = np.float32(self.scale) * (up @ down)
         return np.float32(self.tensor.mapped()) + (update if self.is_transposed else update.T)
 

@@ -25,7 +25,7 @@ from jaxformer.models.parameters import shape_tree
 # Parameters that a class of transformers may need and our model may lack, as changes to our config.
 # They are exported as zeros, which change no result.
 _BIASES = ("use_bias", "query_key_value_bias", "attention_output_bias", "feedforward_bias")
-_ZEROS = (
+_ZEROS: tuple[dict[str, int], ...] = (
     {"head_bias": True},
     {"num_token_types": 1},
     {"num_labels": 2},

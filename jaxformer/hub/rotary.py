@@ -97,11 +97,12 @@ class Entry(NamedTuple):
         if self.kind in ("default", "dynamic"):
             return None  # dynamic scaling has no effect up to max_position_embeddings
         fields = {ours: self.given[x] for x, ours in known.items() if self.given.get(x) is not None}
+        fields["kind"] = self.kind
         if uses_length(self.kind):
             longest = self.options.whole("max_position_embeddings")
             fields["original_length"] = length or fields.get("original_length", longest)
         try:
-            return RotaryScaling(self.kind, **fields)
+            return RotaryScaling(**fields)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.options.file}: {self.name}: {error}") from None
 
@@ -234,10 +235,9 @@ class RotaryByType(NamedTuple):
             config: Our config.
             types: The type of each layer. The last layer of a type decides its values.
         """
-        names = ("rotary_base", "rotary_scaling")
         layers = zip(types, config.layers, strict=True)
-        own = {kind: [getattr(layer, name) for name in names] for kind, layer in layers}
-        own = {kind: [base, None] for kind, base in self.bases.items()} | own
+        own = {kind: (layer.rotary_base, layer.rotary_scaling) for kind, layer in layers}
+        own = {kind: (base, None) for kind, base in self.bases.items()} | own
         return {"rope_parameters": {x: written_rotary(*y, _FIELDS_BY_TYPE) for x, y in own.items()}}
 
 

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
@@ -66,7 +66,7 @@ def read_unigram(path: Path) -> Unigram:
     )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yields (number, value) of each field.
 
     The value is an integer, or bytes: a number of 4 or 8 bytes, a text or a message.
@@ -125,7 +125,7 @@ def of_marian(path: Path, ids: dict[str, int]) -> tokenizers.Tokenizer:
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path.parent / 'vocab.json'}: the ids are not 0 … {len(ids) - 1}")
     pieces = []
-    for text in sorted(ids, key=ids.get):
+    for text in sorted(ids, key=ids.__getitem__):
         kind = _USER_DEFINED if _LANGUAGE.fullmatch(text) else _CONTROL if text == "<pad>" else 1
         pieces.append(known.get(text, Piece(text, _NEVER, kind)))
     return _backend(model, pieces)
@@ -137,7 +137,9 @@ def _backend(model: Unigram, pieces: list[Piece]) -> tokenizers.Tokenizer:
     has_bytes = any(piece.kind == _BYTE for piece in pieces)
     scores = [(piece.text, piece.score) for piece in pieces]
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram(scores, unknown, has_bytes))
-    steps = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
     if model.merge_spaces:
         # Strip() would remove other spaces too, such as U+0085, that sentencepiece keeps.
         for pattern, text in ((" {2,}", " "), (r"\A | \z", "")):

@@ -64,6 +64,7 @@ class Subwords(LibraryTokenizer):
         model = parts_of(backend)["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
+        self._skipped = is_special  # when decoding
         self._special = is_special - {unknown}
         self._text_ids = sorted(set(vocabulary.values()) - is_special)
         masks = (vocabulary.get(name) for name in ("[MASK]", "<mask>"))
@@ -200,7 +201,7 @@ class Subwords(LibraryTokenizer):
         It may if the token is a byte token or has no text.
         """
         name = self._backend.id_to_token(token)
-        return name is None or token in self._special or bool(_BYTE_TOKEN.fullmatch(name))
+        return name is None or token in self._skipped or bool(_BYTE_TOKEN.fullmatch(name))
 
     def stream(self, before: Iterable[int] = ()) -> SubwordStream:
         """Returns a decoder for ids that arrive one after another, following those of `before`."""

@@ -86,6 +86,7 @@ TOKENS = st.one_of(st.integers(0, 300), st.sampled_from(HARD), st.integers(255, 
 @example(prompt=[1, 260, 13], parts=[[243], [260], [261], [262], [260]])
 @example(prompt=[1, 260, 198], parts=[[172], [260]])
 @example(prompt=[1], parts=[[260, 13, 13], [243], [260]])
+@example(prompt=[], parts=[[3, 13, 0], [131]])  # <unk> is special: it decodes to no text
 def test_a_stream_gives_all_text_after_that_of_the_prompt(name, prompt, parts):
     """Also if new ids change how the last ids of the prompt decode."""
     tokenizer = KINDS[name]

@@ -118,7 +118,7 @@ def draw(results: dict, path: Path) -> None:
     by_step.set(xlabel="steps", ylabel="held-out loss (nats per token)", title="loss by step")
     by_time.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
     by_time.set_title("loss by time")
-    training.set(ylabel="tokens per second", title="training, whole rows at once")
+    training.set(ylabel="tokens per second", title="training, complete sequences at once")
     decoding.set(xlabel="position", ylabel="tokens per second", xscale="log")
     decoding.set_title("decoding, one token at a time")
     decoding.set_ylim(bottom=0)

@@ -22,7 +22,7 @@ from jaxformer.models.placement import to_host
 from jaxformer.models.rows import bucket, power_of_two
 
 
-def refuse_tracers(name: str, *trees: Any) -> None:
+def check_not_traced(name: str, *trees: Any) -> None:
     """Raises ValueError inside jit, vmap or grad, for functions that run a loop on the host."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees)):
         raise ValueError(
@@ -31,7 +31,9 @@ def refuse_tracers(name: str, *trees: Any) -> None:
         )
 
 
-def refuse_broken(broken: Bool[np.ndarray, " batch"] | np.bool_, variables: Variables) -> None:
+def check_finite_logits(
+    broken: Bool[np.ndarray, " batch"] | np.bool_, variables: Variables
+) -> None:
     """Raises FloatingPointError if the logits of a row are NaN, since no token follows from them.
 
     The message names the row and the weights that are not finite, if there are any.
@@ -142,7 +144,9 @@ def advance(
     """
     require_autoregressive(model)
     if cache is None:
-        raise ValueError("cache is None; create one by start, or call model.apply for whole rows")
+        raise ValueError(
+            "cache is None; create one by start, or call model.apply for complete sequences"
+        )
     seen = inspect(model, variables, tokens, cache, segments)
     return seen.logits, seen.cache
 
@@ -172,13 +176,13 @@ def inspect(
     capture: Iterable[str] = (),
     patch: Mapping[str, Patch] | None = None,
 ) -> Inspection:
-    """Runs a pass over whole rows or, with a cache, over the next tokens, and captures values.
+    """Runs a pass over complete sequences or over the next tokens of a cache; captures values.
 
     Args:
         model: any model; with a cache, an autoregressive one.
         variables: its variables or, with a cache, the result of `prepare`.
         tokens: [batch, length].
-        cache: the cache of earlier tokens; None: the tokens are whole rows.
+        cache: the cache of earlier tokens; None: the tokens are complete sequences.
         segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents.
         source: for a model that reads one, the sources; None with a cache, which has read them.
         capture: names of points to capture, from `model.points`. Points of an encoder ("encoder.…")

@@ -22,10 +22,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding.autoregressive import (
+    check_finite_logits,
+    check_not_traced,
     live_slots,
     prompt_bucket,
-    refuse_broken,
-    refuse_tracers,
     slots,
     start,
     with_slots,
@@ -190,7 +190,7 @@ def beam_search(
         FloatingPointError: logits of a row are not finite.
     """
     require_autoregressive(model)
-    refuse_tracers("beam_search", variables, prompts, source)
+    check_not_traced("beam_search", variables, prompts, source)
     constraints, defaults = constraints_of_call(model, constraints), model.generation
     beam_width = whole_number("beam_width", _first(beam_width, defaults.num_beams, 4), 1)
     exponent: float = _first(length_penalty, defaults.length_penalty, 1.0)
@@ -223,7 +223,7 @@ def beam_search(
         slots_seen = live_slots(search.cache, live)
         search, over = _go_on(model, weights, search, limits, until, slots_seen)
     beam = _best(search, ending.length_penalty)
-    refuse_broken(to_host(search.broken)[:batch_size], variables)
+    check_finite_logits(to_host(search.broken)[:batch_size], variables)
     scores = to_host(beam.scores(exponent))
     tokens, lengths, log_probs = map(to_host, (beam.tokens, beam.lengths(), beam.log_probs))
     lengths = np.where(np.isfinite(log_probs), lengths, 0)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding.autoregressive import refuse_broken
+from jaxformer.decoding.autoregressive import check_finite_logits
 from jaxformer.models.kinds import Encoder
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.placement import to_host
@@ -58,7 +58,7 @@ def fill(
     some = with_batch_size(rows, batch_bucket(len(rows)))
     tokens, segments = padded(some, min(config.max_length, bucket(longest)))
     best, probabilities = map(to_host, _most_probable(model, variables, tokens, segments, top_k))
-    refuse_broken(np.isnan(probabilities).any(axis=(1, 2)), variables)
+    check_finite_logits(np.isnan(probabilities).any(axis=(1, 2)), variables)
     places = [np.flatnonzero(ids == mask_token) for ids in rows]
     return [Filled(at, best[row, at], probabilities[row, at]) for row, at in enumerate(places)]
 

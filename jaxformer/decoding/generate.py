@@ -16,16 +16,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer.decoding.autoregressive import (
+    check_finite_logits,
+    check_not_traced,
     live_slots,
     prompt_bucket,
-    refuse_broken,
-    refuse_tracers,
     slots,
     start_captured,
     with_slots,
 )
 from jaxformer.decoding.constraints import NO_TOKEN, Rules, constraints_of_call, rules_of
-from jaxformer.decoding.generation import (
+from jaxformer.decoding.loop_cache import LoopCache
+from jaxformer.decoding.prepared import prepare, weights_of
+from jaxformer.decoding.result import (
     Block,
     Generation,
     by_position,
@@ -34,8 +36,6 @@ from jaxformer.decoding.generation import (
     last_token,
     new_tokens,
 )
-from jaxformer.decoding.loop_cache import LoopCache
-from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler, sample_tokens
 from jaxformer.functional.family import CacheSize, Weights
 from jaxformer.functional.inputs import Inputs
@@ -146,7 +146,7 @@ def generate(
         FloatingPointError: logits of a row are not finite.
     """
     require_autoregressive(model)
-    refuse_tracers("generate", variables, prompts, source, key)
+    check_not_traced("generate", variables, prompts, source, key)
     sampler = default_sampler(model.generation) if sampler is None else sampler
     constraints = constraints_of_call(model, constraints)
     if key is None and not sampler.greedy:
@@ -177,7 +177,7 @@ def generate(
     while True:
         found.append(jax.tree.map(to_host, new))
         wanted = found[-1].log_probs[:, :room]
-        refuse_broken(np.isnan(wanted).any(axis=1), variables)
+        check_finite_logits(np.isnan(wanted).any(axis=1), variables)
         if on_tokens:
             on_tokens(new_tokens(found[-1].tokens[:batch_size], room))
         room -= found[-1].tokens.shape[1]

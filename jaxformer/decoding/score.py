@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding.autoregressive import refuse_broken
+from jaxformer.decoding.autoregressive import check_finite_logits
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses import chunked_token_losses
@@ -61,7 +61,7 @@ def score(
     scores = _score(model, variables["params"], inputs)
     scores = scores if len(scores) == batch_size else scores[:batch_size]
     if not isinstance(scores, jax.core.Tracer):
-        refuse_broken(np.isnan(scores), variables)
+        check_finite_logits(np.isnan(scores), variables)
     return scores
 
 

@@ -103,7 +103,7 @@ def attend(
     if context.implementation == "explicit":
         return explicit_attention(query, key, value, context, tap)
     if key.shape[:-3] != query.shape[:-3]:
-        context = replace(context, keys=context.keys.repeated(len(query)))
+        context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
     if context.implementation != "blockwise":
         reason = fused.unsupported_reason(query, key, value, context)

@@ -1,4 +1,4 @@
-"""The contexts of a pass: of whole rows, of new tokens over a cache, and of a source."""
+"""The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
 
 from typing import NamedTuple
 
@@ -19,19 +19,19 @@ from jaxformer.functional.scores import Scores
 FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
 
 
-class Row(NamedTuple):
+class PassContexts(NamedTuple):
     """The tokens of a pass, and what those of each layer attend to.
 
     Attributes:
         positions: the position of each token in its document.
         documents: the document of each token, 0 for padding; None: one document.
-        contexts: for each layer.
-        cache: the cache with slots marked for the tokens; None for whole rows.
+        layers: the context of each layer.
+        cache: the cache with slots marked for the tokens; None for complete sequences.
     """
 
     positions: Int[Array, "*batch length"]
     documents: Int[Array, "batch length"] | None
-    contexts: list[Context]
+    layers: list[Context]
     cache: Cache | None = None
 
 
@@ -54,8 +54,10 @@ def is_step(run: Run, num_queries: int, point: str = "attention.weights") -> boo
     return chosen and is_few(num_queries)
 
 
-def of_rows(inputs: Inputs, masks: tuple[Mask, ...], scores: Scores, run: Run) -> Row:
-    """Returns the contexts of tokens that are whole rows."""
+def sequence_contexts(
+    inputs: Inputs, masks: tuple[Mask, ...], scores: Scores, run: Run
+) -> PassContexts:
+    """Returns the contexts of tokens that are complete sequences."""
     length = inputs.tokens.shape[1]
     positions, documents = jnp.arange(length), None
     if inputs.segments is not None:
@@ -69,12 +71,12 @@ def of_rows(inputs: Inputs, masks: tuple[Mask, ...], scores: Scores, run: Run) -
         info = TokenInfo(length, positions if counts else None, documents)
         form = implementation_of(run)
         contexts[mask] = Context(mask, info, info, scores, form, positions=positions)
-    return Row(positions, documents, [contexts[mask] for mask in masks])
+    return PassContexts(positions, documents, [contexts[mask] for mask in masks])
 
 
-def of_cache(
+def cache_contexts(
     inputs: Inputs, cache: Cache, masks: tuple[Mask, ...], scores: Scores, run: Run
-) -> Row:
+) -> PassContexts:
     """Returns the contexts of tokens that continue a cache."""
     segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
     cache, new, slots, written = cache.append(segments)
@@ -94,10 +96,10 @@ def of_cache(
             positions=new.positions,
             is_decoding_step=at_once,
         )
-    return Row(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
+    return PassContexts(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
 
 
-def of_source(
+def source_context(
     source: TokenInfo, num_queries: int, scores: Scores, run: Run, *, is_cached: bool
 ) -> Context:
     """Returns the context of queries that attend to a whole source, except to its padding.

@@ -29,7 +29,7 @@ from jaxformer.functional.embedding import (
 )
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.feedforward import activate
-from jaxformer.functional.initial import embedding_stddev, power_of
+from jaxformer.functional.initial import activation_power, embedding_stddev
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import init_linear, linear
@@ -76,7 +76,7 @@ def convolution(
 def _shifted(
     x: Shaped[Array, "batch length *dim"], offset: int, first: int
 ) -> Shaped[Array, "batch computed *dim"]:
-    """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the row."""
+    """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the layout."""
     length = x.shape[1]
     if abs(offset) >= length:
         return jnp.zeros_like(x[:, first:])
@@ -126,7 +126,7 @@ def init_layers(key: PRNGKeyArray, config: Any) -> Weights:
     fan_in = config.kernel_size * config.embed_dim
     stddevs = [fan_in**-0.5] * config.num_layers
     if not config.residual:
-        stddevs = [(power_of(config.activation) * fan_in) ** -0.5] * config.num_layers
+        stddevs = [(activation_power(config.activation) * fan_in) ** -0.5] * config.num_layers
         stddevs[0] /= embedding_stddev(config) if config.norm == "none" else 1.0
     keys = jax.random.split(key, config.num_layers)
     return {
@@ -148,16 +148,16 @@ def forward(
         inputs: the tokens.
         config: a ConvolutionalConfig, or a value with its fields.
         run: how the pass runs.
-        cache: the inputs of earlier tokens; None: the tokens are whole rows.
+        cache: the inputs of earlier tokens; None: the tokens are complete sequences.
 
     Returns:
         A `Forward` with hidden states [batch, length, dim].
     """
-    num_layers, row = config.num_layers, Row.of(inputs, cache)
+    num_layers, layout = config.num_layers, Layout.of(inputs, cache)
     keys = split_key(run.dropout_key, num_layers + 1)
     x = embed_tokens(weights["embedding"], inputs.tokens, config.dtype, run.placement)
-    tap = Tap(run.hooks, row.positions, row.documents, run.placement)
-    x = row.compact(tap("embedding", without_padding(x, row.segments)))
+    tap = Tap(run.hooks, layout.positions, layout.documents, run.placement)
+    x = layout.compact(tap("embedding", without_padding(x, layout.segments)))
     x = dropout(keys[0], x, config.dropout)
 
     def layer(
@@ -170,13 +170,13 @@ def forward(
     ) -> tuple[
         Float[Array, "batch length dim"], Float[Array, "batch reach dim"] | None, dict[str, Array]
     ]:
-        tap = Tap(hooks, row.positions, row.documents, run.placement)
-        x = row.tapped(tap, "block.input", x)
+        tap = Tap(hooks, layout.positions, layout.documents, run.placement)
+        x = layout.tapped(tap, "block.input", x)
         y = normalize(weights["norm"], x, config)
-        y, past = row.convolved(weights["convolution"], y, past, offsets)
-        y = activate(row.tapped(tap, "convolution.output", y), config.activation)
+        y, past = layout.convolved(weights["convolution"], y, past, offsets)
+        y = activate(layout.tapped(tap, "convolution.output", y), config.activation)
         y = dropout(key, y, config.dropout)
-        x = row.tapped(tap, "block.output", x + y if config.residual else y)
+        x = layout.tapped(tap, "block.output", x + y if config.residual else y)
         return x, past, tap.captured
 
     layer = REMAT[run.execution.remat](layer, static_argnums=3)
@@ -189,8 +189,8 @@ def forward(
         captured.append(seen)
     if "final_norm" in weights:
         x = normalize(weights["final_norm"], x, config)
-    x = tap("final_norm", row.in_order(x))
-    return Forward(x, {**tap.captured, **stack(captured)}, row.cache_after(last_inputs))
+    x = tap("final_norm", layout.in_order(x))
+    return Forward(x, {**tap.captured, **stack(captured)}, layout.cache_after(last_inputs))
 
 
 def _tokens_first(documents: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
@@ -206,14 +206,14 @@ def _take(
 
 
 @dataclass(frozen=True)
-class Row:
+class Layout:
     """Tokens of a pass, and their compact order, in which the tokens of a document are adjacent.
 
     Attributes:
         segments: [batch, length], in the order of the row; None: no padding and one document.
         documents: [batch, length], in the order of the row; None: one document without padding.
-        positions: [batch, length] or [length], in the order of the row.
-        order: the order in which tokens precede padding; None: that of the row.
+        positions: [batch, length] or [length], in the order of the layout.
+        order: the order in which tokens precede padding; None: that of the layout.
         cache: the cache before the tokens, or None.
         cursor: how far each row has been read after the tokens.
     """
@@ -226,8 +226,8 @@ class Row:
     cursor: DocumentCursor | None
 
     @classmethod
-    def of(cls, inputs: Inputs, cache: "ConvolutionCache | None") -> "Row":
-        """Returns the `Row` of whole rows or, with a cache, of the next tokens."""
+    def of(cls, inputs: Inputs, cache: "ConvolutionCache | None") -> "Layout":
+        """Returns the `Layout` of complete sequences or, with a cache, of the next tokens."""
         tokens, segments = inputs.tokens, inputs.segments
         if segments is None and cache is None:
             return cls(None, None, jnp.arange(tokens.shape[1]), None, None, None)
@@ -247,7 +247,7 @@ class Row:
     def tapped(
         self, tap: Tap, name: str, x: Float[Array, "batch length dim"]
     ) -> Float[Array, "batch length dim"]:
-        """Applies `tap` to the compact x, in the order of the row."""
+        """Applies `tap` to the compact x, in the order of the layout."""
         if not tap.has(name):
             return tap.placement.place(name, x)
         return self.compact(tap(name, self.in_order(x)))
@@ -270,7 +270,7 @@ class Row:
         return y, _newest(row, reach, documents)
 
     def cache_after(self, inputs: list[Any]) -> "ConvolutionCache | None":
-        """Returns the cache after the tokens, or None for whole rows.
+        """Returns the cache after the tokens, or None for complete sequences.
 
         Args:
             inputs: the last inputs of each layer.

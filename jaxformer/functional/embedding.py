@@ -8,7 +8,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.family import Weights
 from jaxformer.functional.kernels import Int8Table, for_small_steps
-from jaxformer.functional.linear import capped, each_kernel, init_linear, linear
+from jaxformer.functional.linear import init_linear, linear, map_kernels, soft_cap
 from jaxformer.functional.places import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 
@@ -143,10 +143,10 @@ def logits(
 
     With a cap, the result is cap · tanh(y / cap) of these values y.
     """
-    return capped(linear(head(weights), hidden, jnp.float32), cap)
+    return soft_cap(linear(head(weights), hidden, jnp.float32), cap)
 
 
-def pack_all(tree: Any, config: Any, parts: int) -> Any:
+def pack_kernels(tree: Any, config: Any, parts: int) -> Any:
     """Converts every affine map in a tree of weights to the layout for decoding.
 
     Kernels have the compute dtype. Biases and the scales of norms remain float32, as statistics and
@@ -157,10 +157,10 @@ def pack_all(tree: Any, config: Any, parts: int) -> Any:
         config: the config with the compute dtype.
         parts: the number of parts of a packed kernel: that of cores that compute in parallel.
     """
-    return each_kernel(lambda kernel: for_small_steps(kernel, config.dtype, parts), tree)
+    return map_kernels(lambda kernel: for_small_steps(kernel, config.dtype, parts), tree)
 
 
 def prepare(weights: Weights, config: Any, parts: int = 1) -> dict[str, Any]:
-    """Repacks the weights of a model with `layers` for decoding; see `pack_all`."""
-    layers, output = (pack_all(x, config, parts) for x in (weights["layers"], head(weights)))
+    """Repacks the weights of a model with `layers` for decoding; see `pack_kernels`."""
+    layers, output = (pack_kernels(x, config, parts) for x in (weights["layers"], head(weights)))
     return {**weights, "layers": layers, "head": output}

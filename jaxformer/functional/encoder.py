@@ -4,7 +4,7 @@
 
 It is not autoregressive: output i also depends on later tokens. It therefore learns to fill in
 tokens that are masked in a text, from both sides (Devlin et al. 2019, BERT); see
-`masking.mask_tokens`.
+`token_masking.mask_tokens`.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxformer.functional import encoder, transformer
 from jaxformer.functional.blocks import BLOCK_POINTS, CROSS_BLOCK_POINTS, cross_keys_values
-from jaxformer.functional.contexts import of_source
+from jaxformer.functional.contexts import source_context
 from jaxformer.functional.embedding import with_head
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.initial import init_cross_block
@@ -24,7 +24,7 @@ from jaxformer.functional.layers import split_key, unstack
 from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.source_cache import SourceCache
-from jaxformer.functional.transformer import CROSS_POINTS, ReadSource, stack_initializers
+from jaxformer.functional.transformer import CROSS_POINTS, CrossAttentionSource, stack_initializers
 
 PREFIX = "encoder."  # of the names of the encoder's points
 POINTS = (*(PREFIX + name for name in encoder.POINTS), *CROSS_POINTS)
@@ -67,7 +67,7 @@ def forward(
         inputs: the tokens and, without a cache, their sources.
         config: an EncoderDecoderConfig, or a value with its fields.
         run: how the pass runs; its mask is that of the decoder.
-        cache: a cache that has read the sources; None: the tokens are whole rows.
+        cache: a cache that has read the sources; None: the tokens are complete sequences.
     """
     scores, num_tokens = (
         Scores(config.attention_scale, config.attention_cap),
@@ -79,12 +79,12 @@ def forward(
         source = inputs.of_source()
         encoded = encode(weights, source, config, run.of_encoder(PREFIX, encoder_key))
         info = TokenInfo(source.tokens.shape[1], None, source.segments)
-        context = of_source(info, num_tokens, scores, run, is_cached=False)
-        read = ReadSource(context, encoded.hidden)
+        context = source_context(info, num_tokens, scores, run, is_cached=False)
+        read = CrossAttentionSource(context, encoded.hidden)
         passed = transformer.forward(weights, inputs, config, of_decoder, None, read)
         return passed._replace(captured={**encoded.captured, **passed.captured})
-    context = of_source(cache.source, num_tokens, scores, run, is_cached=True)
-    read = ReadSource(context, keys_values=cache.cross_keys_values)
+    context = source_context(cache.source, num_tokens, scores, run, is_cached=True)
+    read = CrossAttentionSource(context, keys_values=cache.cross_keys_values)
     passed = transformer.forward(weights, inputs, config, of_decoder, cache.self_cache, read)
     return passed._replace(cache=replace(cache, self_cache=passed.cache))
 

@@ -15,7 +15,7 @@ Weights = Mapping[str, Any]
 
 @runtime_checkable
 class ForwardPass(Protocol):
-    """Runs one pass over whole rows or, with a cache, over the next tokens."""
+    """Runs one pass over complete sequences or, with a cache, over the next tokens."""
 
     def __call__(
         self, weights: Weights, inputs: Inputs, config: Any, run: Run, cache: Any = None

@@ -31,7 +31,7 @@ _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 _GATE = 1.5
 
 
-def power_of(activation: str, norm: str = "none") -> float:
+def activation_power(activation: str, norm: str = "none") -> float:
     """Returns E[act(z)²] for z ~ N(0, 1); for a gate without norm, 1.5 times that (`_GATE`)."""
     if activation not in _GATED:
         return POWERS[activation]
@@ -144,7 +144,7 @@ def init_query_key_norms(config: Any) -> dict:
 def init_block(key: PRNGKeyArray, config: Any) -> dict[str, Any]:
     """Returns the weights of `block`, with the standard deviations of `initial`."""
     attention, feed = jax.random.split(key)
-    dim, power = config.embed_dim, power_of(config.activation, config.norm)
+    dim, power = config.embed_dim, activation_power(config.activation, config.norm)
     written = output_stddev(config, config.mlp_dim, power)
     if config.output_activation and not config.residual:
         written /= power**0.5

@@ -37,7 +37,7 @@ def stack(tree: Any) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *tree) if isinstance(tree, list) else tree
 
 
-def repeated(settings: Sequence[Any]) -> tuple[int, int]:
+def find_period(settings: Sequence[Any]) -> tuple[int, int]:
     """Returns (first, period): from `first` on, the settings repeat with that period.
 
     Of all such pairs it has the smallest sum.

@@ -47,7 +47,7 @@ def linear(
     return y + weights["bias"].astype(y.dtype) if "bias" in weights else y
 
 
-def capped(y: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+def soft_cap(y: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
     """Computes cap · tanh(y / cap), which is about y for small y; returns y if cap is None."""
     return y if cap is None else cap * jnp.tanh(y / cap)
 
@@ -64,7 +64,7 @@ def fuse_linear(maps: Sequence[Mapping]) -> dict | None:
     return {"kernel": kernel} | ({"bias": jnp.concatenate(biases, axis=-1)} if biases else {})
 
 
-def each_kernel(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_kernels(function: Callable[[Any], Any], tree: Any) -> Any:
     """Replaces the kernel of every affine map in a tree of weights by function(kernel)."""
 
     def at(path: tuple[Any, ...], x: Any) -> Any:
@@ -84,5 +84,5 @@ def quantize_all(params: Weights) -> Weights:
         keys = [getattr(key, "key", None) for key in path]
         return quantize_table(x) if keys[-2:] == ["embedding", "tokens"] else x
 
-    quantized = each_kernel(quantize, params)
+    quantized = map_kernels(quantize, params)
     return jax.tree_util.tree_map_with_path(at, quantized, is_leaf=is_kernel)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from jaxformer.functional.arguments import checks_arguments, whole_number
 from jaxformer.functional.kernels import Kernel
-from jaxformer.functional.linear import capped, linear
+from jaxformer.functional.linear import linear, soft_cap
 from jaxformer.functional.places import vary_alike
 
 Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
@@ -231,7 +231,7 @@ def _joined(
 def _logits(
     head: Head, cap: float | None, hidden: Float[Array, "*batch dim"]
 ) -> Float[Array, "*batch vocab"]:
-    return capped(linear(head, hidden, jnp.float32), cap)
+    return soft_cap(linear(head, hidden, jnp.float32), cap)
 
 
 def _chunk_loss(

@@ -90,7 +90,7 @@ class TokenInfo:
             segments = jax.numpy.expand_dims(segments, axis)
         return TokenInfo(self.length, positions, segments)
 
-    def repeated(self, rows: int) -> "TokenInfo":
+    def repeat_rows(self, rows: int) -> "TokenInfo":
         """Returns the `TokenInfo` of `rows` batch elements, each row repeated equally often."""
         positions, segments = (
             x if np.ndim(x) < 2 else jax.numpy.repeat(x, rows // len(x), axis=0)

@@ -213,7 +213,7 @@ def forward(
         inputs: the tokens.
         config: a RecurrentConfig, or a value with its fields.
         run: how the pass runs.
-        cache: the state after earlier tokens; None: the tokens are whole rows.
+        cache: the state after earlier tokens; None: the tokens are complete sequences.
     """
     passed = read(weights, inputs, config, run, cache)
     return passed if cache is not None else passed._replace(cache=None)

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional import recurrent
 from jaxformer.functional.attention import Context, KeysValues, attend
-from jaxformer.functional.contexts import of_source
-from jaxformer.functional.embedding import init_embedding, pack_all
+from jaxformer.functional.contexts import source_context
+from jaxformer.functional.embedding import init_embedding, pack_kernels
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import split_key
@@ -132,7 +132,7 @@ def forward(
         inputs: the tokens and, without a cache, their sources.
         config: a RecurrentEncoderDecoderConfig, or a value with its fields.
         run: how the pass runs.
-        cache: a cache that has read the sources; None: the tokens are whole rows.
+        cache: a cache that has read the sources; None: the tokens are complete sequences.
     """
     encoder_key, decoder_key = split_key(run.dropout_key, 2)
     own_run, keys_values, captured = replace(run, dropout_key=decoder_key), None, {}
@@ -150,7 +150,7 @@ def forward(
     hidden, captured = passed.hidden, {**captured, **passed.captured}
     if keys_values is not None:
         length, is_cached = hidden.shape[1], cache is not None
-        context = of_source(info, length, _SCORES, run, is_cached=is_cached)
+        context = source_context(info, length, _SCORES, run, is_cached=is_cached)
         tap = Tap(run.hooks, *_positions(inputs, own), run.placement)
         hidden = cross_attend(weights["attention"], hidden, keys_values, context, tap)
         captured |= tap.captured
@@ -200,7 +200,7 @@ def prepare(weights: Weights, config: Any, parts: int = 1) -> Weights:
     """Repacks the decoder's weights for decoding; the encoder's are unchanged, as it runs once."""
     weights = recurrent.prepare(weights, config, parts)
     if config.attends:
-        weights["attention"] = pack_all(weights["attention"], config, parts)
+        weights["attention"] = pack_kernels(weights["attention"], config, parts)
     return weights
 
 

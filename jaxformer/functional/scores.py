@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxformer.functional.linear import capped
+from jaxformer.functional.linear import soft_cap
 from jaxformer.functional.masks import Part, TokenInfo, cut
 
 
@@ -190,4 +190,4 @@ class Scores:
         """Scales and caps the products; `tile` adds the bias."""
         if self.scale is None:
             raise ValueError("scale is None; `for_heads` sets it")
-        return capped(self.scale * products, self.cap)
+        return soft_cap(self.scale * products, self.cap)

@@ -32,8 +32,9 @@ class Patch(NamedTuple):
         value: the new values.
         positions: int [p], positions of tokens in their document. Only these tokens change, and the
             token axis (the last but one) of `where` and `value` has size p, with entry k for
-            positions[k], or size 1. The patch then means the same in a pass over whole rows and in
-            cached steps. Padding has no position and never changes. None: every token of the pass.
+            positions[k], or size 1. The patch then means the same in a pass over complete sequences
+            and in cached steps. Padding has no position and never changes. None: every token of the
+            pass.
         steps: int [s], for `generate`: the generated tokens whose predicting pass changes. 0 is the
             first one, which the pass over the prompt predicts. None: all.
     """

@@ -2,8 +2,8 @@
 
     tokens → embedding + position → blocks → norm
 
-`forward` computes whole rows or, with a cache, the next tokens. The two cases differ only in the
-contexts that the blocks attend to (`contexts`).
+`forward` computes complete sequences or, with a cache, the next tokens. The two cases differ only
+in the contexts that the blocks attend to (`contexts`).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from jaxformer.functional.blocks import (
     fuse_query_key_value,
 )
 from jaxformer.functional.cache import Cache, init_cache
-from jaxformer.functional.contexts import Row, is_few, of_cache, of_rows
+from jaxformer.functional.contexts import PassContexts, cache_contexts, is_few, sequence_contexts
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     add_positions,
@@ -33,13 +33,13 @@ from jaxformer.functional.embedding import (
     embed_tokens,
     head,
     init_embedding,
-    pack_all,
+    pack_kernels,
     without_padding,
 )
 from jaxformer.functional.family import CacheSize, Weights
 from jaxformer.functional.initial import embedding_stddev, init_block, init_blocks
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import REMAT, repeated, split_key, stack, unstack
+from jaxformer.functional.layers import REMAT, find_period, split_key, stack, unstack
 from jaxformer.functional.masks import Causal, Mask, Near, Packed, Prefix, Window
 from jaxformer.functional.norms import init_norm, normalize
 from jaxformer.functional.scores import Alibi, RelativeBias, Scores
@@ -81,7 +81,7 @@ def stack_initializers(
     return parts
 
 
-class ReadSource(NamedTuple):
+class CrossAttentionSource(NamedTuple):
     """A source that the blocks read by cross-attention.
 
     Attributes:
@@ -102,7 +102,7 @@ def forward(
     config: Any,
     run: Run,
     cache: Cache | None = None,
-    source: ReadSource | None = None,
+    source: CrossAttentionSource | None = None,
 ) -> Forward:
     """Computes the last hidden states [batch, length, dim] of tokens.
 
@@ -114,17 +114,17 @@ def forward(
         inputs: the tokens.
         config: the `resolved` config of a Transformer, or a value with its fields.
         run: how the pass runs.
-        cache: the cache of earlier tokens; None: the tokens are whole rows.
+        cache: the cache of earlier tokens; None: the tokens are complete sequences.
         source: the source to read, if the blocks have cross-attention.
     """
     masks, scores = self_attention_masks(config, run.mask), scores_of(weights, config)
     if cache is None:
-        row = of_rows(inputs, masks, scores, run)
+        contexts = sequence_contexts(inputs, masks, scores, run)
     else:
-        row = of_cache(inputs, cache, masks, scores, run)
+        contexts = cache_contexts(inputs, cache, masks, scores, run)
     embed_key, *layer_keys = split_key(run.dropout_key, 1 + config.num_layers)
-    tap = Tap(run.hooks, row.positions, row.documents, run.placement.of_stack(config))
-    x = embed(weights, inputs, row.positions, config, tap)
+    tap = Tap(run.hooks, contexts.positions, contexts.documents, run.placement.of_stack(config))
+    x = embed(weights, inputs, contexts.positions, config, tap)
     x = tap("embedding", dropout(embed_key, x, config.dropout))
     layers = (
         weights["blocks"],
@@ -133,16 +133,16 @@ def forward(
         None if source is None else source.keys_values,
         run.hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers),
     )
-    x, states, captured = run_layers(x, layers, config, run, row, source)
+    x, states, captured = run_layers(x, layers, config, run, contexts, source)
     if "final_norm" in weights:
         x = normalize(weights["final_norm"], x, config)
     if config.output_scale is not None:
         x = x * jnp.asarray(config.output_scale, x.dtype)
     x = tap("final_norm", x)
     captured = {**tap.captured, **stack(captured)}
-    if cache is None or row.cache is None:
+    if cache is None or contexts.cache is None:
         return Forward(x, captured)
-    after = row.cache.with_layers([state for state in states if state is not None])
+    after = contexts.cache.with_layers([state for state in states if state is not None])
     return Forward(mask_invalid_rows(x, cache, after, masks), captured, after)
 
 
@@ -151,8 +151,8 @@ def run_layers(
     layers: tuple,
     config: Any,
     run: Run,
-    row: Row,
-    source: ReadSource | None,
+    contexts: PassContexts,
+    source: CrossAttentionSource | None,
 ) -> tuple[Float[Array, "batch length dim"], list[KeysValues | None], list[dict[str, Array]]]:
     """Runs all layers, by a scan or unrolled.
 
@@ -162,17 +162,17 @@ def run_layers(
             values of the source, and hooks: trees of stacked arrays, or lists of a tree per layer.
         config: as in `forward`.
         run: as in `forward`.
-        row: what the layers attend to.
+        contexts: what the layers attend to.
         source: as in `forward`.
 
     Returns:
         (output of the last layer, keys and values of each layer, captured values of each layer).
     """
     settings, num_layers = config.layers, config.num_layers
-    decodes = row.cache is not None
+    decodes = contexts.cache is not None
     scanned = run.execution.scans(num_layers, decodes and is_few(x.shape[1]))
     placement = run.placement.of_stack(config)
-    contexts = dict(zip(settings, row.contexts, strict=True))
+    by_setting = dict(zip(settings, contexts.layers, strict=True))
 
     def layer(
         config: Any, x: Float[Array, "batch length dim"], own: tuple[Any, ...]
@@ -182,9 +182,9 @@ def run_layers(
         if source is not None and source.encoded is not None:
             cross = weights["cross_attention"]
             source_keys_values = cross_keys_values(cross, source.encoded, config)
-        tokens = Tokens(contexts[config], cached)
+        tokens = Tokens(by_setting[config], cached)
         read = None if source is None else Source(source.context, source_keys_values)
-        tap = Tap(hooks, row.positions, row.documents, placement)
+        tap = Tap(hooks, contexts.positions, contexts.documents, placement)
         x, cached = block(weights, x, config, tokens, read, key, tap)
         return x, (cached, tap.captured)
 
@@ -222,7 +222,7 @@ def scan_layers(
         (output of the last layer, outputs of each layer).
     """
     num_layers = len(settings)
-    first, period = repeated(settings)
+    first, period = find_period(settings)
     last = num_layers - (num_layers - first) % period
 
     def some(
@@ -332,7 +332,7 @@ def prepare(weights: Weights, config: Any, parts: int = 1) -> dict:
     """Repacks the weights for decoding.
 
     It casts the tables of vectors to the compute dtype, unstacks the blocks, fuses the projections
-    to query, key and value, and packs the kernels and the head (see `pack_all`). An encoder's
+    to query, key and value, and packs the kernels and the head (see `pack_kernels`). An encoder's
     weights are unchanged, because it takes few, large steps.
     """
     blocks = unstack(weights["blocks"], config.num_layers)
@@ -341,6 +341,6 @@ def prepare(weights: Weights, config: Any, parts: int = 1) -> dict:
         "embedding": {
             name: table.astype(config.dtype) for name, table in weights["embedding"].items()
         },
-        "blocks": [pack_all(fuse_query_key_value(block), config, parts) for block in blocks],
-        "head": pack_all(head(weights), config, parts),
+        "blocks": [pack_kernels(fuse_query_key_value(block), config, parts) for block in blocks],
+        "head": pack_kernels(head(weights), config, parts),
     }

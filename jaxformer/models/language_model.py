@@ -193,7 +193,7 @@ class LanguageModel(nn.Module):
         dropout_key: PRNGKeyArray | None = None,
         hooks: Hooks = NO_HOOKS,
     ) -> Forward:
-        """Runs one pass over whole rows or, with a cache, over the next tokens."""
+        """Runs one pass over complete sequences or, with a cache, over the next tokens."""
         return self.functions.forward(
             weights, inputs, self.config, self.run(dropout_key, hooks), cache
         )

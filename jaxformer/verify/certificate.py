@@ -241,7 +241,7 @@ def _probabilities(subject):
 
 
 def _finite(subject):
-    """Checks that the logits of whole rows are finite in bfloat16."""
+    """Checks that the logits of complete sequences are finite in bfloat16."""
     half = subject.model.copy(config=replace(subject.config, dtype="bfloat16"))
     tokens = subject.tokens(subject.rows(2), subject.length)
     logits = jax.jit(half.apply)(subject.variables, tokens, **subject.read(len(tokens)))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 import jaxformer as jf
 from jaxformer.functional.kernels import Int8Table, dense, init_low_rank, is_kernel, quantize
-from jaxformer.functional.linear import each_kernel, quantize_all
+from jaxformer.functional.linear import map_kernels, quantize_all
 from jaxformer.functional.losses import chunked_cross_entropy
 from tests.properties import tiny
 from tests.properties.chunks import chunked
@@ -32,7 +32,7 @@ def adapted(params, frozen=lambda kernel: kernel):
         made = init_low_rank(jax.random.key(0), frozen(kernel), 2)
         return replace(made, up=made.up + 0.1)
 
-    return each_kernel(adapt, params)
+    return map_kernels(adapt, params)
 
 
 def as_arrays(tree):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxformer.functional.attention import Context
-from jaxformer.functional.contexts import Row
+from jaxformer.functional.contexts import PassContexts
 from jaxformer.functional.inputs import Run
 from jaxformer.functional.masks import DenseMask, TokenInfo
 from jaxformer.functional.taps import NO_HOOKS
@@ -143,7 +143,7 @@ def jacobian_through_tables(attention, layers):
     def run(blocks, x, table):
         config, info = model.config, TokenInfo(x.shape[1])
         context = Context(DenseMask(table), info, info, implementation=attention)
-        row = Row(jnp.arange(x.shape[1]), None, [context] * config.num_layers)
+        row = PassContexts(jnp.arange(x.shape[1]), None, [context] * config.num_layers)
         hooks = NO_HOOKS.of_layers(config.num_layers)
         layers = (blocks, [None] * config.num_layers, None, None, hooks)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
-from jaxformer.functional.masking import mask_tokens
+from jaxformer.functional.token_masking import mask_tokens
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.data.windows import document_segments, places_in_documents

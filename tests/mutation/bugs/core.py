@@ -29,14 +29,14 @@ def functional():
     return import_module("jaxformer.functional")
 
 
-def long_chunks_from_zero(of_cache):
+def long_chunks_from_zero(cache_contexts):
     """Changes the positions of the queries only if they are many."""
 
     def from_zero(context):
         own = replace(context.queries, positions=None)
         return context if context.is_decoding_step else replace(context, queries=own)
 
-    return then(lambda row: row._replace(contexts=list(map(from_zero, row.contexts))))(of_cache)
+    return then(lambda x: x._replace(layers=list(map(from_zero, x.layers))))(cache_contexts)
 
 
 BUGS = (
@@ -147,7 +147,7 @@ BUGS = (
     ),
     Bug(
         "captured attention weights are indexed by slot",
-        "decoding.generation:by_position",
+        "decoding.result:by_position",
         Replace("weights[:, row, ..., width - length :]", "weights[:, row]"),
         f"{INSPECT}::test_the_compiled_loop_captures_what_one_pass_does",
     ),
@@ -169,7 +169,7 @@ BUGS = (
     ),
     Bug(
         "a long chunk counts its positions from 0",
-        "functional.contexts:of_cache",
+        "functional.contexts:cache_contexts",
         long_chunks_from_zero,
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
@@ -222,7 +222,7 @@ BUGS = (
     ),
     Bug(
         "the source's padding is seen by cross-attention",
-        "functional.contexts:of_source",
+        "functional.contexts:source_context",
         then(
             lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
         ),
@@ -230,7 +230,7 @@ BUGS = (
     ),
     Bug(
         "cached cross-attention sees the source's padding",
-        "functional.contexts:of_source",
+        "functional.contexts:source_context",
         then(
             lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
         ),

@@ -81,7 +81,7 @@ BUGS = (
     Bug(
         "NaN logits become tokens",
         "decoding.generate:generate",
-        Replace("refuse_broken(np.isnan(wanted).any(axis=1), variables)", "None"),
+        Replace("check_finite_logits(np.isnan(wanted).any(axis=1), variables)", "None"),
         NONFINITE,
     ),
     Bug(

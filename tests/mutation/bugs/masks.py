@@ -41,11 +41,11 @@ def begins_late(key_range):
     return lambda self, start, stop, length: key_range(self, start + 1, stop, length)
 
 
-def causal_alone(of_cache):
+def causal_alone(cache_contexts):
     def broken(inputs, cache, masks, scores, run):
         from jaxformer.functional.masks import Causal, Packed
 
-        return of_cache(inputs, cache, tuple(Causal() & Packed() for _ in masks), scores, run)
+        return cache_contexts(inputs, cache, tuple(Causal() & Packed() for _ in masks), scores, run)
 
     return broken
 
@@ -188,14 +188,14 @@ BUGS = (
     # ---- masks defined by the caller
     Bug(
         "the caller's mask gets indices, not positions",
-        "functional.contexts:of_rows",
+        "functional.contexts:sequence_contexts",
         Replace("positions if counts else None", "None"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "cached attention uses the causal mask only",  # not a window, a prefix or a caller's mask
-        "functional.contexts:of_cache",
+        "functional.contexts:cache_contexts",
         causal_alone,
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "

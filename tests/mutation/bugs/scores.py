@@ -22,7 +22,7 @@ BUGS = (
     Bug(
         "the score cap is omitted",
         "functional.scores:Scores.scaled",
-        Replace("capped(self.scale * products, self.cap)", "self.scale * products"),
+        Replace("soft_cap(self.scale * products, self.cap)", "self.scale * products"),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
@@ -42,7 +42,7 @@ BUGS = (
     ),
     Bug(
         "the bias uses indices, not positions",
-        "functional.contexts:of_rows",
+        "functional.contexts:sequence_contexts",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
@@ -80,7 +80,7 @@ BUGS = (
         "the loss omits the logit cap",
         "functional.losses:_logits",
         Replace(
-            "capped(linear(head, hidden, jnp.float32), cap)", "linear(head, hidden, jnp.float32)"
+            "soft_cap(linear(head, hidden, jnp.float32), cap)", "linear(head, hidden, jnp.float32)"
         ),
         "functional/test_losses.py",
     ),

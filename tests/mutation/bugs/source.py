@@ -41,7 +41,7 @@ BUGS = (
     ),
     Bug(
         "padding is masked and predicted",
-        "functional.masking:mask_tokens",
+        "functional.token_masking:mask_tokens",
         Replace("segments is not None", "False"),
         f"{ENCODER}::test_tokens_are_masked_as_often_as_bert_says",
     ),

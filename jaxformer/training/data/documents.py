@@ -64,6 +64,10 @@ class _Read:
 
     __slots__ = ()
 
+    def pieces(self) -> Iterator[str]:
+        """Yields the text in order, in pieces of any size."""
+        raise NotImplementedError
+
     @property
     def text(self) -> str:
         """The whole text, in memory."""
@@ -103,12 +107,12 @@ class Excerpt(_Read):
 class Source(Protocol):
     """Interface of a source of documents: a file with one document, or a file of records."""
 
-    name: str
-    path: str
+    @property
+    def path(self) -> str:
+        """Path of the file, for messages."""
 
     def documents(self) -> Iterator[Document | TextFile]:
         """Yields all documents from the beginning."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,9 @@ class TextFile(_Read, File):
                         raise NotText(f"{self.path}: the file is empty")
                     return
                 at, lines = at + len(data), lines + data.count(b"\n")
+
+
+AnyDocument = Document | TextFile | Excerpt
 
 
 class _TooLarge(ValueError):

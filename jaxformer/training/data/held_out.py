@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.training.data.documents import Document
+from jaxformer.training.data.documents import AnyDocument
 
 MOST_COMPRESSED = 1 << 24  # bytes: xz takes a second and 20 MB of memory for each million
 LONG_LINE = 60
@@ -17,7 +17,7 @@ _LONGEST_LINE = 1 << 20
 _HASHED_TOGETHER = 1 << 16
 
 
-def baselines(held_out: Iterable[Document]) -> dict[str, float]:
+def baselines(held_out: Iterable[AnyDocument]) -> dict[str, float]:
     """Returns the bits per byte of ``gzip -9`` and ``xz -9e`` on at most 16 MiB of the documents.
 
     A model with fewer bits per byte has learnt more than repetitions.
@@ -59,8 +59,8 @@ class Repeated(NamedTuple):
 
 
 def repeated_lines(
-    train: Iterable[Document],
-    held_out: Iterable[Document],
+    train: Iterable[AnyDocument],
+    held_out: Iterable[AnyDocument],
     normalized: Callable[[str], str] = lambda line: line,
 ) -> Repeated:
     """Counts the long held-out lines that also occur in the training part.
@@ -83,7 +83,7 @@ def repeated_lines(
 
 
 def _hashes(
-    documents: Iterable[Document], normalized: Callable[[str], str]
+    documents: Iterable[AnyDocument], normalized: Callable[[str], str]
 ) -> Iterator[np.ndarray]:
     """Yields the hashes of the long lines of documents, some at a time, int64."""
     waiting: list[int] = []

@@ -126,10 +126,11 @@ def _of_json(line: str) -> list[str]:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON: {error}") from None
-    columns = [entry.get(x) for x in ("source", "target")] if isinstance(entry, dict) else entry
-    if not isinstance(columns, list) or [type(x) for x in columns] != [str, str]:
+    if isinstance(entry, dict):
+        entry = [entry[x] for x in ("source", "target") if x in entry]
+    if not isinstance(entry, list) or [type(x) for x in entry] != [str, str]:
         raise ValueError('is neither a list of two texts nor an object with "source" and "target"')
-    return columns
+    return entry
 
 
 _COLUMNS = {".tsv": _of_tsv, ".jsonl": _of_json, ".ndjson": _of_json}

@@ -13,11 +13,10 @@ from jaxformer.artifacts.byte_vocabulary import NUM_BYTES, cut
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
-from jaxformer.training.data.documents import Document
+from jaxformer.training.data.documents import AnyDocument
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
 from jaxformer.training.data.split import DEFAULT_SPLIT, split, token_digests
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
@@ -41,7 +40,7 @@ class Prepared(NamedTuple):
         baselines: The bits per byte of gzip and xz on the held-out text.
     """
 
-    tokenizer: Tokenizer | Subwords
+    tokenizer: Tokenizer
     train: TokenStream
     held_out: TokenStream
     baselines: dict[str, float]
@@ -181,7 +180,7 @@ def read_data(folder: RunFolder) -> Prepared:
     return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
 
 
-def given_tokenizer(folder: RunFolder) -> Tokenizer | Subwords | None:
+def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
     """Returns the tokenizer of the checkpoint from which a run began; None: there is no such one.
 
     Without it, the run trains a tokenizer.
@@ -220,7 +219,7 @@ def _how_much(config: TextTraining) -> tuple[float, float, float]:
     return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0, math.inf)
 
 
-def _sample(documents: Iterable[Document], share: float) -> Iterator[str]:
+def _sample(documents: Iterable[AnyDocument], share: float) -> Iterator[str]:
     """Yields about `share` of the text, in pieces from all over it that end between words."""
     room = 0.0
     for document in documents:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.data.corpus import Documents, grouped
-from jaxformer.training.data.documents import Document, Excerpt, TextFile
+from jaxformer.training.data.documents import AnyDocument, Excerpt
 from jaxformer.training.data.tokens import groups
 
 # Default (fraction, minimum_bytes, maximum_bytes) of `split`. For a small text, the fraction alone
@@ -67,7 +67,7 @@ class Part:
         is_whole = (division.sides == side) & (division.lengths > 0)
         self._given = is_cut | is_whole
 
-    def __iter__(self) -> Iterator[Document | TextFile | Excerpt]:
+    def __iter__(self) -> Iterator[AnyDocument]:
         """Yields the documents and excerpts in order."""
         division = self._division
         for number, document in enumerate(division.documents):
@@ -164,7 +164,7 @@ def _cut_position(document, length: int, share: float) -> int:
 
 
 def token_digests(
-    documents: Iterable[Document],
+    documents: Iterable[AnyDocument],
     tokenizer: Tokenizer,
     on_encoded: Callable[[int], None] = lambda num_bytes: None,
 ) -> np.ndarray:

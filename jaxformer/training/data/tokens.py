@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.data.documents import Document, measure
+from jaxformer.training.data.documents import AnyDocument, measure
 
 _FORMAT = "jaxformer tokens 1"
 _HEADER_BYTES = 1024
@@ -57,7 +57,7 @@ class TokenStream(NamedTuple):
 
 
 def write_tokens(
-    documents: Iterable[Document],
+    documents: Iterable[AnyDocument],
     tokenizer: Tokenizer,
     path: str | Path,
     on_encoded: Callable[[int], None] = lambda num_bytes: None,
@@ -154,7 +154,7 @@ def _ids_offset(header: dict[str, Any]) -> int:
     return _HEADER_BYTES + _START_BYTES * header["num_documents"] * ("starts" in header)
 
 
-def _describe(documents: Iterable[Document], tokenizer, after: Sequence[int]) -> dict[str, Any]:
+def _describe(documents: Iterable[AnyDocument], tokenizer, after: Sequence[int]) -> dict[str, Any]:
     """Returns the header of the documents' token file, without the number of tokens."""
     number = num_bytes = 0
     digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
@@ -206,7 +206,7 @@ class _Progress(NamedTuple):
 
 
 def _encode(
-    documents: Iterable[Document], tokenizer, after: Sequence[int], done: _Progress
+    documents: Iterable[AnyDocument], tokenizer, after: Sequence[int], done: _Progress
 ) -> Iterator[tuple[_Progress, np.ndarray, np.ndarray]]:
     """Encodes each group that is not written yet.
 
@@ -226,15 +226,15 @@ def _encode(
             num_bytes = sum(len(piece.encode()) for *_, piece in group)
             waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer, after)))
             if len(waiting) > _THREADS:
-                done, *encoded = take(done)
-                yield done, *encoded
+                done, ids, starts = take(done)
+                yield done, ids, starts
         while waiting:
-            done, *encoded = take(done)
-            yield done, *encoded
+            done, ids, starts = take(done)
+            yield done, ids, starts
 
 
 def groups(
-    documents: Iterable[Document], tokenizer: Tokenizer
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer
 ) -> Iterator[list[tuple[bool, bool, str]]]:
     """Yields the text in groups of a few MB, for documents of any size.
 

@@ -1,6 +1,6 @@
 """Translation of texts in batches, by a model that reads a source."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def translate_ids(
     model: LanguageModel,
     variables: Mapping[str, Any],
     tokenizer: Any,
-    sources: Sequence[list[int]],
+    sources: Sequence[Sequence[int] | np.ndarray],
     *,
     beam_width: int | None = None,
     batch_size: int = 64,
@@ -79,7 +79,7 @@ def check_translates(model: LanguageModel) -> None:
         raise ValueError(f"model is a {type(model).__name__}; to translate it must read a source")
 
 
-def _by_length(sources: Sequence[list[int]], batch_size: int) -> Iterator[list[int]]:
+def _by_length(sources: Sequence[Sized], batch_size: int) -> Iterator[list[int]]:
     """Yields the indices of the non-empty sources in batches, the shortest sources first."""
     order = [n for n in np.argsort([len(ids) for ids in sources], kind="stable") if len(sources[n])]
     for begin in range(0, len(order), batch_size):
@@ -90,7 +90,7 @@ def _decode(
     model: LanguageModel,
     variables: Mapping[str, Any],
     tokenizer: Any,
-    sources: Sequence[list[int]],
+    sources: Sequence[Sequence[int] | np.ndarray],
     beam_width: int,
 ) -> list[list[int]]:
     opening, max_length = tokenizer.decoder_opening, model.config.max_length

@@ -1,12 +1,16 @@
 """Batches of tokens, for training and scoring every kind of model."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from jaxtyping import Array
+
+Ids = Sequence[int] | np.ndarray  # token ids of one text
+Row = TypeVar("Row", covariant=True)
+Leaf = TypeVar("Leaf")  # an array of NumPy (on the host) or of JAX, or its shape
 
 
-class Batch(NamedTuple):
+class Batch(NamedTuple, Generic[Leaf]):
     """Inputs and targets of a model.
 
     An update takes several batches at once: micro-batches, stacked along a new first axis.
@@ -22,17 +26,32 @@ class Batch(NamedTuple):
         source_segments: int [batch, source length]: like `segments`, for the source.
     """
 
-    inputs: Array
-    targets: Array
-    weights: Array | None = None
-    segments: Array | None = None
-    source: Array | None = None
-    source_segments: Array | None = None
+    inputs: Leaf
+    targets: Leaf
+    weights: Leaf | None = None
+    segments: Leaf | None = None
+    source: Leaf | None = None
+    source_segments: Leaf | None = None
+
+
+class Rows(Protocol[Row]):
+    """Rows that are read by number. A row may be created when it is read."""
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+
+    def __getitem__(self, number: int, /) -> Row:
+        """Returns a row."""
 
 
 def num_tokens(batch: Batch) -> int:
     """Returns the number of tokens in a batch, excluding padding."""
     return batch.targets.size if batch.segments is None else int((batch.segments != 0).sum())
+
+
+def num_targets(batch: Batch) -> int:
+    """Returns the number of targets that count."""
+    return batch.targets.size if batch.weights is None else int(batch.weights.sum())
 
 
 class Share(NamedTuple):

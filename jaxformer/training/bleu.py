@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.training.batch import Ids
 from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.evaluate import evaluate
 
@@ -84,7 +85,7 @@ def score_pairs(
     model,
     variables,
     tokenizer: Tokenizer,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[Ids, Ids]],
     references: Sequence[str],
     *,
     tokens: int = 2048,

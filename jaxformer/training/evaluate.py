@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, Ids, Rows, num_targets
 from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches
 from jaxformer.training.loss import summed_correct, summed_loss
 
@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
     perplexity: float
     bits_per_byte: float
     tokens: int
-    bytes: int
+    bytes: float
 
 
 class Sums(NamedTuple):
@@ -73,10 +73,10 @@ def evaluate(
         # Wait for the batch before this one: the reported count is exact, the device stays busy.
         jax.block_until_ready(found[-2:-1])
         on_scored(count)
-        count += int(batch.weights.sum())
+        count += num_targets(batch)
     if not found:
         raise ValueError("the text has no tokens to score")
-    losses, right = np.sum(jax.device_get(found), axis=0, dtype=np.float64)
+    losses, right = np.array(jax.device_get(found), np.float64).sum(axis=0)
     return Sums(float(losses), count, round(right))
 
 
@@ -96,7 +96,7 @@ def half(window: int) -> int:
     return max(1, window // 2)
 
 
-def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
+def summarise(loss: float, tokens: int, num_bytes: float) -> Evaluation:
     """Computes an `Evaluation` from sums.
 
     Args:
@@ -113,7 +113,7 @@ def summarise(loss: float, tokens: int, num_bytes: int) -> Evaluation:
 def evaluate_documents(
     model,
     variables,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     num_bytes: int,
     *,
     stride: int | None = None,
@@ -144,7 +144,7 @@ def evaluate_documents(
 def evaluate_windows(
     model,
     variables,
-    documents: Sequence[Sequence[int]],
+    documents: Sequence[Ids],
     num_bytes: int,
     *,
     windows: int,
@@ -172,13 +172,13 @@ def evaluate_windows(
 
 
 def spread_windows(
-    documents: Sequence[Sequence[int]], length: int, number: int, batch_size: int
+    documents: Sequence[Ids], length: int, number: int, batch_size: int
 ) -> list[Batch]:
     """Returns `number` evenly spaced evaluation windows in batches; all, if there are fewer."""
     return spread(EvaluationWindows(documents, length, half(length)), number, batch_size)
 
 
-def spread(rows: Sequence[Batch], number: int, batch_size: int) -> list[Batch]:
+def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:
     """Returns `number` evenly spaced rows in batches of `batch_size`; all, if there are fewer.
 
     The last batch is filled up with rows of weight 0.

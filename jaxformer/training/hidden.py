@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, Ids
 from jaxformer.training.evaluate import evaluate
 
 
@@ -35,7 +35,7 @@ def never_hidden(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
 
 
 def hidden_rows(
-    documents: Iterable[Sequence[int]],
+    documents: Iterable[Ids],
     mask: int,
     length: int,
     *,
@@ -44,7 +44,7 @@ def hidden_rows(
     rate: float = 0.15,
     seed: int = 0,
     special: Collection[int] = (),
-) -> list[Batch]:
+) -> list[Batch[np.ndarray]]:
     """Divides documents into windows and replaces some of their tokens by the mask.
 
     The hidden tokens are the targets. If the draw hides no token, the last one is hidden.
@@ -93,9 +93,9 @@ def hidden_rows(
     return rows
 
 
-def most_frequent(rows: Sequence[Batch]) -> dict[str, float]:
+def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
     """Returns the accuracy of always predicting the token that is hidden most often."""
-    targets = np.concatenate([row.targets[row.weights > 0] for row in rows])
+    targets = np.concatenate([row.targets[row.weights != 0] for row in rows])
     return {"the most frequent token": float(np.bincount(targets).max() / len(targets))}
 
 

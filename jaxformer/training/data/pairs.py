@@ -6,14 +6,14 @@ Training uses teacher forcing: the decoder reads ``[start] + target`` and predic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxformer.training.batch import WHOLE, Batch, Share
+from jaxformer.training.batch import WHOLE, Batch, Ids, Rows, Share
 
 
 def best_widths(lengths: np.ndarray, number: int) -> list[int]:
@@ -37,7 +37,7 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
     return min(([*choice, widest] for choice in choices), key=places)
 
 
-class PairBatches:
+class PairBatches(Iterator[Batch[np.ndarray]]):
     """Endless iterator over batches of shuffled pairs; each epoch has every pair once.
 
     Pairs are sorted into a few buckets by the length of their longer side. So a batch has little
@@ -49,7 +49,7 @@ class PairBatches:
 
     def __init__(
         self,
-        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        pairs: Rows[tuple[Ids, Ids]],
         tokens: int,
         end_of_text: int,
         seed: int = 0,
@@ -102,11 +102,7 @@ class PairBatches:
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Returns itself."""
-        return self
-
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         """Returns the next batch, with micro-batches along the first axis."""
         if self._place == len(self._plan):
             self.epoch, self._place = self.epoch + 1, 0
@@ -115,14 +111,14 @@ class PairBatches:
         self._place += 1
         return self._batch(*planned)
 
-    def once(self) -> Iterator[Batch]:
+    def once(self) -> Iterator[Batch[np.ndarray]]:
         """Yields every pair once, in single micro-batches [rows, width]."""
         for planned in self._plan_of(0):
             batch = self._batch(*planned)
             for number in range(self._accumulate):
                 yield jax.tree.map(lambda x, number=number: x[number], batch)
 
-    def shapes(self) -> list[Batch]:
+    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the shape of a batch of each width."""
         shapes = []
         for bucket, width in enumerate(self.widths):
@@ -174,7 +170,7 @@ class PairBatches:
                 filling[bucket] = []
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
-    def _batch(self, bucket: int, chosen: list[int]) -> Batch:
+    def _batch(self, bucket: int, chosen: list[int]) -> Batch[np.ndarray]:
         """Returns a batch [accumulate, rows, width]. Rows without a pair are padding."""
         places, pairs = self._places(bucket), self._rows(bucket)
         rows = self._share.rows(places, self._accumulate)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, Ids
 from jaxformer.training.data.tokens import fingerprint
 
 # Number of windows that are shuffled together. Such a block has windows from the whole text. Only
@@ -17,7 +17,7 @@ from jaxformer.training.data.tokens import fingerprint
 BLOCK = 1 << 20
 
 
-class WindowBatches:
+class WindowBatches(Iterator[Batch[np.ndarray]]):
     """Endless iterator over batches of shuffled windows of a token stream.
 
     The stream is a ring: its last token is followed by its first. Each epoch rotates the ring by a
@@ -74,16 +74,12 @@ class WindowBatches:
         self._tokens, self._length, self._batch_size, self._seed = tokens, length, batch_size, seed
         self._rows = np.arange(batch_size) if rows is None else rows
         self._starts = starts
-        self._identity = {**sizes, "corpus": fingerprint([np.ascontiguousarray(tokens)])}
-        self._identity["documents"] = None if starts is None else len(starts)
+        documents, corpus = None if starts is None else len(starts), np.ascontiguousarray(tokens)
+        self._identity = {**sizes, "corpus": fingerprint([corpus]), "documents": documents}
         self._block = functools.lru_cache(maxsize=2)(self._block)
         self._number = 0  # of the next batch
 
-    def __iter__(self) -> WindowBatches:
-        """Returns itself."""
-        return self
-
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         """Returns the next batch."""
         batch = self._read(self._number)
         self._number += 1
@@ -113,7 +109,7 @@ class WindowBatches:
                 )
         self._number = state["iterator"]["next_index"]
 
-    def _read(self, index: int) -> Batch:
+    def _read(self, index: int) -> Batch[np.ndarray]:
         """Returns the rows of the batch with this number."""
         at, left = self._at(index)
         rows = self._tokens.take(at).astype(np.int32)
@@ -199,7 +195,7 @@ def document_segments(starts: np.ndarray, places: np.ndarray) -> np.ndarray:
     return begins.cumsum(axis=-1, dtype=np.int32)
 
 
-class EvaluationWindows(Sequence):
+class EvaluationWindows:
     """Windows that score each token of each document once, as batches of one row, [1, length].
 
     The first token of a document is context only; its other tokens are targets. Windows start
@@ -209,7 +205,7 @@ class EvaluationWindows(Sequence):
     created when it is read.
     """
 
-    def __init__(self, documents: Sequence[Sequence[int]], length: int, stride: int):
+    def __init__(self, documents: Sequence[Ids], length: int, stride: int):
         """Counts the windows of each document.
 
         Args:
@@ -231,7 +227,7 @@ class EvaluationWindows(Sequence):
         """Returns the number of windows."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Batch[np.ndarray]:
         """Returns a window as a batch of one row."""
         if not 0 <= number < len(self):
             raise IndexError(number)
@@ -249,8 +245,8 @@ class EvaluationWindows(Sequence):
 
 
 def evaluation_batches(
-    documents: Sequence[Sequence[int]], length: int, stride: int, batch_size: int
-) -> Iterator[Batch]:
+    documents: Sequence[Ids], length: int, stride: int, batch_size: int
+) -> Iterator[Batch[np.ndarray]]:
     """Yields the evaluation windows of all documents in batches of one shape.
 
     The last batch is filled up with rows of padding, whose weights and segments are 0.

@@ -1,13 +1,15 @@
 """Tasks: the data, batches and scores of each kind of run, behind one interface for the loop."""
 
-from jaxformer.training.config import HiddenTraining, PairTraining, TextTraining, TrainingConfig
+from jaxformer.training.config import HiddenTraining, PairTraining, TrainingConfig
+from jaxformer.training.tasks.task import Task
 
 
-def task_of(config: TrainingConfig):
-    """Returns the class that implements `Task` for a config."""
+def task_of(config: TrainingConfig) -> type[Task]:
+    """Returns the class of tasks for a config."""
     from jaxformer.training.tasks.hidden_tokens import HiddenTokens
     from jaxformer.training.tasks.next_tokens import NextTokens
     from jaxformer.training.tasks.pairs import Pairs
 
-    tasks = {HiddenTraining: HiddenTokens, TextTraining: NextTokens, PairTraining: Pairs}
-    return tasks[type(config)]
+    if isinstance(config, PairTraining):
+        return Pairs
+    return HiddenTokens if isinstance(config, HiddenTraining) else NextTokens

@@ -1,6 +1,6 @@
 """Task of encoders: predict hidden tokens of a text from the tokens on both sides."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.token_masking import mask_tokens
-from jaxformer.training.batch import WHOLE, Batch, Share
+from jaxformer.training.batch import WHOLE, Batch, Share, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.data.windows import document_segments, places_in_documents
 from jaxformer.training.evaluate import spread
@@ -40,10 +39,12 @@ class HiddenTokens(TextTask):
     @property
     def mask(self) -> int:
         """Id of the mask token."""
-        return self.tokenizer.mask_token
+        if (mask := self.tokenizer.mask_token) is None:
+            raise ValueError("the tokenizer has no mask token")
+        return mask
 
     @cached_property
-    def rows(self) -> list[Batch]:
+    def rows(self) -> list[Batch[np.ndarray]]:
         """Windows of the held-out text with hidden tokens, for scoring."""
         config, tokenizer = self.config, self.tokenizer
         opening = len(tokenizer.opening)
@@ -66,7 +67,7 @@ class HiddenTokens(TextTask):
     @cached_property
     def num_targets(self) -> int:
         """Number of hidden tokens in all held-out text."""
-        return int(sum(row.weights.sum() for row in self.rows))
+        return sum(map(num_targets, self.rows))
 
     def batches(self, share: Share = WHOLE) -> "HiddenBatches":
         """Returns the training batches from the beginning, or the share of one process."""
@@ -85,7 +86,7 @@ class HiddenTokens(TextTask):
         if not length:
             return ""
         row = self.rows[len(self.rows) // 2]
-        tokens = row.inputs[0, : min(length, row.segments.sum())]
+        tokens = row.inputs[0, : min(length, num_tokens(row))]
         guesses = fill(model, variables, [tokens], self.mask)[0].tokens[:, 0].tolist()
         words = (f"‹{self.tokenizer.decode([guess])}›" for guess in guesses)
         filled = self._shown(tokens, words)
@@ -106,7 +107,7 @@ class HiddenTokens(TextTask):
 _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate", "special"))
 
 
-class HiddenBatches:
+class HiddenBatches(Iterator[Batch[np.ndarray]]):
     """The windows of `MicroBatches` with some tokens hidden.
 
     Each window is enclosed in the ids that the tokenizer's template puts around a text. The hidden
@@ -118,7 +119,7 @@ class HiddenBatches:
         self,
         tokens: np.ndarray,
         config: HiddenTraining,
-        tokenizer: Tokenizer | Subwords,
+        tokenizer: Tokenizer,
         share: Share = WHOLE,
         *,
         starts: np.ndarray | None = None,
@@ -157,11 +158,7 @@ class HiddenBatches:
             "special": never_hidden(tokenizer, vocab_size),
         }
 
-    def __iter__(self) -> "HiddenBatches":
-        """Returns itself."""
-        return self
-
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         """Returns the next batch, with micro-batches along the first axis."""
         windows, places = next(self._windows), self._windows.places(self._number)[..., 1:]
         tokens = windows.targets
@@ -176,8 +173,8 @@ class HiddenBatches:
             _between(before, tokens, after),
             _between(zeros[0], weights, zeros[1]),
         )
-        if windows.segments is not None:
-            real, segments = windows.weights, document_segments(self._starts, places)
+        if (real := windows.weights) is not None:
+            segments = document_segments(self._starts, places)
             batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
         return batch
 
@@ -191,7 +188,7 @@ class HiddenBatches:
         drawn = _hide(key, whole, segments=segments, **self._hiding)
         return (np.asarray(x)[:, self._rows] for x in drawn)
 
-    def shapes(self) -> list[Batch]:
+    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the only shape of batch."""
         whole = self._windows.shapes()[0]
         length = whole.inputs.shape[2] + sum(map(len, self._around))
@@ -213,9 +210,8 @@ def _between(before: list, rows, after: list):
     """Returns rows [*batch, length] with `before` in front of and `after` behind each row."""
     if not before and not after:
         return rows
-    sides = (
+    left, right = (
         np.broadcast_to(np.asarray(side, rows.dtype), (*rows.shape[:-1], len(side)))
         for side in (before, after)
     )
-    left, right = sides
     return np.concatenate([left, rows, right], axis=-1)

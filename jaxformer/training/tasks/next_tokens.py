@@ -1,5 +1,6 @@
 """Task of causal models: predict each token of a text from the tokens before it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar
@@ -72,7 +73,7 @@ class NextTokens(TextTask):
         return ["generate", *[f"--prompt={words}"] * bool(words)]
 
 
-class MicroBatches:
+class MicroBatches(Iterator[Batch[np.ndarray]]):
     """Windows of tokens, int32 [accumulate, batch, length].
 
     The batches have segments if `config.packing` is "documents".
@@ -102,11 +103,7 @@ class MicroBatches:
         )
         self.state, self.restore = self._windows.state, self._windows.restore
 
-    def __iter__(self) -> "MicroBatches":
-        """Returns itself."""
-        return self
-
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch[np.ndarray]:
         """Returns the next batch, with micro-batches along the first axis."""
         return jax.tree.map(lambda x: x.reshape(self._shape), next(self._windows))
 
@@ -122,7 +119,7 @@ class MicroBatches:
         *micro, length = self._shape
         return self._windows.places(number).reshape(*micro, length + 1)
 
-    def shapes(self) -> list[Batch]:
+    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the only shape of batch."""
         ids, weights = (jax.ShapeDtypeStruct(self._shape, x) for x in (np.int32, np.float32))
         return [Batch(ids, ids, weights, ids) if self._packed else Batch(ids, ids)]

@@ -1,9 +1,9 @@
 """Task of encoder-decoders: predict each target token from the source and the tokens before it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.byte_vocabulary import NUM_BYTES
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.batch import WHOLE, Share
@@ -28,13 +27,13 @@ from jaxformer.training.tasks.task import Measure, Score
 SAMPLES = 5  # translations in the sample of an evaluation
 
 
-class EncodedPairs(Sequence):
+class EncodedPairs:
     """Pairs of (source, target) ids, read from two token streams.
 
     A source is enclosed in the ids that the tokenizer's template puts around a text.
     """
 
-    def __init__(self, sides: list[TokenStream], tokenizer: Tokenizer | Subwords):
+    def __init__(self, sides: list[TokenStream], tokenizer: Tokenizer):
         """Creates a view of the streams.
 
         Args:
@@ -80,13 +79,13 @@ class Pairs:
     """Task on pairs of lines: a source and its target."""
 
     measure: ClassVar[Measure] = Measure("bleu", "BLEU")
-    baselines: ClassVar[dict[str, float]] = {}
     config: PairTraining
-    tokenizer: Tokenizer | Subwords
+    tokenizer: Tokenizer
     train: EncodedPairs
     held_out: EncodedPairs
-    references: list[str]
+    references: Sequence[str]
     """text of the held-out targets before tokenisation, which may change it"""
+    baselines: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
@@ -143,10 +142,10 @@ class Pairs:
             lines += [f"skipped              {what}" for what in left_out]
         write_whole(folder.documents, "\n".join(lines) + "\n")
         # The last file: its presence shows that all files are complete.
-        write_whole(folder.baselines, json_text(cls.baselines))
+        write_whole(folder.baselines, json_text({}))
 
     @classmethod
-    def read(cls, folder, config: PairTraining) -> "Pairs":
+    def read(cls, folder, config: PairTraining) -> Self:
         """Reads the files of `write`.
 
         Raises:
@@ -166,7 +165,7 @@ class Pairs:
             references = read_whole(folder.references, tuple[str, ...])
         else:  # an earlier version wrote the run, without this file
             references = [tokenizer.decode(target.tolist()) for _, target in parts[1]]
-        return cls(config, tokenizer, *parts, references)
+        return cls(config, tokenizer, *parts, references=references)
 
     @property
     def num_targets(self) -> int:
@@ -244,7 +243,7 @@ def _new_tokenizer(pairs: list[Pair], config: PairTraining) -> Tokenizer:
     return lowercased(tokenizer) if config.lowercase else tokenizer
 
 
-def _fitting(pairs: list[Pair], tokenizer: Tokenizer | Subwords, config: PairTraining):
+def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):
     """Returns the pairs that fit into the model and a batch, and reasons for skipping the rest."""
     sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
     around = len(tokenizer.before) + len(tokenizer.after)

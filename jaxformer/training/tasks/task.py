@@ -1,10 +1,9 @@
 """Interface of the tasks: the training data and the score of a kind of run."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import WHOLE, Batch, Share
 from jaxformer.training.config import Inputs
@@ -37,42 +36,38 @@ class Score(NamedTuple):
     targets: int
 
 
-class Batches(Protocol):
-    """Endless iterator over the batches of updates.
+class Batches(Iterator[Batch], Protocol):
+    """Endless iterator over the batches of updates, with micro-batches along the first axis.
 
     The batches depend on the data, the config and the seed only.
     """
 
-    def __next__(self) -> Batch:
-        """Returns the next batch, with micro-batches along the first axis."""
-        ...
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Returns itself."""
-        ...
-
     def shapes(self) -> list[Batch]:
         """Returns every shape of batch that the iterator yields."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Returns the position of the iterator, for JSON."""
-        ...
 
     def restore(self, state: dict[str, Any]) -> None:
         """Moves the iterator to the position in `state`."""
-        ...
 
 
 class Task(Protocol):
     """The prepared data of a run: training batches, a score and a sample."""
 
     measure: ClassVar[Measure]
-    tokenizer: Tokenizer | Subwords
-    baselines: dict[str, float]
-    """values of the measure on all held-out data to compare with, by name"""
-    num_targets: int
-    """number of targets in all held-out data"""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the data."""
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """Values of the measure on all held-out data to compare with, by name."""
+
+    @property
+    def num_targets(self) -> int:
+        """Number of targets in all held-out data."""
 
     @classmethod
     def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:
@@ -89,7 +84,6 @@ class Task(Protocol):
         Raises:
             ValueError: The inputs hold too little data, or data of another kind of task.
         """
-        ...
 
     @classmethod
     def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
@@ -103,20 +97,16 @@ class Task(Protocol):
             gathered: The result of `gather`.
             screen: Shows the progress.
         """
-        ...
 
     @classmethod
-    def read(cls, folder: RunFolder, config) -> "Task":
+    def read(cls, folder: RunFolder, config) -> Self:
         """Reads the files of `write`."""
-        ...
 
     def description(self) -> list[str]:
         """Returns lines of text about the size of each part of the data."""
-        ...
 
     def batches(self, share: Share = WHOLE) -> Batches:
         """Returns the training batches from the beginning, or the share of one process."""
-        ...
 
     def score(
         self, model, variables, *, whole: bool, on_scored: Callable[[int], None] = ...
@@ -129,12 +119,9 @@ class Task(Protocol):
             whole: Whether to score all held-out data, or a part that is always the same.
             on_scored: Called with the number of targets scored so far.
         """
-        ...
 
     def sample(self, model, variables, key) -> str:
         """Returns output of the model for a person to judge; "" if the config wants no sample."""
-        ...
 
     def example(self) -> list[str]:
         """Returns a command that uses the trained model: its verb and the words after RUN."""
-        ...

@@ -1,11 +1,12 @@
 """Base class of the tasks that train on text."""
 
 from dataclasses import dataclass
+from typing import Self
 
-from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data import prepare
+from jaxformer.training.data.corpus import Documents
 from jaxformer.training.data.prepare import Prepared
 from jaxformer.training.screen import Screen
 
@@ -33,17 +34,19 @@ class TextTask:
         return prepare.gather(inputs, config, screen)
 
     @classmethod
-    def write(cls, folder, config: TextTraining, gathered, screen: Screen) -> None:
+    def write(
+        cls, folder, config: TextTraining, gathered: tuple[Documents, list[str]], screen: Screen
+    ) -> None:
         """Writes the tokens of both parts (see `Task.write`)."""
         prepare.write_data(folder, config, *gathered, screen)
 
     @classmethod
-    def read(cls, folder, config: TextTraining) -> "TextTask":
+    def read(cls, folder, config: TextTraining) -> Self:
         """Reads the files of `write`."""
         return cls(config, prepare.read_data(folder))
 
     @property
-    def tokenizer(self) -> Tokenizer | Subwords:
+    def tokenizer(self) -> Tokenizer:
         """Tokenizer of the text."""
         return self.data.tokenizer
 

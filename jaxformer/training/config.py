@@ -5,16 +5,17 @@ import JAX, so that the command line starts quickly.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import check_fields, shown
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.config.model import ModelConfig
 
-Model = TypeVar("Model")
+Model = TypeVar("Model", bound=ModelConfig)
 LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
 
 
@@ -58,6 +59,13 @@ class Mesh:
     The command line reads such a field from one word instead of one flag per axis.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field]]  # those of `MeshSizes`, for `asdict`
+
+    @property
+    def parts(self) -> int:
+        """Number of parts into which the mesh divides a batch."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class MeshSizes(Mesh):
@@ -77,7 +85,7 @@ class MeshSizes(Mesh):
 
     @property
     def parts(self) -> int:
-        """Number of parts into which the mesh divides a batch."""
+        """See `Mesh`."""
         return self.data * self.fsdp
 
 

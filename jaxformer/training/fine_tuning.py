@@ -6,6 +6,7 @@ from jaxformer.training.config import (
     HiddenTraining,
     OptimizerConfig,
     PairTraining,
+    TextTraining,
     TrainingConfig,
     differences,
 )
@@ -37,7 +38,7 @@ def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
             f"{names}"
         )
     chosen = settings[kind]
-    if isinstance(getattr(chosen, "window_length", None), int):
+    if isinstance(chosen, TextTraining) and chosen.window_length is not None:
         window = min(chosen.window_length, model.max_length)
         return replace(chosen, model=model, window_length=window)
     return replace(chosen, model=model)

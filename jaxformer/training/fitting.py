@@ -1,6 +1,6 @@
 """Fits presets to the user's values: if a preset's value contradicts them, it changes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import lcm
 from typing import Any
@@ -71,7 +71,7 @@ def fit_preset(
     return replace(training, model=model, **{name: settings[name] for name in names})
 
 
-def _rules_of(training: TrainingConfig) -> list[Callable[[Settings], None]]:
+def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:
     """Returns the rules for this kind of run, each of which resolves one contradiction."""
     rules, names = [_end], {field.name for field in fields(training.model)}
     for name, of_field in _RULES.items():
@@ -113,8 +113,8 @@ def _width(settings: Settings) -> None:
     if is_odd and settings["positions"].startswith("sinusoidal"):
         settings.let("positions", "learned")
     heads = settings["num_heads"] if settings["head_dim"] is None else 1
-    of_encoder = settings.values.get("num_encoder_heads")
-    others = heads if of_encoder in (None, settings["num_heads"]) else of_encoder
+    of_encoder = settings.values.get("num_encoder_heads") or settings["num_heads"]
+    others = heads if of_encoder == settings["num_heads"] else of_encoder
     unit = _unit(settings, lcm(heads, others))
     width = settings["embed_dim"]
     if width % unit == 0:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, islice
 
 import jax
 import optax
@@ -66,8 +67,8 @@ class Schedule:
         return config.learning_rate * warm * (fall + (1 - fall) * config.final_fraction)
 
     def rates(self) -> Iterator[float]:
-        """Returns the learning rates of all updates in order, for a run that steps limit."""
-        return map(self.rate, range(self.steps))
+        """Returns the learning rates of all updates in order; endless if no steps limit the run."""
+        return map(self.rate, islice(count(), self.steps))
 
     def _by_steps(self, step: int) -> float:
         return 0.0 if self.steps is None else step / self.steps

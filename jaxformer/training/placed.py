@@ -92,7 +92,7 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
         is_leaf=is_masked,
     )
     average = None if shapes.average is None else learnt
-    return TrainState(whole, params, kept, whole, average)
+    return TrainState._make((whole, params, kept, whole, average))  # of shardings, not arrays
 
 
 def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) -> TrainState:
@@ -125,7 +125,7 @@ def share_of(mesh) -> Share:
         return WHOLE
     parts = num_row_parts(mesh)
     where = batch_sharding(mesh).addressable_devices_indices_map((parts,))
-    held = sorted({rows.indices(parts)[0] for (rows,) in where.values()})
+    held = sorted({rows.indices(parts)[0] for (rows,) in filter(None, where.values())})
     first, number = held[0], len(held)
     if held != list(range(first, first + number)) or parts % number or first % number:
         return WHOLE

@@ -1,5 +1,7 @@
 """Presets of complete runs by name, for each kind of model."""
 
+from typing import Any
+
 from jaxformer.models import config as configs
 from jaxformer.models.config import KINDS, PRESETS, Execution
 from jaxformer.training.config import (
@@ -39,7 +41,7 @@ def _stdlib(model, learning_rate: float, steps: int = 2500, batch_size: int = 8)
 
 
 # A gated feed-forward layer of width 344 has the parameter count of a plain one of width 512.
-_LIBRARY = {
+_LIBRARY: dict[str, Any] = {
     "vocab_size": 2048,
     "max_length": _WINDOW,
     "embed_dim": 128,
@@ -95,8 +97,8 @@ def _translation(model):
 
 
 # Where the transformers library has a class for the kind, the preset's model exports to it.
-_BERT = {"norm_position": "post", "embedding_norm": True}
-_PEGASUS = {"positions": "sinusoidal_halves", "scale_embeddings": True}
+_BERT: dict[str, Any] = {"norm_position": "post", "embedding_norm": True}
+_PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
 _SHAKESPEARE = {"use_bias": False, "vocab_size": 257}
 

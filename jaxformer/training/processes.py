@@ -48,7 +48,7 @@ class Processes:
         host, _, port = self.coordinator.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"coordinator is {self.coordinator!r}; it must be HOST:PORT or auto")
-        if None in given:
+        if self.num_processes is None or self.process_id is None:
             raise ValueError(
                 f"num_processes and process_id are {given}; with a coordinator, set both of them"
             )

@@ -131,7 +131,7 @@ def make_step(
         label_smoothing: The share of the target probability that is spread over all tokens.
         skip_non_finite: Whether an update with a loss or gradient that is not finite changes only
             the step.
-        average_decay: The decay rate of the moving average, if the state has one.
+        average_decay: The decay rate of the moving average; None: the state has none.
     """
     dropout = model.config.dropout > 0
 
@@ -166,7 +166,7 @@ def make_step(
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, trainable)
         updates = jax.tree.map(lambda update: learning_rate * update, updates)
         params, average = optax.apply_updates(trainable, updates), state.average
-        if average is not None:
+        if average_decay is not None:
             average = moved_average(average, params, state.step, average_decay)
         learnt = (params, optimizer_state, average)
         measured = Measured(loss * inverse, optax.global_norm(gradients))

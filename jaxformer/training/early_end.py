@@ -15,7 +15,7 @@ class Ended(Exception):
 
 
 class Stopped(Exception):
-    """Raised when a signal arrives during scoring."""
+    """Raised when a signal, its argument, arrives during scoring."""
 
 
 class Interrupted(Ended):

@@ -123,7 +123,7 @@ class RunLog:
             file.writelines(json_text(line) + "\n" for line in lines)
         for line in lines:
             figures = {k: v for k, v in line.items() if isinstance(v, int | float)}
-            self._tell(figures.pop("step"), figures)
+            self._tell(int(figures.pop("step")), figures)
 
     def _tell(self, step: int, figures: dict[str, float]) -> None:
         """Sends figures to the trackers. Removes a tracker that fails, so that training goes on."""

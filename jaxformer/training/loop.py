@@ -289,8 +289,8 @@ class Training:
         try:
             with self._clock.paused():
                 self._evaluate(whole)
-        except Stopped:
-            self._end(self._stop())
+        except Stopped as stopped:
+            self._end(stopped.args[0])
 
     def _evaluate(self, whole: bool) -> None:
         measure, variables = self.task.measure, {"params": self.state.weights()}
@@ -311,8 +311,8 @@ class Training:
         with bar if whole else nullcontext(lambda count: None) as show:
 
             def scored(count: int) -> None:
-                if self._stop() and not are_several():
-                    raise Stopped
+                if (signal := self._stop()) and not are_several():
+                    raise Stopped(signal)
                 show(count)
 
             return self.task.score(self.model, variables, whole=whole, on_scored=scored)

@@ -6,6 +6,7 @@ is a closed table of constructors, and no module is imported by a name from the 
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +23,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         """Records the figures of a step."""
-        ...
 
     def close(self) -> None:
         """Finishes the run in the tracker."""
-        ...
 
 
 class TensorBoard:
@@ -38,9 +37,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         """Opens an event file in the folder."""
-        from tensorboard.summary import Writer
-
-        self._writer = Writer(str(folder))
+        self._writer = import_module("tensorboard.summary").Writer(str(folder))
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         """Records the figures of a step."""
@@ -97,16 +94,12 @@ def _tensorboard(folder: RunFolder, config: dict) -> Tracker:
 
 
 def _trackio(folder: RunFolder, config: dict) -> Tracker:
-    import trackio
-
-    return Service(trackio, folder, config)
+    return Service(import_module("trackio"), folder, config)
 
 
 def _wandb(folder: RunFolder, config: dict) -> Tracker:
-    import wandb
-
     # wandb needs an id, and a folder for its files.
-    return Service(wandb, folder, config, id=_id_of(folder), dir=str(folder.path))
+    return Service(import_module("wandb"), folder, config, id=_id_of(folder), dir=str(folder.path))
 
 
 TRACKERS: dict[str, Callable[[RunFolder, dict], Tracker]] = {

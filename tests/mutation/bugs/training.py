@@ -196,7 +196,7 @@ BUGS = (
     Bug(
         "a signal waits for the evaluation to finish",
         "training.loop:Training._score",
-        Replace("self._stop() and not are_several()", "False"),
+        Replace("(signal := self._stop()) and not are_several()", "False"),
         "cli/test_signals.py::test_the_step_is_saved_and_scored_when_the_run_goes_on",
     ),
     Bug(

@@ -162,7 +162,7 @@ def _subtracted(params, inputs, output):
 def _multiplied(params, inputs, output):
     if all(x.bounds is None for x in inputs):
         return None
-    return _product(*map(bounds_of, inputs), output)
+    return _product(*map(bounds_of, inputs), output=output)
 
 
 def _product(a: Bounds, b: Bounds, output):

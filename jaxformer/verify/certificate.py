@@ -101,7 +101,7 @@ def examine(subject: Subject, name: str) -> Property:
     if name != HALF and (precision, subject.dtype) != ("float32", "float32"):
         detail += f"; in {precision}"
     seconds = round(time.perf_counter() - begin, 2)
-    return Property(name, bool(holds), detail, *layer or [None], seconds)
+    return Property(name, bool(holds), detail, *layer, seconds=seconds)
 
 
 def _rule(subject):

@@ -161,7 +161,7 @@ def is_whole(number) -> bool:
 
 
 def _checked(witnesses, is_ids: bool):
-    if isinstance(witnesses, str) or not isinstance(witnesses, (type(None), tuple, list)):
+    if isinstance(witnesses, str) or not isinstance(witnesses, tuple | list | None):
         raise ValueError(
             f"witnesses is {witnesses!r}; it must be a tuple of {', '.join(WITNESSES)}"
         )
@@ -231,7 +231,7 @@ def _disagreements(seen, after, before):
             if witness == "taint" and np.isinf(effect[output, input]):
                 why = _INFINITE
             places = np.unravel_index(output, after), np.unravel_index(input, before)
-            yield Disagreement(*(tuple(map(int, place)) for place in places), why)
+            yield Disagreement(*(tuple(map(int, place)) for place in places), why=why)
 
 
 def place_name(place: tuple) -> str:

@@ -119,7 +119,7 @@ def _placed(marks, places: dict[int, int], rank: int):
     if marks is None:
         return None
     rest = [axis for axis in range(marks.ndim - 1) if axis not in places]
-    order, shape = sorted(places, key=places.get), [1] * rank
+    order, shape = sorted(places, key=places.__getitem__), [1] * rank
     for axis in order:
         shape[places[axis]] = marks.shape[axis]
     whole = m.merged(marks, rest).transpose(*order, *rest, marks.ndim - 1)

@@ -14,8 +14,8 @@ import numpy as np
 class Bounds(NamedTuple):
     """Lowest and highest value of each element: float64, broadcastable to the array's shape."""
 
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray | float
+    high: np.ndarray | float
 
 
 class Marked(NamedTuple):
@@ -56,22 +56,17 @@ def expand(marks, shape):
     return np.broadcast_to(marks, (*shape, marks.shape[-1]))
 
 
-def union(*some):
+def union(whole, *others):
     """Returns the union of the marks of arrays with one shape; None counts as no marks."""
-    present = [marks for marks in some if marks is not None]
-    if not present:
-        return None
-    whole = present[0]
-    for marks in present[1:]:
-        whole = whole | marks
+    for marks in others:
+        if marks is not None:
+            whole = marks if whole is None else whole | marks
     return whole
 
 
 def merged(marks, axes):
     """Returns the union of the marks along the given axes, which become size 1."""
-    if marks is None or not axes:
-        return marks
-    return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True)
+    return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True) if axes else marks
 
 
 def kept(marks, where):
@@ -101,6 +96,11 @@ def compressed(marks):
     return marks
 
 
+def permuted(marks, shape, order):
+    """Returns the marks and the shape with their axes permuted."""
+    return np.transpose(marks, (*order, len(order))), tuple(shape[axis] for axis in order)
+
+
 def fits(marks, shape) -> bool:
     """Returns whether these can be the marks of an array with that shape."""
     if marks is None:
@@ -124,7 +124,7 @@ def aligned(inputs, rank: int):
 def everything(params, inputs, outputs):
     """Marks each element of each output by all inputs of the primitive."""
     flat = [merged(x.marks, range(x.marks.ndim - 1)) for x in inputs if x.marks is not None]
-    every = union(*(marks.reshape(-1) for marks in flat))
+    every = union(None, *(marks.reshape(-1) for marks in flat))
     if every is None:
         return [None for _ in outputs]
     return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]

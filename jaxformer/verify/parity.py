@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.losses import token_losses
 
+PEERS = ("torch", "transformers")
 TEXT = (
     "It was a bright cold day in the village, and the clocks had stopped. Nobody knew why the tide "
     "came in twice that morning; the harbour master wrote it down, closed his book and went home."
@@ -40,9 +42,9 @@ class Parity(NamedTuple):
 def missing_peers() -> str | None:
     """Returns the names of missing packages that a comparison needs; None if there are none."""
     missing = []
-    for name in ("torch", "transformers"):
+    for name in PEERS:
         try:
-            __import__(name)
+            import_module(name)
         except ImportError:
             missing.append(name)
     return " and ".join(missing) or None
@@ -63,9 +65,7 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
         ValueError: The installed transformers has no such class, for example because a later
             version dropped it.
     """
-    import torch
-    import transformers
-
+    torch, transformers = map(import_module, PEERS)
     if not hasattr(transformers, architecture):
         raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
     theirs = getattr(transformers, architecture).from_pretrained(
@@ -89,7 +89,7 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     apart = np.abs(np.asarray(ours) - logits)
     if model.config.learns == "hidden tokens":
         return Parity(float(apart.max()), float(apart.mean()), None, 0, 0)
-    both = tuple(_perplexity(jnp.asarray(x), ids) for x in (logits, ours))
+    both = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
     start = ids[:1] if read else ids
     expected = _greedy(theirs, torch, inputs, start, max_new_tokens, bool(read))
     found = generate(

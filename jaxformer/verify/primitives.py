@@ -155,10 +155,11 @@ def _cumulated(params, inputs, outputs):
 def _pooled(params, inputs, outputs):
     """Pools each bit with max over the primitive's windows."""
     (x,) = inputs
-    bits = np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1)
-    names = "window_dimensions window_strides padding base_dilation window_dilation".split()
-    how = {name: (*params[name], (0, 0) if name == "padding" else 1) for name in names}
-    found = jax.lax.reduce_window(jax.numpy.asarray(bits), np.uint8(0), jax.lax.max, **how)
+    bits = jax.numpy.asarray(np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1))
+    names = "window_dimensions window_strides base_dilation window_dilation".split()
+    how = {name: (*params[name], 1) for name in names}
+    padding = (*params["padding"], (0, 0))
+    found = jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **how)
     return [np.packbits(np.asarray(found), axis=-1)]
 
 
@@ -182,7 +183,7 @@ def _sorted(params, inputs, outputs):
 
 def _transposed(params, inputs, outputs):
     (x,) = inputs
-    return [_permuted(x.marks, np.shape(x.value), params["permutation"])[0]]
+    return [m.permuted(x.marks, np.shape(x.value), params["permutation"])[0]]
 
 
 def _squeezed(params, inputs, outputs):
@@ -201,18 +202,13 @@ def _reshaped(params, inputs, outputs):
     """Splits or merges groups of axes. Groups along which the marks are constant keep size 1."""
     marks, old, new = inputs[0].marks, np.shape(inputs[0].value), np.shape(outputs[0])
     if params.get("dimensions") is not None:  # order="F": the axes are permuted first
-        marks, old = _permuted(marks, old, params["dimensions"])
+        marks, old = m.permuted(marks, old, params["dimensions"])
     shape, full = [], []
     for old_axes, new_axes in _groups(old, new):
         uniform = all(marks.shape[axis] == 1 for axis in old_axes)
         full += [1 if uniform else old[axis] for axis in old_axes]
         shape += [1 if uniform else new[axis] for axis in new_axes]
     return [m.expand(marks, full).reshape(*shape, marks.shape[-1])]
-
-
-def _permuted(marks, shape, order):
-    """Returns the marks and the shape with their axes permuted."""
-    return np.transpose(marks, (*order, len(order))), tuple(shape[axis] for axis in order)
 
 
 def _groups(old, new):

@@ -63,9 +63,8 @@ class _Side:
 
         A group of axes along which the marks are constant has size 1.
         """
-        marks = self.x.marks
         order = [axis for group in self.groups for axis in group]
-        marks = marks.transpose(*order, marks.ndim - 1)
+        marks, _ = m.permuted(self.x.marks, self.shape, order)
         full, merged, start = [], [], 0
         for group in range(3):
             sizes = self.sizes(group)

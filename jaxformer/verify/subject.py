@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.models.language_model import require_autoregressive
+from jaxformer.models.language_model import LanguageModel, require_autoregressive
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
 from jaxformer.verify.layers import trace
@@ -30,7 +30,7 @@ class Subject:
         batch_size: Batch elements of every pass; None: 1 to 32, depending on the property.
     """
 
-    model: object
+    model: LanguageModel
     variables: dict
     length: int
     seed: int = 0

@@ -56,8 +56,7 @@ def compile_step(model, optimizer, mesh, rows: int, length: int):
     with jax.set_mesh(mesh):
         program = make_step(model, optimizer).lower(state, batch, rate).compile()
     parameters, kept = held(state.params), held(state.optimizer)
-    temporaries = program.memory_analysis().temp_size_in_bytes
-    return program, Memory(parameters, kept, temporaries, num_bytes(program))
+    return program, Memory(parameters, kept, *_memory_of(program))
 
 
 class Decoding(NamedTuple):
@@ -95,7 +94,7 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
     params = parameter_shapes(model, mesh)
     tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
     source = Inputs(tokens) if model.config.reads_source else None
-    stops = jax.ShapeDtypeStruct((1,), np.int32)
+    stops, step = jax.eval_shape(lambda: (jnp.zeros(1, jnp.int32), jnp.int32(0)))
     with jax.set_mesh(mesh):
         weights = _outputs(prepare_weights, model, params, parallel_parts())
         size = CacheSize(rows, slots(length))
@@ -103,17 +102,24 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
         read = _outputs(prefill, model, weights, Inputs(tokens, tokens), cache)
         choice = Choice(None, None, stops)
         chosen = _outputs(choose_first, read.logits, read.captured, choice)
-        step = jax.ShapeDtypeStruct((), np.int32)
-        state = State(read.cache, *chosen[:2], step)
+        state = State(read.cache, chosen.token, chosen.stopped, step)
         live = live_slots(read.cache, length)
         block = decode_block.lower(model, weights, state, choice, live)
         program = block.compile()
-    used, sizes = program.memory_analysis(), held(read.cache)
+    (temporaries, _), cache_size = _memory_of(program), held(read.cache)
     layer = None
     if read.cache.capacity is not None:
         largest = max(jax.tree.leaves(read.cache), key=held)
         layer = largest.sharding.shard_shape(largest.shape)
-    return Decoding(program, held(weights), sizes, used.temp_size_in_bytes, layer)
+    return Decoding(program, held(weights), cache_size, temporaries, layer)
+
+
+def _memory_of(program: jax.stages.Compiled) -> tuple[int, int]:
+    """Returns (bytes of temporary arrays, bytes of everything) on each device."""
+    used, total = program.memory_analysis(), num_bytes(program)
+    if used is None or total is None:
+        raise RuntimeError("the compiler does not report how much memory a program needs")
+    return used.temp_size_in_bytes, total
 
 
 def _outputs(function, *arguments):

@@ -51,7 +51,7 @@ def examine_step(
     with _compiling(target) as seconds:
         optimizer = make_optimizer(recipe or OptimizerConfig())
         program, memory = compile_step(model, optimizer, made, rows, length)
-    found = by_kind(collectives(program.as_text()))
+    found = by_kind(collectives(program.as_text() or ""))
     sent = sum(total.sent for total in found.values())
     least = least_exchange(config, made, rows, length)
     flops = training_flops(config, length) * rows / target.count
@@ -92,7 +92,7 @@ def examine_decoding(
     _check_rows(rows, made)
     with _compiling(target) as seconds:
         found = compile_decoding(model, made, rows, max(1, length // 2), length)
-    text = found.program.as_text()
+    text = found.program.as_text() or ""
     exchanged = [one for one in collectives(text) if one.times >= STEPS]  # those inside the loop
     gathered = sum(one.sent for one in exchanged if one.kind == "all-gather")
     memory = {name: getattr(found, name) for name in ("weights", "cache", "temporaries")}

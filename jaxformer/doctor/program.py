@@ -110,7 +110,7 @@ def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
             if instruction.operation in ("async-update", "async-done"):
                 continue  # their computation was counted at async-start
             trips = _trips(instruction, found) if instruction.operation == "while" else 1
-            more = None if None in (times, trips) else times * trips
+            more = None if times is None or trips is None else times * trips
             for called in _called(instruction.rest):
                 if called in found:
                     yield from visit(called, more)
@@ -227,7 +227,7 @@ def _arrays(shape: str) -> list[tuple[str, int]]:
 
 
 def _bits(dtype: str) -> int:
-    return 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
+    return 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
 
 
 def _group(rest: str, everyone: int) -> int:

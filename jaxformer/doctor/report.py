@@ -35,7 +35,7 @@ def machine_setup() -> dict:
         "processes": jax.process_count(),
         "memory": _memory(),
         "cores": os.cpu_count(),
-        "cache": _cache(Path(jax.config.jax_compilation_cache_dir)),
+        "cache": _cache(Path(jax.config.values["jax_compilation_cache_dir"])),
         "missing": _missing(),
     }
 

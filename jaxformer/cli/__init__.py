@@ -5,6 +5,7 @@ import sys
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 from traceback import format_exception
 
 from jaxformer.cli.arguments import UsageError
@@ -45,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         The exit status: 0, 1 (failure), 2 (bad input), 130 (Ctrl-C), or the error's `status`.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout.errors == "strict":  # a character outside the terminal's encoding must not raise
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # A character outside the terminal's encoding must not raise.
         sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
@@ -90,7 +92,7 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _warn(message, *_) -> None:
+def _warn(message: Warning | str, *_, **__) -> None:
     """Replaces `warnings.showwarning`: prints one line, without the source line of the warning."""
     _say(f"warning: {message}")
 

@@ -49,7 +49,6 @@ def parse(
     registry.primitive_rule(_scaling_rule)
     registry.primitive_rule(_mesh_rule)
     said = io.StringIO()
-    defaults = {} if default is None else {"default": default}
     try:
         with redirect_stderr(said):
             return tyro.cli(
@@ -59,7 +58,7 @@ def parse(
                 config=(tyro.conf.OmitArgPrefixes,),
                 registry=registry,
                 add_help=False,
-                **defaults,
+                default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit:
         raise UsageError(_explained(said.getvalue(), kind, argv, default)) from None

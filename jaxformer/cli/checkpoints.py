@@ -131,10 +131,11 @@ class Base(NamedTuple):
         return params, self.origin._replace(digest=digest_of(params))
 
 
-def open_base(selection: Selection) -> Base:
+def open_base(source: str, selection: Selection) -> Base:
     """Opens the checkpoint that --from names.
 
     Args:
+        source: The value of --from.
         selection: The arguments that `read_selection` found.
 
     Raises:
@@ -143,7 +144,7 @@ def open_base(selection: Selection) -> Base:
     start_jax()
     from jaxformer.hub.load import fetched, opened
 
-    path = fetched(selection.base).absolute()
+    path = fetched(source).absolute()
     stored = opened(path)
     kind = kind_of(stored.config)
     if selection.model not in (None, kind):

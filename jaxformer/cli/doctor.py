@@ -2,6 +2,7 @@
 
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import Annotated, Literal
 
 import tyro
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
         found = machine_setup()
         _show("jaxformer doctor", found, lines_of_setup(found), arguments.json)
         return 0
-    config, target, mesh, rows, length = _asked(arguments)
+    config, target, mesh, rows, length = _asked(arguments.preset, arguments)
     start_for(target)
     from jaxformer.doctor.examine import examine_decoding, examine_step
     from jaxformer.doctor.report import lines_of_decoding, lines_of_step
@@ -77,19 +78,19 @@ def main(argv: list[str]) -> int:
         (examine_decoding, lines_of_decoding) if arguments.decode else (examine_step, lines_of_step)
     )
     found = examine(config, arguments.execution, target, asdict(mesh), rows, length)
-    found = {"preset": arguments.preset, **found}
-    _show(f"{arguments.preset} on {target}", found, lines(found), arguments.json)
+    title, report = f"{arguments.preset} on {target}", {"preset": arguments.preset, **found}
+    _show(title, report, lines(found), arguments.json)
     return 0 if found["memory"]["fits"] is not False else 1
 
 
-def _asked(arguments: DoctorArguments):
+def _asked(preset: str, arguments: DoctorArguments):
     """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
-    kinds = kinds_of(arguments.preset)
+    kinds = kinds_of(preset)
     kind = arguments.model or (kinds[0] if kinds else "decoder")
-    config = training_preset(arguments.preset, kind).model
+    config = training_preset(preset, kind).model
     mesh = arguments.mesh
     if arguments.target is None:
-        target = Target("cpu", (1 if mesh is None else mesh.parts * mesh.tensor,))
+        target = Target("cpu", (1 if mesh is None else prod(asdict(mesh).values()),))
     else:
         target = parse_target(arguments.target)
     mesh = mesh or MeshSizes(data=target.count)
@@ -97,8 +98,7 @@ def _asked(arguments: DoctorArguments):
     length = arguments.length or config.max_length
     if length > config.max_length:
         raise ValueError(
-            f"length is {length}; {arguments.preset} accepts at most {config.max_length} "
-            "(its max_length)"
+            f"length is {length}; {preset} accepts at most {config.max_length} (its max_length)"
         )
     rows = arguments.batch_size or 8 * mesh.parts
     return replace(config, dtype=dtype), target, mesh, rows, length

@@ -4,7 +4,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -152,6 +152,7 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
 
 
 def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
+    from jaxformer.training.config import HiddenTraining
     from jaxformer.training.evaluate import spread
     from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
 
@@ -161,7 +162,9 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"
         )
     trained = run_config(arguments.run)  # use its mask rate and seed
-    how = {} if trained is None else {"rate": trained.mask_rate, "seed": trained.seed}
+    how: dict[str, Any] = {}
+    if isinstance(trained, HiddenTraining):
+        how = {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
         tokenizer.mask_token,

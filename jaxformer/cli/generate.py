@@ -1,6 +1,7 @@
 """`jaxformer generate RUN --prompt TEXT`: continues a prompt and prints tokens as they come."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
@@ -41,7 +42,7 @@ class GenerateArguments(RunArguments):
         check_seed(self.seed)
 
     @property
-    def sampling(self) -> dict[str, float]:
+    def sampling(self) -> dict[str, Any]:
         """The fields of `Sampler` that were given."""
         names = ("temperature", "top_k", "top_p", "min_p")
         given = {name: getattr(self, name) for name in names}

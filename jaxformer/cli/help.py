@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -136,10 +137,12 @@ def _docstrings(kind: type) -> dict[str, str]:
     for base in reversed(kind.__mro__):
         if not is_dataclass(base):
             continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                found[field.target.id] = " ".join(str(below.value.value).split())
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        (body,) = (x.body for x in tree.body if isinstance(x, ast.ClassDef))
+        for pair in pairwise(body):
+            match pair:
+                case ast.AnnAssign(ast.Name(field)), ast.Expr(ast.Constant(text)):
+                    found[field] = " ".join(str(text).split())
     return found
 
 

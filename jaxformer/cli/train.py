@@ -76,7 +76,7 @@ def _resume(selection: Selection, argv: list[str]) -> int:
 
 def _start(selection: Selection, argv: list[str]) -> int:
     """Starts a run in a new folder."""
-    base = None if selection.base is None else open_base(selection)
+    base = None if selection.base is None else open_base(selection.base, selection)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
     kind = selection.kind if base is None else base.kind
     set_fields = fields_set_in(argv, preset)

@@ -61,6 +61,7 @@ class TrainArguments(Generic[Training]):
     base: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """checkpoint to start from, with its tokenizer: a run folder, a saved folder, a folder in
     Hugging Face format or a hub id; None: fresh parameters"""
+    # pyrefly: ignore[invalid-literal] (the choices are computed)
     kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
     """kind of model"""
     preset: str = "stdlib"
@@ -77,7 +78,8 @@ class TrainArguments(Generic[Training]):
     def inputs(self) -> Inputs:
         """The inputs with absolute paths, so that the run can be resumed from any folder."""
         text = tuple(x if str(x).startswith(HUB) else x.absolute() for x in self.text)
-        return Inputs(text, *(x and x.absolute() for x in (self.source, self.target)))
+        source, target = (x and x.absolute() for x in (self.source, self.target))
+        return Inputs(text, source, target)
 
 
 def parse_train(kind: str, argv: list[str], default: TrainArguments) -> TrainArguments:

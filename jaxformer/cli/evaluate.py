@@ -152,6 +152,7 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
 
 
 def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
+    from jaxformer.training.batch import num_targets
     from jaxformer.training.config import HiddenTraining
     from jaxformer.training.evaluate import spread
     from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
@@ -175,7 +176,7 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
         **how,
     )
     (frequent,) = most_frequent(rows).values()
-    with screen.count(int(sum(row.weights.sum() for row in rows)), "scoring", "tokens") as scored:
+    with screen.count(sum(map(num_targets, rows)), "scoring", "tokens") as scored:
         batches = spread(rows, len(rows), arguments.batch_size or BATCH_SIZE)
         score = score_hidden(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [

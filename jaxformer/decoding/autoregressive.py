@@ -213,7 +213,8 @@ def inspect(
         return _inspect(model, variables, inputs, None, hooks, None)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
-            "points of the encoder were asked for with a cache, which has already read the source"
+            "points of the encoder cannot be captured or patched with a cache, which has already "
+            "read the source"
         )
     live = _check_room(model, cache, tokens, segments)
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect

@@ -141,6 +141,10 @@ def generate(
         capture: names of points to capture, from `model.points`.
         patch: {name of a point: Patch}, values to replace; a Patch may name positions and steps.
 
+    Returns:
+        A `Generation`: the new tokens of each row with their lengths and log-probabilities, and the
+        captured values.
+
     Raises:
         ValueError: an argument is not accepted.
         FloatingPointError: logits of a row are not finite.

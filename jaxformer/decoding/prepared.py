@@ -17,6 +17,13 @@ def prepare(model: LanguageModel, variables: Variables) -> Variables:
     These are the weights in the layout for decoding, a second copy in memory. `generate` and
     `beam_search` prepare params at every call: prepare them once yourself, or use
     `checkpoint.prepared()`, to generate repeatedly.
+
+    Args:
+        model: an autoregressive model.
+        variables: its variables, {"params": …}; a result of `prepare` is returned unchanged.
+
+    Raises:
+        ValueError: the model is not autoregressive, or the variables have no params.
     """
     require_autoregressive(model)
     name, weights = stored_weights(variables, "prepared", "params")

@@ -5,13 +5,16 @@
     output:  h = x + Norm(Attention(x))           y = h + Norm(FeedForward(h))
     both:    h = x + Norm(Attention(Norm(x)))     y = h + Norm(FeedForward(Norm(h)))
 
-(seeds: lecture 11 §3; OLMo 2 2024; Gemma 2 2024.) In a parallel block y = h + FeedForward(Norm(x)).
-Without residual and norm it is the half-built decoder of lecture 10. A block that reads a source
-has cross-attention between the two sub-layers (lecture 13 §4).
+In a parallel block y = h + FeedForward(Norm(x)). Without residual and norm it is the half-built
+decoder of lecture 10. A block that reads a source has cross-attention between the two sub-layers
+(lecture 13 §4).
 
 `config` below is any value with the fields of models.config, its sizes resolved. What the queries
 attend to is an argument, a `Context`. The code of a block is therefore the same for complete
 sequences and for a cache, in every implementation of attention.
+
+Reference:
+    Notes, lecture 11 §3; OLMo 2 2024; Gemma 2 2024.
 """
 
 from typing import Any, NamedTuple

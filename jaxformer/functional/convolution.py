@@ -1,7 +1,7 @@
 """Convolutional language models as pure functions of their weights.
 
     causal:   y_t = W [x_{t−(K−1)d}, …, x_{t−d}, x_t] + b
-    centred:  y_t = W [x_{t−⌊K/2⌋d}, …, x_t, …, x_{t+⌊K/2⌋d}] + b      (seeds: lecture 11 §8)
+    centred:  y_t = W [x_{t−⌊K/2⌋d}, …, x_t, …, x_{t+⌊K/2⌋d}] + b
 
 K is the size of the kernel and d the dilation. The centred kernel also reads later tokens, so it is
 not autoregressive. It is a counter-example: without its forward edges it becomes the causal one.
@@ -9,6 +9,9 @@ not autoregressive. It is a counter-example: without its forward edges it become
 Distances count the tokens of a document: padding takes no position, and there are zeros before the
 first token of a document and after the last. Rows are therefore compacted, tokens before padding,
 and then convolved.
+
+Reference:
+    Notes, lecture 11 §8.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,13 @@
 """The decoder-only Transformer as pure functions of its weights.
 
-    tokens → embedding + position → blocks → norm → logits            (seeds: lecture 11 §6)
+    tokens → embedding + position → blocks → norm → logits
 
 Output i predicts token i + 1 and depends on tokens ≤ i. With a prefix it also depends on all tokens
 of the prefix: these first tokens of a document see one another in both directions, and the model
 does not predict them.
+
+Reference:
+    Notes, lecture 11 §6.
 """
 
 from typing import Any

@@ -1,10 +1,13 @@
 """The encoder as pure functions of its weights: tokens see all tokens of their document.
 
-    tokens → embedding + position → blocks → norm                     (seeds: lecture 13 §2–3)
+    tokens → embedding + position → blocks → norm
 
 It is not autoregressive: output i also depends on later tokens. It therefore learns to fill in
 tokens that are masked in a text, from both sides (Devlin et al. 2019, BERT); see
 `token_masking.mask_tokens`.
+
+Reference:
+    Notes, lecture 13 §2–3.
 """
 
 from typing import Any

@@ -1,10 +1,13 @@
-"""The encoder–decoder Transformer as pure functions of its weights (seeds: lecture 13 §1, §4–5).
+"""The encoder–decoder Transformer as pure functions of its weights.
 
     source → encoder → keys and values, layer by layer
     tokens → embedding + position → blocks that attend to those → norm → logits
 
 Output i predicts token i + 1. It depends on tokens ≤ i and on the whole source except padding. A
 source is encoded once, and the cache holds its keys and values in addition to the decoder's own.
+
+Reference:
+    Notes, lecture 13 §1, §4–5.
 """
 
 from dataclasses import replace

@@ -1,4 +1,8 @@
-"""The position-wise feed-forward layer (seeds: lecture 10 §7; lecture 13 §3)."""
+"""The position-wise feed-forward layer.
+
+Reference:
+    Notes, lecture 10 §7; lecture 13 §3.
+"""
 
 from typing import Any
 

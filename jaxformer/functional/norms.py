@@ -1,4 +1,8 @@
-"""Normalization over the features of one position (seeds: lecture 11 §2; the LayerNorm lesson)."""
+"""Normalization over the features of one position.
+
+Reference:
+    Notes, lecture 11 §2, and the lesson on LayerNorm.
+"""
 
 from collections.abc import Mapping
 from typing import Any

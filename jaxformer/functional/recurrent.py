@@ -1,9 +1,12 @@
 """Recurrent language models as pure functions of their weights: h_t = f(h_{t−1}, x_t).
 
-    tokens → embedding → recurrent layers → logits                    (seeds: lecture 11 §8)
+    tokens → embedding → recurrent layers → logits
 
 Later tokens depend on earlier ones only through the state. It is reset at the start of each
 document, and padding does not change it. States are float32 whatever the dtype of the activations.
+
+Reference:
+    Notes, lecture 11 §8.
 """
 
 from dataclasses import dataclass

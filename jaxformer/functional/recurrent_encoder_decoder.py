@@ -1,4 +1,4 @@
-"""A recurrent encoder–decoder as pure functions of its weights (seeds: lecture 10 §1–2).
+"""A recurrent encoder–decoder as pure functions of its weights.
 
     source → recurrent layers → e_1 … e_S, and their last states, which start the decoder
     α_t = softmax_j(h_t · K e_j)      a_t = Σ_j α_tj V e_j      hidden_t = tanh(W [a_t; h_t] + b)
@@ -6,6 +6,9 @@
 h_t is the decoder's state (Bahdanau et al. 2015; in this form, Luong et al. 2015). Without
 attention hidden_t is h_t, and the last states, which have a fixed size, must represent the whole
 source.
+
+Reference:
+    Notes, lecture 10 §1–2.
 """
 
 from dataclasses import replace

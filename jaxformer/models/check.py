@@ -55,7 +55,7 @@ def check_parameters(part: str, given: Any, shapes: Any) -> None:
     for name in wanted.keys() | given.keys():
         found, right = (side[name].shape if name in side else None for side in (given, wanted))
         if found != right:
-            is_, must = (x or "not there" for x in (found, right))
+            is_, must = (x or "absent" for x in (found, right))
             raise ValueError(f"parameter {part}/{name} is {is_}; for this config it must be {must}")
 
 

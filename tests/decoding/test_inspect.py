@@ -278,5 +278,5 @@ def test_a_cache_rejects_a_source_and_encoder_points():
     tokens = tiny.tokens(0, BATCH, 2)
     with pytest.raises(ValueError, match="source was given with a cache"):
         jf.inspect(model, variables, tokens, kept, source=source)
-    with pytest.raises(ValueError, match="points of the encoder were asked for with a cache"):
+    with pytest.raises(ValueError, match="points of the encoder cannot be captured"):
         jf.inspect(model, variables, tokens, kept, capture=("encoder.embedding",))

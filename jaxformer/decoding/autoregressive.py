@@ -147,8 +147,8 @@ def advance(
         raise ValueError(
             "cache is None; create one by start, or call model.apply for complete sequences"
         )
-    seen = inspect(model, variables, tokens, cache, segments)
-    return seen.logits, seen.cache
+    result = inspect(model, variables, tokens, cache, segments)
+    return result.logits, result.cache
 
 
 class Inspection(NamedTuple):
@@ -204,11 +204,11 @@ def inspect(
         if read is not None and len(read.tokens) != len(tokens):
             raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
         model.check(variables)
-        whole = Inputs(jnp.asarray(tokens), segments)
+        read_tokens = Inputs(jnp.asarray(tokens), segments)
         inputs = (
-            whole
+            read_tokens
             if read is None
-            else replace(whole, source=read.tokens, source_segments=read.segments)
+            else replace(read_tokens, source=read.tokens, source_segments=read.segments)
         )
         return _inspect(model, variables, inputs, None, hooks, None)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):

@@ -296,7 +296,7 @@ def _go_on(
     Steps attend to the first `live` slots. Returns (search, whether every row is done).
     """
     batch, beam_width = search.live.log_probs.shape
-    whole = search.cache
+    cache = search.cache
 
     def goes_on(search: Search) -> Bool[Array, ""]:
         return (search.step < until) & ~search.done.all()
@@ -310,9 +310,9 @@ def _go_on(
         cache = LoopCache.of(passed.cache)
         return search._replace(cache=cache, logits=logits, step=search.step + 1)
 
-    search = search._replace(cache=LoopCache.of(whole.live_prefix(live)))
+    search = search._replace(cache=LoopCache.of(cache.live_prefix(live)))
     search = jax.lax.while_loop(goes_on, step, search)
-    after = whole.merge_prefix(search.cache.restored())
+    after = cache.merge_prefix(search.cache.restored())
     return search._replace(cache=after), search.done.all()
 
 

@@ -164,8 +164,8 @@ def repeated_ngrams(text: Text, size: int, vocab_size: int) -> Array:
     matches = (starts >= before) & (starts < text.end) & (text.end >= before)
     for offset in range(1, before + 1):
         earlier = jnp.roll(text.tokens, offset, axis=1)  # at slot s: the token at s − offset
-        own = jnp.take(text.tokens, jnp.maximum(text.end - offset, 0), axis=1)[:, None]
-        matches = matches & (earlier == own) & (own != NO_TOKEN)
+        last = jnp.take(text.tokens, jnp.maximum(text.end - offset, 0), axis=1)[:, None]
+        matches = matches & (earlier == last) & (last != NO_TOKEN)
     return _mark(jnp.where(matches, text.tokens, NO_TOKEN), vocab_size)
 
 

@@ -80,8 +80,8 @@ def collected(
     """
 
     def after_each_other(blocks: list[Any]) -> np.ndarray:
-        whole = np.concatenate(blocks)[:max_new_tokens]
-        return np.pad(whole, [(0, max_new_tokens - len(whole)), *[(0, 0)] * (whole.ndim - 1)])
+        steps = np.concatenate(blocks)[:max_new_tokens]
+        return np.pad(steps, [(0, max_new_tokens - len(steps)), *[(0, 0)] * (steps.ndim - 1)])
 
     tokens = after_each_other([block.tokens.T + 1 for block in found]).T - 1  # −1 is the end
     log_probs = after_each_other([block.log_probs.T for block in found]).T
@@ -123,6 +123,6 @@ def by_position(captured: Mapping[str, np.ndarray], lengths: list[int], width: i
         return {}
     weights, found = captured[WEIGHTS], np.zeros_like(captured[WEIGHTS])
     for row, length in enumerate(lengths):
-        own = weights[:, row, ..., width - length :]
-        found[:, row, ..., : own.shape[-1]] = own
+        row_weights = weights[:, row, ..., width - length :]
+        found[:, row, ..., : row_weights.shape[-1]] = row_weights
     return {WEIGHTS: found}

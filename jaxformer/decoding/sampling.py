@@ -138,8 +138,8 @@ def sample_tokens(
             jax.random.fold_in(jax.random.fold_in(key, row), step), logits
         )
 
-    kept = _tempered(arrays, truncate(arrays, logits))
-    return jax.vmap(draw)(jnp.arange(len(logits)), kept).astype(jnp.int32)
+    truncated = _tempered(arrays, truncate(arrays, logits))
+    return jax.vmap(draw)(jnp.arange(len(logits)), truncated).astype(jnp.int32)
 
 
 def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
@@ -171,18 +171,18 @@ def truncate(
     Logits are compared before the division by the temperature, which may make different ones equal.
     """
     vocab_size = logits.shape[-1]
-    kept = jax.lax.cond(
+    truncated = jax.lax.cond(
         (arrays.top_k > 0) & (arrays.top_k < vocab_size),
         lambda: _keep(logits, jnp.ones_like(logits), arrays.top_k.astype(jnp.float32)),
         lambda: logits,
     )
 
     def nucleus() -> Float[Array, "batch vocab"]:
-        probabilities = jax.nn.softmax(_tempered(arrays, kept), axis=-1)
-        return _keep(kept, probabilities, arrays.top_p)
+        probabilities = jax.nn.softmax(_tempered(arrays, truncated), axis=-1)
+        return _keep(truncated, probabilities, arrays.top_p)
 
-    kept = jax.lax.cond(arrays.top_p < 1.0, nucleus, lambda: kept)
-    return jnp.where(_tempered(arrays, kept) >= arrays.log_min_p, kept, -jnp.inf)
+    truncated = jax.lax.cond(arrays.top_p < 1.0, nucleus, lambda: truncated)
+    return jnp.where(_tempered(arrays, truncated) >= arrays.log_min_p, truncated, -jnp.inf)
 
 
 def _keep(

@@ -169,13 +169,13 @@ def _short_forward(operands: Operands, places: Places, scores: Scores) -> tuple[
     output = jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
     log_total = jnp.full(query.shape[:-1], jnp.inf, jnp.float32)
     for rows, columns, visible in _short_tiles(places):
-        own = tile_of(operands, rows, columns)
-        adjusted = scores_of(places, rows, columns)(scores, products_of(own.query, own.key))
+        part = tile_of(operands, rows, columns)
+        adjusted = scores_of(places, rows, columns)(scores, products_of(part.query, part.key))
         adjusted = masked(adjusted, visible)
         largest = adjusted.max(axis=-1)
         powers = powers_of(adjusted, largest)
         total = powers.sum(axis=-1)
-        weighted = weighted_sum(powers, own.value)
+        weighted = weighted_sum(powers, part.value)
         weighted /= jnp.where(total == 0.0, 1.0, total)[..., None]
         output = output.at[..., rows, :].set(weighted.astype(output.dtype))
         log_total = log_total.at[..., rows].set(log_total_of(largest, total))
@@ -190,9 +190,9 @@ def _short_backward(
     d_query = jnp.zeros(query.shape, query.dtype)
     d_key, d_value = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for rows, columns, visible in _short_tiles(places):
-        own, known = tile_of(operands, rows, columns), of_queries(upstream, rows)
+        part, known = tile_of(operands, rows, columns), of_queries(upstream, rows)
         tile = scores_of(places, rows, columns)
-        d_rows, *d_columns, more = gradients_of(own, known, visible, scores, tile)
+        d_rows, *d_columns, more = gradients_of(part, known, visible, scores, tile)
         d_query = d_query.at[..., rows, :].set(d_rows.astype(query.dtype))
         d_key = d_key.at[..., columns, :].add(d_columns[0])
         d_value = d_value.at[..., columns, :].add(d_columns[1])
@@ -223,13 +223,13 @@ AddTile = Callable[[Sums, DynamicSlice, DynamicSlice, Visible | None], Sums]
 def _long_forward(operands: Operands, places: Places, scores: Scores) -> tuple[Output, PerQuery]:
     def add(sums: Sums, queries: DynamicSlice, keys: DynamicSlice, visible: Visible | None) -> Sums:
         output, largest, total = sums.rows
-        own = tile_of(operands, queries, keys)
-        adjusted = scores_of(places, queries, keys)(scores, products_of(own.query, own.key))
+        part = tile_of(operands, queries, keys)
+        adjusted = scores_of(places, queries, keys)(scores, products_of(part.query, part.key))
         adjusted = masked(adjusted, visible)
         larger = jnp.maximum(largest, adjusted.max(axis=-1, keepdims=True))
-        powers, kept = (powers_of(x, larger[..., 0]) for x in (adjusted, largest))
-        output = output * kept + weighted_sum(powers, own.value)
-        return Sums((output, larger, total * kept + powers.sum(axis=-1, keepdims=True)))
+        powers, decay = (powers_of(x, larger[..., 0]) for x in (adjusted, largest))
+        output = output * decay + weighted_sum(powers, part.value)
+        return Sums((output, larger, total * decay + powers.sum(axis=-1, keepdims=True)))
 
     query, value = operands.query, operands.value
     total = jnp.zeros((*query.shape[:-1], 1), jnp.float32)
@@ -245,8 +245,8 @@ def _long_backward(
 ) -> Gradients:
     def add(sums: Sums, queries: DynamicSlice, keys: DynamicSlice, visible: Visible | None) -> Sums:
         (d_query,), (d_key, d_value), d_scores = sums
-        own, known = tile_of(operands, queries, keys), of_queries(upstream, queries)
-        more = gradients_of(own, known, visible, scores, scores_of(places, queries, keys))
+        part, known = tile_of(operands, queries, keys), of_queries(upstream, queries)
+        more = gradients_of(part, known, visible, scores, scores_of(places, queries, keys))
         d_columns = (d_key + more.key, d_value + more.value)
         return Sums((d_query + more.query,), d_columns, add_gradients(d_scores, more.scores))
 

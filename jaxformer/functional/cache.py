@@ -89,8 +89,8 @@ class Cache:
             length=self.length + segments.shape[1],
             ring=ring,
         )
-        held = TokenInfo(self.slots, cache.positions, cache.documents)
-        return cache, TokenInfo(segments.shape[1], positions, documents), held, written
+        slots = TokenInfo(self.slots, cache.positions, cache.documents)
+        return cache, TokenInfo(segments.shape[1], positions, documents), slots, written
 
     def with_layers(self, layers: Iterable[tuple[Array, Array]]) -> "Cache":
         """Returns the cache with these (keys, values) of each layer."""
@@ -217,11 +217,11 @@ class Cache:
                 f"tokens{': its ring has overwritten earlier ones' if overwritten else ''}"
             )
         lengths = jnp.where(is_refused, 0, lengths)
-        kept = position - lengths
+        remaining = position - lengths
         is_current = self.documents == self.cursor.document[:, None]
-        forgotten = is_current & (self.positions >= kept[:, None])
+        forgotten = is_current & (self.positions >= remaining[:, None])
         documents = jnp.where(forgotten, 0, self.documents)
-        cursor = self.cursor._replace(position=jnp.where(is_refused, _NOWHERE, kept))
+        cursor = self.cursor._replace(position=jnp.where(is_refused, _NOWHERE, remaining))
         if self.ring is not None:
             ring = self.ring.rewind(lengths)
             return replace(self, documents=documents, cursor=cursor, ring=ring)

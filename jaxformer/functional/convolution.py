@@ -185,11 +185,11 @@ def forward(
     layer = REMAT[run.execution.remat](layer, static_argnums=3)
     last_inputs, captured = [], []
     for i, hooks in enumerate(run.hooks.of(LAYER_POINTS).of_layers(num_layers)):
-        own, offsets = weights["layers"][f"layer_{i}"], layer_offsets(config)[i]
+        layer_weights, offsets = weights["layers"][f"layer_{i}"], layer_offsets(config)[i]
         past = None if cache is None else cache.inputs[i]
-        x, past, seen = layer(own, x, past, offsets, keys[i + 1], hooks)
+        x, past, layer_captured = layer(layer_weights, x, past, offsets, keys[i + 1], hooks)
         last_inputs.append(past)
-        captured.append(seen)
+        captured.append(layer_captured)
     if "final_norm" in weights:
         x = normalize(weights["final_norm"], x, config)
     x = tap("final_norm", layout.in_order(x))
@@ -280,9 +280,9 @@ class Layout:
         """
         if self.cache is None or self.documents is None or self.cursor is None:
             return None
-        before, own = self.cache.documents, self.compact(self.documents)
-        documents = _newest(jnp.concatenate([before, own], axis=1), before.shape[1], own)
-        length = self.cache.length + own.shape[1]
+        before, new = self.cache.documents, self.compact(self.documents)
+        documents = _newest(jnp.concatenate([before, new], axis=1), before.shape[1], new)
+        length = self.cache.length + new.shape[1]
         return ConvolutionCache(self.cursor, length, tuple(inputs), documents)
 
 

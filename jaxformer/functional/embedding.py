@@ -132,8 +132,8 @@ def with_head(parts: dict, config: Any, dim: int) -> dict:
 
 def head(weights: Weights) -> Weights:
     """Returns the head's weights for `linear`; a tied kernel is the transposed token table."""
-    own = weights.get("head", {})
-    return own if "kernel" in own else {"kernel": weights["embedding"]["tokens"].T, **own}
+    output = weights.get("head", {})
+    return output if "kernel" in output else {"kernel": weights["embedding"]["tokens"].T, **output}
 
 
 def logits(

@@ -54,9 +54,9 @@ def init_encoder(key: PRNGKeyArray, config: Any) -> Weights:
 
 def encode(weights: Weights, source: Inputs, config: Any, run: Run) -> Forward:
     """Encodes a source."""
-    own = weights["encoder"]
-    tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
-    encoded = encoder.encode({**own, "embedding": tables}, source, config.encoder, run)
+    encoder_weights = weights["encoder"]
+    tables = {"tokens": weights["embedding"]["tokens"], **encoder_weights.get("embedding", {})}
+    encoded = encoder.encode({**encoder_weights, "embedding": tables}, source, config.encoder, run)
     return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
 
 
@@ -108,8 +108,8 @@ def start(
         cross_keys_values(block["cross_attention"], encoded.hidden, config)
         for block in unstack(weights["blocks"], config.num_layers)
     ]
-    own, _ = transformer.start(weights, None, config, run, size)
-    return SourceCache.of(own, cross, source), encoded.captured
+    self_cache, _ = transformer.start(weights, None, config, run, size)
+    return SourceCache.of(self_cache, cross, source), encoded.captured
 
 
 ENCODER_DECODER = Family(

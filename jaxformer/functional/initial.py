@@ -189,10 +189,10 @@ def _has_attention_norm(config: Any) -> bool:
 
 def init_cross_block(key: PRNGKeyArray, config: Any) -> dict[str, Any]:
     """Returns the weights of a `block` that reads a source, with cross-attention."""
-    own, cross = jax.random.split(key)
+    self_key, cross = jax.random.split(key)
     norms = init_norms(config, "cross_attention_norm")
     attention = init_multi_head_attention(cross, config, reads_itself=False)
-    return init_block(own, config) | norms | {"cross_attention": attention}
+    return init_block(self_key, config) | norms | {"cross_attention": attention}
 
 
 def init_blocks(

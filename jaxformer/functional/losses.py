@@ -62,9 +62,9 @@ def _check_targets(
     A target that counts must be a class; inside jit, where its value is unknown, its loss is NaN.
     """
     *batch, vocab_size = shape
-    for name, given in (("targets", targets), ("weights", weights)):
-        if given is not None and list(given.shape) != batch:
-            raise ValueError(f"{name} are {given.shape}; outputs are {tuple(batch)}")
+    for name, array in (("targets", targets), ("weights", weights)):
+        if array is not None and list(array.shape) != batch:
+            raise ValueError(f"{name} are {array.shape}; outputs are {tuple(batch)}")
     if isinstance(targets, jax.core.Tracer) or isinstance(weights, jax.core.Tracer):
         return
     counted = np.asarray(targets)

@@ -351,8 +351,8 @@ def first_forward_edge(mask: Mask, length: int) -> tuple[int, int] | None:
 
     Returns None if there is none, that is, if the mask is causal for rows of this length.
     """
-    seen = mask(TokenInfo(length), TokenInfo(length))
-    later = np.triu(np.broadcast_to(np.asarray(seen), (length, length)), 1)
+    visible = mask(TokenInfo(length), TokenInfo(length))
+    later = np.triu(np.broadcast_to(np.asarray(visible), (length, length)), 1)
     if not later.any():
         return None
     query, key = np.argwhere(later)[0]

@@ -133,8 +133,8 @@ def rotary_frequencies(dim: int, base: float, scaling: Any = None) -> tuple[np.n
     frequencies = base ** (-np.arange(0, dim, 2) / dim)
     if scaling is None:
         return frequencies.astype(np.float32), 1.0
-    kept = _KEPT[scaling.kind](frequencies, dim, base, scaling)
-    stretched = frequencies * (kept + (1.0 - kept) / scaling.factor)
+    unscaled = _KEPT[scaling.kind](frequencies, dim, base, scaling)
+    stretched = frequencies * (unscaled + (1.0 - unscaled) / scaling.factor)
     factor = 1.0
     if scaling.kind == "yarn":
         factor = scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0

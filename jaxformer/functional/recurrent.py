@@ -199,10 +199,10 @@ def run_layers(
     x, after, captured = dropout(keys[0], x, config.dropout), [], []
     layer = REMAT[run.execution.remat](partial(recurrent_layer, cell=config.cell))
     for i, hooks in enumerate(run.hooks.of(LAYER_POINTS).of_layers(num_layers)):
-        x, state, seen = layer(weights[f"layer_{i}"], x, states[i], initial[i], times, hooks)
+        x, state, values = layer(weights[f"layer_{i}"], x, states[i], initial[i], times, hooks)
         x = dropout(keys[i + 1], x, config.dropout)
         after.append(state)
-        captured.append(seen)
+        captured.append(values)
     return x, tuple(after), stack(captured)
 
 

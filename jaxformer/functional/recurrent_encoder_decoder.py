@@ -50,15 +50,15 @@ _SCORES = Scores(scale=1.0)  # h · K e is not scaled, as in the lecture
 
 def points(config: Any) -> tuple[str, ...]:
     """Returns the names of the points at which a pass can be captured or patched."""
-    own = recurrent.points(config)
+    names = recurrent.points(config)
     cross = CROSS_POINTS if config.attends else ()
-    return (*(PREFIX + name for name in own), *own, *cross)
+    return (*(PREFIX + name for name in names), *names, *cross)
 
 
 def layer_points(config: Any) -> tuple[str, ...]:
     """Returns the points that every layer has."""
-    own = recurrent.layer_points(config)
-    return (*(PREFIX + name for name in own), *own)
+    names = recurrent.layer_points(config)
+    return (*(PREFIX + name for name in names), *names)
 
 
 def initializers(config: Any) -> dict:
@@ -98,8 +98,8 @@ def init_attention(key: PRNGKeyArray, dim: int) -> Weights:
 def encode(weights: Weights, source: Inputs, config: Any, run: Run) -> Forward:
     """Encodes a source; the cache of the result has the last states of each layer."""
     tables = weights["encoder"].get("embedding", weights["embedding"])
-    own = {"embedding": tables, "layers": weights["encoder"]["layers"]}
-    encoded = recurrent.read(own, source, config, run)
+    encoder_weights = {"embedding": tables, "layers": weights["encoder"]["layers"]}
+    encoded = recurrent.read(encoder_weights, source, config, run)
     return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
 
 
@@ -138,23 +138,23 @@ def forward(
         cache: a cache that has read the sources; None: the tokens are complete sequences.
     """
     encoder_key, decoder_key = split_key(run.dropout_key, 2)
-    own_run, keys_values, captured = replace(run, dropout_key=decoder_key), None, {}
+    decoder_run, keys_values, captured = replace(run, dropout_key=decoder_key), None, {}
     if cache is None:
         source = inputs.of_source()
         encoded = encode(weights, source, config, run.of_encoder(PREFIX, encoder_key))
-        own, initial, captured = None, encoded.cache.states, encoded.captured
+        self_cache, initial, captured = None, encoded.cache.states, encoded.captured
         info = TokenInfo(source.tokens.shape[1], None, source.segments)
         if config.attends:
             keys_values = cross_keys_values(weights["attention"], encoded.hidden)
     else:
-        own, initial, info = cache.self_cache, cache.initial, cache.source
+        self_cache, initial, info = cache.self_cache, cache.initial, cache.source
         keys_values = cache.cross_keys_values
-    passed = recurrent.read(weights, inputs, config, own_run, own, initial)
+    passed = recurrent.read(weights, inputs, config, decoder_run, self_cache, initial)
     hidden, captured = passed.hidden, {**captured, **passed.captured}
     if keys_values is not None:
         length, is_cached = hidden.shape[1], cache is not None
         context = source_context(info, length, _SCORES, run, is_cached=is_cached)
-        tap = Tap(run.hooks, *_positions(inputs, own), run.placement)
+        tap = Tap(run.hooks, *_positions(inputs, self_cache), run.placement)
         hidden = cross_attend(weights["attention"], hidden, keys_values, context, tap)
         captured |= tap.captured
     if cache is not None:
@@ -195,8 +195,8 @@ def start(
         lambda x: place("recurrent.initial", jnp.repeat(x, rows // len(x), axis=0)),
         encoded.cache.states,
     )
-    own, _ = recurrent.start(weights, None, config, run, size)
-    return SourceCache.of(own, cross, source, initial), encoded.captured
+    self_cache, _ = recurrent.start(weights, None, config, run, size)
+    return SourceCache.of(self_cache, cross, source, initial), encoded.captured
 
 
 def prepare(weights: Weights, config: Any, parts: int = 1) -> Weights:

@@ -175,9 +175,9 @@ def run_layers(
     by_setting = dict(zip(settings, contexts.layers, strict=True))
 
     def layer(
-        config: Any, x: Float[Array, "batch length dim"], own: tuple[Any, ...]
+        config: Any, x: Float[Array, "batch length dim"], parts_of_layer: tuple[Any, ...]
     ) -> tuple[Float[Array, "batch length dim"], tuple[KeysValues | None, dict[str, Array]]]:
-        weights, key, cached, source_keys_values, hooks = own
+        weights, key, cached, source_keys_values, hooks = parts_of_layer
         weights = fuse_query_key_value(weights) if placement.fuses_projections else weights
         if source is not None and source.encoded is not None:
             cross = weights["cross_attention"]
@@ -200,8 +200,8 @@ def run_layers(
     else:
         outputs = []
         trees = [unstack(part, num_layers) for part in layers]
-        for setting, *own in zip(settings, *trees, strict=True):
-            x, output = steps[setting](x, tuple(own))
+        for setting, *parts_of_layer in zip(settings, *trees, strict=True):
+            x, output = steps[setting](x, tuple(parts_of_layer))
             outputs.append(output)
     states, captured = map(list, zip(*outputs, strict=True))
     return x, states, captured
@@ -230,8 +230,8 @@ def scan_layers(
     ) -> tuple[Float[Array, "batch length dim"], list]:
         outputs = []
         parts = [unstack(tree, stop - start) for tree in layers]
-        for setting, *own in zip(settings[start:stop], *parts, strict=True):
-            x, output = steps[setting](x, tuple(own))
+        for setting, *parts_of_layer in zip(settings[start:stop], *parts, strict=True):
+            x, output = steps[setting](x, tuple(parts_of_layer))
             outputs.append(output)
         return x, outputs
 

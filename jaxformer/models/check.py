@@ -40,8 +40,8 @@ def as_array(name: str, x: Any) -> Any:
 def check_variables(variables: object) -> None:
     """Raises ValueError unless the variables are {"params": …} with parameters that are floats."""
     if not isinstance(variables, Mapping) or "params" not in variables:
-        held = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
-        raise ValueError(f"variables hold {held}; they must hold 'params' (model.init gives them)")
+        names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
+        raise ValueError(f"variables hold {names}; they must hold 'params' (model.init gives them)")
     refuse_explicit("variables", variables["params"])
     for name, leaf in _leaves(variables["params"]).items():
         is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

@@ -66,14 +66,14 @@ def _tokens(names: list[str], length: int, source_length: int) -> int:
 def _attention(config: Any, length: int, source_length: int) -> int:
     """Returns the operations of scores and weighted sums; a window limits the number of keys."""
     if config.heads:
-        own = sum(
+        self_attention = sum(
             4 * layer.num_heads * layer.head_dim * length * _keys(layer, length)
             for layer in config.layers
         )
         if not config.reads_source:
-            return own
+            return self_attention
         cross = 4 * config.num_heads * config.head_dim * length * source_length * config.num_layers
-        return own + cross + _attention(config.encoder, source_length, 0)
+        return self_attention + cross + _attention(config.encoder, source_length, 0)
     if config.reads_source and config.attends:
         return 4 * config.hidden_dim * length * source_length
     return 0

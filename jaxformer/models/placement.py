@@ -46,9 +46,9 @@ def make_mesh(sizes: dict[str, int], devices: Sequence | None = None) -> Mesh:
     devices = jax.devices() if devices is None else devices
     shape = _mesh_shape(sizes)
     if prod(shape) != len(devices):
-        said = ",".join(f"{name}={size}" for name, size in zip(AXES, shape, strict=True))
+        named = ",".join(f"{name}={size}" for name, size in zip(AXES, shape, strict=True))
         raise ValueError(
-            f"mesh is {said}, {prod(shape)} devices; there are {len(devices)} "
+            f"mesh is {named}, {prod(shape)} devices; there are {len(devices)} "
             f"({devices[0].platform})"
         )
     return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=_AXIS_TYPES)
@@ -98,14 +98,14 @@ def partition_of(
         raise ValueError(f"the rule {rule.pattern!r} uses an axis twice: {rule.partition}")
     if len(rule.partition) > len(shape):
         raise ValueError(f"{path} {shape} has fewer axes than its rule {rule.pattern!r}")
-    whole = (None,) * (len(shape) - len(rule.partition))
-    for size, axes in zip(shape[len(whole) :], rule.partition, strict=True):
+    unsharded = (None,) * (len(shape) - len(rule.partition))
+    for size, axes in zip(shape[len(unsharded) :], rule.partition, strict=True):
         if size % prod(mesh.shape[axis] for axis in _axes(axes)):
-            said = " × ".join(f"{axis}={mesh.shape[axis]}" for axis in _axes(axes))
+            sizes = " × ".join(f"{axis}={mesh.shape[axis]}" for axis in _axes(axes))
             raise ValueError(
-                f"{path} {shape}: {size} does not divide by {said} (the rule {rule.pattern!r})"
+                f"{path} {shape}: {size} does not divide by {sizes} (the rule {rule.pattern!r})"
             )
-    return PartitionSpec(*whole, *rule.partition)
+    return PartitionSpec(*unsharded, *rule.partition)
 
 
 def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -73,6 +73,6 @@ def padded(
     """
     ids, segments = np.zeros((2, len(rows), width), np.int32)
     for number, row in enumerate(rows):
-        there = slice(width - len(row), width) if left else slice(len(row))
-        ids[number, there], segments[number, there] = row, 1
+        columns = slice(width - len(row), width) if left else slice(len(row))
+        ids[number, columns], segments[number, columns] = row, 1
     return ids, segments

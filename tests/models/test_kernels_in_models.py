@@ -112,9 +112,7 @@ def test_parameters_of_another_model_are_refused_by_name():
         r"parameter final_norm/scale is \(3,\); for this config it must be \(8,\)": {
             "final_norm": {**norm, "scale": jnp.ones(3)}
         },
-        r"parameter final_norm/bias is absent; .* \(8,\)": {
-            "final_norm": {"scale": norm["scale"]}
-        },
+        r"parameter final_norm/bias is absent; .* \(8,\)": {"final_norm": {"scale": norm["scale"]}},
         r"parameter final_norm/shift is \(8,\); .* absent": {
             "final_norm": {**norm, "shift": jnp.ones(8)}
         },

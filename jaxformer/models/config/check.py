@@ -247,9 +247,9 @@ def positive(config: Any, *names: str) -> None:
         ValueError: A value is not a positive finite number.
     """
     for name in names:
-        given, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-        may_be_none = isinstance(given, tuple) or default is None
-        for value in entries(given):
+        setting, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+        may_be_none = isinstance(setting, tuple) or default is None
+        for value in entries(setting):
             if not (_is_positive(value) or (value is None and may_be_none)):
                 raise ValueError(f"{name} is {value!r}; it must be above 0 and finite")
 

@@ -190,15 +190,15 @@ class TransformerConfig(ModelConfig):
 
 @cache
 def _layers(config: Any) -> tuple:
-    given = {name: getattr(config, name) for name in config.patterns}
-    patterns = {name: value for name, value in given.items() if isinstance(value, tuple)}
+    settings = {name: getattr(config, name) for name in config.patterns}
+    patterns = {name: value for name, value in settings.items() if isinstance(value, tuple)}
     if not patterns and config.first_attention_norm:
         return (config,) * config.num_layers
     layers = []
     for layer in range(config.num_layers):
-        own = {name: entries[layer % len(entries)] for name, entries in patterns.items()}
-        if own.get("rotary_base", 0.0) is None:
-            own |= {"positions": "none", "rotary_base": 10_000.0, "rotary_scaling": None}
-        own["first_attention_norm"] = config.first_attention_norm or layer > 0
-        layers.append(replace(config, **own))
+        values = {name: entries[layer % len(entries)] for name, entries in patterns.items()}
+        if values.get("rotary_base", 0.0) is None:
+            values |= {"positions": "none", "rotary_base": 10_000.0, "rotary_scaling": None}
+        values["first_attention_norm"] = config.first_attention_norm or layer > 0
+        layers.append(replace(config, **values))
     return tuple(layers)

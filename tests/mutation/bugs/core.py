@@ -201,7 +201,7 @@ BUGS = (
     Bug(
         "rewinding does not move the position back",
         "functional.cache:Cache.rewind",
-        Replace("jnp.where(is_refused, _NOWHERE, kept)", "position"),
+        Replace("jnp.where(is_refused, _NOWHERE, remaining)", "position"),
         f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
     ),
     Bug(

@@ -12,6 +12,8 @@ times the largest element of the array. Hence −10⁹ works as a mask, and −1
 scores are capped (tanh, clip).
 """
 
+from functools import reduce
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -129,10 +131,7 @@ def hull(*some: Marked) -> Bounds | None:
 
 def _hull(bounds) -> Bounds:
     low, high = zip(*bounds, strict=True)
-    lowest, highest = low[0], high[0]
-    for one, other in zip(low[1:], high[1:], strict=True):
-        lowest, highest = np.minimum(lowest, one), np.maximum(highest, other)
-    return Bounds(lowest, highest)
+    return Bounds(reduce(np.minimum, low), reduce(np.maximum, high))
 
 
 def _rounded(low, high, output) -> Bounds:
@@ -143,20 +142,18 @@ def _rounded(low, high, output) -> Bounds:
     return Bounds(low - epsilon * np.abs(low), high + epsilon * np.abs(high))
 
 
-def _added(params, inputs, output):
-    if not any(map(informative, inputs)):
-        return None
-    a, b = map(bounds_of, inputs)
-    with np.errstate(invalid="ignore"):
-        return _rounded(a.low + b.low, a.high + b.high, output)
+def _added(sign: int):
+    """Makes the rule of a sum (sign 1) or a difference (−1)."""
 
+    def rule(params, inputs, output):
+        if not any(map(informative, inputs)):
+            return None
+        a, b = map(bounds_of, inputs)
+        low, high = b if sign == 1 else (-b.high, -b.low)
+        with np.errstate(invalid="ignore"):
+            return _rounded(a.low + low, a.high + high, output)
 
-def _subtracted(params, inputs, output):
-    if not any(map(informative, inputs)):
-        return None
-    a, b = map(bounds_of, inputs)
-    with np.errstate(invalid="ignore"):
-        return _rounded(a.low - b.high, a.high - b.low, output)
+    return rule
 
 
 def _multiplied(params, inputs, output):
@@ -232,8 +229,7 @@ def _ordered(of_two):
 
 def _clamped(params, inputs, output):
     lowest, x, highest = inputs
-    limits = zip(bounds_of(lowest), sure_bounds(x), bounds_of(highest), strict=True)
-    return Bounds(*(np.minimum(np.maximum(some, least), most) for least, some, most in limits))
+    return Bounds(*map(np.clip, sure_bounds(x), bounds_of(lowest), bounds_of(highest)))
 
 
 def _compared(name: str):
@@ -258,11 +254,11 @@ def _selected(params, inputs, output):
     large = undecided.any() and any(map(informative, cases))
     if not large and all(case.bounds is None for case in cases):
         return None
-    each = [bounds_of(case) for case in cases]
-    low, high = _hull(each)
-    for number, case in enumerate(each):
-        here = ~undecided & (choice == number)
-        low, high = np.where(here, case.low, low), np.where(here, case.high, high)
+    bounds = [bounds_of(case) for case in cases]
+    low, high = _hull(bounds)
+    for number, case in enumerate(bounds):
+        decided = ~undecided & (choice == number)
+        low, high = np.where(decided, case.low, low), np.where(decided, case.high, high)
     return Bounds(low, high)
 
 
@@ -288,8 +284,8 @@ def _converted(params, inputs, output):
 
 
 _RULES = {
-    **dict.fromkeys(("add", "add_any"), _added),
-    "sub": _subtracted,
+    **dict.fromkeys(("add", "add_any"), _added(1)),
+    "sub": _added(-1),
     "mul": _multiplied,
     "div": _divided,
     "neg": _negated,

@@ -5,6 +5,7 @@ make the rule of a primitive.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.verify import marks as m
@@ -16,44 +17,36 @@ def moved(primitive):
     """Makes a rule that runs the primitive on the elements' indices instead of their values."""
 
     def rule(params, inputs, outputs):
-        if any(x.marks is not None for x in inputs[MOVED[primitive.name] :]):
+        count = MOVED[primitive.name]
+        operands, places = inputs[:count], inputs[count:]
+        if any(x.marks is not None for x in places):
             return everything(params, inputs, outputs)  # the places are unknown
-        rows, ids, count = [], [], 0
-        for x in inputs:
-            is_index = len(ids) >= MOVED[primitive.name]
-            if is_index:
-                ids.append(x.value)
-                continue
-            shape = np.shape(x.value)
-            size = int(np.prod(shape))
-            ids.append(np.arange(count, count + size, dtype=np.int32).reshape(shape))
-            rows.append((x.marks, shape))
-            count += size
-        found = primitive.bind(*map(jax.numpy.asarray, ids), **_for_ids(params))
-        table = _rows_of(rows, count)
-        found = found if primitive.multiple_results else [found]
-        return [
-            m.compressed(table[np.where(np.asarray(y) < 0, count, np.asarray(y))]) for y in found
-        ]
+        ids, table = _numbered(operands)
+        if "fill_value" in params:  # the index of out-of-bounds positions, that of the empty row
+            params = {**params, "fill_value": -1}
+        moved_ids = primitive.bind(*ids, *(jnp.asarray(x.value) for x in places), **params)
+        moved_ids = moved_ids if primitive.multiple_results else [moved_ids]
+        return [m.compressed(table[np.asarray(x)]) for x in moved_ids]
 
     return rule
 
 
-def _for_ids(params):
-    """Sets the fill value of out-of-bounds positions to −1, which stands for no element."""
-    return {**params, "fill_value": -1} if "fill_value" in params else params
+def _numbered(operands):
+    """Numbers the elements of all operands, from 0.
 
-
-def _rows_of(rows, count: int):
-    """Returns [count + 1, bytes]: the marks of all elements in order, then an empty row."""
-    width = next(marks.shape[-1] for marks, _ in rows if marks is not None)
-    table, start = np.zeros((count + 1, width), np.uint8), 0
-    for marks, shape in rows:
-        size = int(np.prod(shape))
-        if marks is not None:
-            table[start : start + size] = m.expand(marks, shape).reshape(size, width)
-        start += size
-    return table
+    Returns:
+        (int32 arrays with the shapes of the operands, the marks of all elements in order and then
+        an empty row: [elements + 1, bytes]).
+    """
+    width = next(x.marks.shape[-1] for x in operands if x.marks is not None)
+    ids, rows, count = [], [], 0
+    for x in operands:
+        shape, size = np.shape(x.value), np.size(x.value)
+        ids.append(jnp.asarray(np.arange(count, count + size, dtype=np.int32).reshape(shape)))
+        marks = np.zeros(width, np.uint8) if x.marks is None else x.marks
+        rows.append(m.expand(marks, shape).reshape(size, width))
+        count += size
+    return ids, np.concatenate([*rows, np.zeros((1, width), np.uint8)])
 
 
 # The number of leading operands whose elements are moved. The other operands are indices.
@@ -80,7 +73,7 @@ def moved_bounds(primitive, params, inputs) -> list[Bounds] | None:
     whole = []
     for side in zip(*map(bounds_of, operands), strict=True):
         full = (
-            jax.numpy.asarray(np.broadcast_to(bound, np.shape(x.value)), np.float32)
+            jnp.asarray(np.broadcast_to(bound, np.shape(x.value)), np.float32)
             for bound, x in zip(side, operands, strict=True)
         )
         found = primitive.bind(*full, *(x.value for x in places), **params)
@@ -102,12 +95,8 @@ def gathered(primitive):
             return plain(params, inputs, outputs)
         dims, rank = params["dimension_numbers"], np.ndim(outputs[0])
         batch = [axis for axis in range(rank) if axis not in dims.offset_dims]
-        rows = {
-            own: batch[there]
-            for own, there in zip(
-                dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True
-            )
-        }
+        pairs = zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
+        rows = {axis: batch[index_axis] for axis, index_axis in pairs}
         each = _placed(indices.marks, dict(enumerate(batch)), rank)
         return [m.union(each, _placed(operand.marks, rows, rank))]
 
@@ -135,14 +124,9 @@ def _somewhere(params, operand: Marked, indices: Marked, updates: Marked):
     rows = dict(zip(dims.scatter_indices_batching_dims, dims.operand_batching_dims, strict=True))
     window = dims.update_window_dims
     batch = [axis for axis in range(np.ndim(updates.value)) if axis not in window]
-    written = {batch[there]: own for there, own in rows.items()}
-    return [
-        m.union(
-            operand.marks,
-            _placed(indices.marks, rows, rank),
-            _placed(updates.marks, written, rank),
-        )
-    ]
+    written = {batch[index_axis]: axis for index_axis, axis in rows.items()}
+    chosen = _placed(indices.marks, rows, rank)
+    return [m.union(operand.marks, chosen, _placed(updates.marks, written, rank))]
 
 
 def scattered(params, inputs, outputs):
@@ -152,22 +136,14 @@ def scattered(params, inputs, outputs):
         return _somewhere(params, *inputs)
     if params["update_jaxpr"] is not None:  # the new value depends on the current element
         return [operand.marks] if updates.marks is None else everything(params, inputs, outputs)
-    sizes = [int(np.prod(np.shape(x.value))) for x in (operand, updates)]
-    ids = [
-        np.arange(start, start + size, dtype=np.int32).reshape(np.shape(x.value))
-        for x, start, size in zip((operand, updates), (0, sizes[0]), sizes, strict=True)
-    ]
-    found = jax.lax.scatter(
-        jax.numpy.asarray(ids[0]),
-        indices.value,
-        jax.numpy.asarray(ids[1]),
-        params["dimension_numbers"],
-        indices_are_sorted=params["indices_are_sorted"],
-        unique_indices=params["unique_indices"],
-        mode=params["mode"],
-    )
-    table = _rows_of([(x.marks, np.shape(x.value)) for x in (operand, updates)], sum(sizes))
-    return [m.compressed(table[np.asarray(found)])]
+    (old, new), table = _numbered([operand, updates])
+    dims, options = params["dimension_numbers"], _scatter_options(params)
+    ids = jax.lax.scatter(old, indices.value, new, dims, **options)
+    return [m.compressed(table[np.asarray(ids)])]
+
+
+def _scatter_options(params):
+    return {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
 
 def added_at(params, inputs, outputs):
@@ -180,12 +156,11 @@ def added_at(params, inputs, outputs):
         return _somewhere(params, *inputs)
     if updates.marks is None:
         return [operand.marks]
-    how = {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
-    bits = np.unpackbits(m.expand(updates.marks, np.shape(updates.value)), axis=-1)
-    empty = jax.numpy.zeros(np.shape(operand.value), np.int32)
+    dims, options = params["dimension_numbers"], _scatter_options(params)
+    empty = jnp.zeros(np.shape(operand.value), np.int32)
 
-    def one(bit):
-        return jax.lax.scatter_add(empty, indices.value, bit, params["dimension_numbers"], **how)
+    def add(bits):
+        return jax.lax.scatter_add(empty, indices.value, bits, dims, **options)
 
-    found = jax.vmap(one, -1, -1)(jax.numpy.asarray(bits, np.int32))
-    return [m.union(operand.marks, np.packbits(np.asarray(found) > 0, axis=-1))]
+    added = m.map_bits(add, updates.marks, np.shape(updates.value), np.int32)
+    return [m.union(operand.marks, added)]

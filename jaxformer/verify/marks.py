@@ -7,6 +7,7 @@ None means that no input affects the array.
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -54,6 +55,20 @@ def bits_of(marks, shape, number: int):
 def expand(marks, shape):
     """Broadcasts the marks to every element."""
     return np.broadcast_to(marks, (*shape, marks.shape[-1]))
+
+
+def map_bits(function, marks, shape, dtype):
+    """Applies a function to each bit of the marks.
+
+    Args:
+        function: Maps an array [*shape], 1 where the bit is set and 0 elsewhere, to an array that
+            is positive where the bit of the result is set.
+        marks: The marks.
+        shape: The shape of the marked array.
+        dtype: The dtype of the function's argument.
+    """
+    bits = jnp.asarray(np.unpackbits(expand(marks, shape), axis=-1), dtype)
+    return np.packbits(np.asarray(jax.vmap(function, -1, -1)(bits)) > 0.5, axis=-1)
 
 
 def union(whole, *others):

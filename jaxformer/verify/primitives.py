@@ -32,19 +32,20 @@ def _absorbed(is_absorbing):
 
     def rule(params, inputs, outputs):
         a, b = inputs
-        return [m.union(_kept(a.marks, b), _kept(b.marks, a))]
-
-    def _kept(marks, other):
-        return m.kept(marks, None if marks is None else counts(other, is_absorbing))
+        return [m.union(_beside(b, is_absorbing, a), _beside(a, is_absorbing, b))]
 
     return rule
+
+
+def _beside(other: Marked, is_absorbing, x: Marked):
+    """Returns the marks of x without those beside an unmarked absorbing element of `other`."""
+    return None if x.marks is None else m.kept(x.marks, counts(other, is_absorbing))
 
 
 def _quotient(params, inputs, outputs):
     """Rule of a division: an unmarked 0 as the dividend removes the marks of the divisor."""
     a, b = inputs
-    below = m.kept(b.marks, None if b.marks is None else counts(a, is_zero))
-    return [m.union(a.marks, below)]
+    return [m.union(a.marks, _beside(a, is_zero, b))]
 
 
 def _extreme(sign: int):
@@ -53,13 +54,11 @@ def _extreme(sign: int):
     def rule(params, inputs, outputs):
         if not any(map(informative, inputs)):
             return _union(params, inputs, outputs)
-        tops, bottoms = zip(*(_ordered(sign, x) for x in inputs), strict=True)
-        shape = np.shape(outputs[0])
-        some = (
-            m.kept(x.marks, np.broadcast_to(~(top < bottom), shape))
-            for x, top, bottom in zip(inputs, tops, bottoms[::-1], strict=True)
-        )
-        return [m.union(*some)]
+        a, b = inputs
+        (a_top, a_bottom), (b_top, b_bottom) = _ordered(sign, a), _ordered(sign, b)
+        a_loses = np.broadcast_to(a_top < b_bottom, np.shape(outputs[0]))
+        b_loses = np.broadcast_to(b_top < a_bottom, np.shape(outputs[0]))
+        return [m.union(m.kept(a.marks, ~a_loses), m.kept(b.marks, ~b_loses))]
 
     return rule
 
@@ -82,13 +81,12 @@ def _select(params, inputs, outputs):
 _ELEMENTWISE = """
     abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
     conj convert_element_type copy copy_p cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1
-    floor ge
-    gt igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log
-    log1p log2 logistic lt lt_to mesh_cast mulhi ne neg nextafter not or polygamma
+    floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to
+    lgamma log log1p log2 logistic lt lt_to mesh_cast mulhi ne neg nextafter not or polygamma
     population_count pow random_clone random_fold_in random_seed real reduce_precision
     regularized_incomplete_beta relayout rem reshard round rsqrt sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient tan tanh
-    xor zeta
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient tan tanh xor
+    zeta
 """.split()
 
 
@@ -120,10 +118,8 @@ def _nothing(params, inputs, outputs):
 
 
 def _reduced(params, inputs, outputs):
-    (x,) = inputs
     axes = tuple(params["axes"])
-    whole = m.merged(x.marks, axes)
-    return [np.squeeze(whole, axis=axes)] if axes else [whole]
+    return [np.squeeze(m.merged(inputs[0].marks, axes), axis=axes)]
 
 
 def _reduced_extreme(sign: int):
@@ -244,8 +240,7 @@ _RULES = {
     ),
     **dict.fromkeys(("device_put", "optimization_barrier", "name", "pvary"), _each),
     **dict.fromkeys(
-        "reduce_sum reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(),
-        _reduced,
+        "reduce_sum reduce_prod reduce_and reduce_or reduce_xor argmax argmin".split(), _reduced
     ),
     "reduce_max": _reduced_extreme(1),
     "reduce_min": _reduced_extreme(-1),
@@ -260,19 +255,13 @@ _RULES = {
     **dict.fromkeys(("debug_callback", "debug_print"), _nothing),
     "dot_general": product,
     "scatter": scattered,
-    **{
-        f"scatter{sign}{how}": added_at
-        for sign in "-_"
-        for how in ("add", "sub", "mul", "min", "max")
-    },
+    **{f"scatter{x}{y}": added_at for x in "-_" for y in "add sub mul min max".split()},
 }
 _MADE = {"gather": gathered, "conv_general_dilated": convolved}
 
 
 # Primitives whose operands are aligned to the rank of the output.
-ELEMENTWISE = frozenset(_ELEMENTWISE) | frozenset(
-    "mul and add sub add_any div max min select_n".split()
-)
+ELEMENTWISE = frozenset([*_ELEMENTWISE, *"mul and add sub add_any div max min select_n".split()])
 # Primitives whose output i is input i.
 IDENTITIES = frozenset(
     "copy copy_p device_put layout_constraint mesh_cast name optimization_barrier pvary relayout "

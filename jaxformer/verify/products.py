@@ -4,7 +4,7 @@ Rules have the signature `rule(params, inputs, outputs)`, as in `primitives`. `c
 rule of a primitive.
 """
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.verify import marks as m
@@ -16,22 +16,14 @@ def product(params, inputs, outputs):
 
     The marks of a factor pass where the other factor is not 0.
     """
-    (left, right), (left_batch, right_batch) = params["dimension_numbers"]
-    sides = [
-        _Side(x, tuple(batch), tuple(contracted))
-        for x, batch, contracted in zip(
-            inputs, (left_batch, right_batch), (left, right), strict=True
-        )
-    ]
-    a, b = sides
-    whole = []
-    if inputs[0].marks is not None:
-        passed = _through(a.marks(), b.live())  # [B, M, N, bytes]
-        whole.append(a.shaped(passed, b, first=True))
-    if inputs[1].marks is not None:
-        passed = _through(b.marks(), a.live())  # [B, N, M, bytes]
-        whole.append(a.shaped(passed, b, first=False))
-    return [m.compressed(m.union(*whole))]
+    contracted, batch = params["dimension_numbers"]
+    a, b = map(_Side, inputs, batch, contracted)
+    passed = []  # [B, M, N, bytes]
+    if a.x.marks is not None:
+        passed.append(_through(a.marks(), b.live()))
+    if b.x.marks is not None:
+        passed.append(_through(b.marks(), a.live()).swapaxes(1, 2))
+    return [m.compressed(m.union(*(a.shaped(marks, b) for marks in passed)))]
 
 
 class _Side:
@@ -39,8 +31,9 @@ class _Side:
 
     def __init__(self, x: Marked, batch, contracted):
         self.x, self.shape = x, np.shape(x.value)
-        free = tuple(i for i in range(len(self.shape)) if i not in (*batch, *contracted))
+        free = [i for i in range(len(self.shape)) if i not in (*batch, *contracted)]
         self.groups = (batch, free, contracted)
+        self.order = [*batch, *free, *contracted]
 
     def sizes(self, group: int):
         """Returns the sizes of the axes of a group: 0 batch, 1 free, 2 contracted."""
@@ -54,31 +47,25 @@ class _Side:
         live = counts(self.x, is_zero)
         if live is None:
             return None
-        order = [axis for group in self.groups for axis in group]
         sizes = [int(np.prod(self.sizes(group))) for group in range(3)]
-        return live.transpose(order).reshape(sizes)
+        return live.transpose(self.order).reshape(sizes)
 
     def marks(self):
         """Returns the marks [batch, free, contracted, bytes].
 
         A group of axes along which the marks are constant has size 1.
         """
-        order = [axis for group in self.groups for axis in group]
-        marks, _ = m.permuted(self.x.marks, self.shape, order)
-        full, merged, start = [], [], 0
-        for group in range(3):
-            sizes = self.sizes(group)
-            own = marks.shape[start : start + len(sizes)]
-            uniform = all(size == 1 for size in own)
-            full += [1] * len(sizes) if uniform else sizes
-            merged.append(1 if uniform else int(np.prod(sizes)))
-            start += len(sizes)
+        shape, full, merged = np.shape(self.x.marks), [], []
+        for group, axes in enumerate(self.groups):
+            uniform = all(shape[axis] == 1 for axis in axes)
+            sizes = [1] * len(axes) if uniform else self.sizes(group)
+            full += sizes
+            merged.append(int(np.prod(sizes)))
+        marks, _ = m.permuted(self.x.marks, self.shape, self.order)
         return m.expand(marks, full).reshape(*merged, marks.shape[-1])
 
-    def shaped(self, passed, other, first: bool):
+    def shaped(self, passed, other):
         """Reshapes [batch, own free, other's free, bytes] to the axes of the product."""
-        if not first:
-            passed = passed.swapaxes(1, 2)
         groups = (self.sizes(0), self.sizes(1), other.sizes(1))
         shape = []
         for size, sizes in zip(passed.shape, groups, strict=False):
@@ -99,8 +86,7 @@ def _through(marks, live):
     if live is None:
         return m.merged(marks, (2,))
     if (live == live[:, :1]).all():  # the same for each n
-        some = m.kept(np.broadcast_to(marks, (*_larger(marks, live), marks.shape[-1])), live[:, :1])
-        return m.merged(some, (2,)) if some is not None else np.zeros_like(marks[:, :, :1])
+        return m.merged(np.where(live[:, :1, :, None], marks, np.uint8(0)), (2,))
     if marks.shape[2] == 1:
         return np.where(live.any(axis=2)[:, None, :, None], marks, np.uint8(0))
     paths = live.astype(np.float32)
@@ -109,11 +95,6 @@ def _through(marks, live):
         bits = np.unpackbits(marks[:, row], axis=-1).astype(np.float32)
         reached.append(np.packbits(paths @ bits > 0, axis=-1))
     return np.stack(reached, axis=1)
-
-
-def _larger(marks, live):
-    """Returns the shape [B, M, K] of the marks after broadcasting with live [B, N, K]."""
-    return (max(marks.shape[0], live.shape[0]), marks.shape[1], max(marks.shape[2], live.shape[2]))
 
 
 def convolved(primitive):
@@ -126,15 +107,13 @@ def convolved(primitive):
                 continue
             live = counts(other, is_zero)
             paths = np.ones(np.shape(other.value)) if live is None else live
-            paths = jax.numpy.asarray(paths, np.float32)
+            paths = jnp.asarray(paths, np.float32)
 
-            def one(bits, paths=paths, side=side):
+            def convolve(bits, paths=paths, side=side):
                 operands = (bits, paths) if side == 0 else (paths, bits)
                 return primitive.bind(*operands, **{**params, "preferred_element_type": None})
 
-            bits = np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1)
-            found = jax.vmap(one, -1, -1)(jax.numpy.asarray(bits, np.float32))
-            whole.append(np.packbits(np.asarray(found) > 0.5, axis=-1))
+            whole.append(m.map_bits(convolve, x.marks, np.shape(x.value), np.float32))
         return [m.union(*whole)]
 
     return rule

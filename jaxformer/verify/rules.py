@@ -23,19 +23,17 @@ def read(segments):
     Args:
         segments: Segment ids, or a length.
     """
-    documents, positions = [], []
+    tokens = []
     last_id = document = position = 0
     for segment in _ids(segments):
         if segment == 0:
-            documents.append(0)
-            positions.append(0)
+            tokens.append((0, 0))
             continue
+        position += 1
         if segment != last_id:
             last_id, document, position = segment, document + 1, 0
-        documents.append(document)
-        positions.append(position)
-        position += 1
-    return np.array(documents), np.array(positions)
+        tokens.append((document, position))
+    return tuple(np.array(tokens, int).reshape(-1, 2).T)
 
 
 def visible(segments, window=None, prefix=0, causal=True):
@@ -47,17 +45,28 @@ def visible(segments, window=None, prefix=0, causal=True):
         prefix: The number of first tokens of a document that all its tokens see.
         causal: Whether a token sees no later tokens (outside the prefix).
     """
+
+    def sees(i, j):
+        in_window = window is None or i - j < window
+        return in_window and (not causal or j <= i or j < prefix)
+
+    return _within_documents(segments, sees)
+
+
+def _within_documents(segments, sees):
+    """Returns the rule in which a token sees the tokens of its document that `sees` selects.
+
+    Args:
+        segments: Segment ids, or a length.
+        sees: Maps the positions of two tokens of a document to whether the first sees the second.
+    """
     documents, positions = read(segments)
     length = len(documents)
     seen = np.zeros((length, length), bool)
     for i in range(length):
         for j in range(length):
-            if documents[i] == 0 or documents[i] != documents[j]:
-                continue
-            allowed = not causal or positions[j] <= positions[i] or positions[j] < prefix
-            if window is not None and positions[i] - positions[j] >= window:
-                allowed = False
-            seen[i, j] = allowed
+            if documents[i] != 0 and documents[i] == documents[j]:
+                seen[i, j] = sees(positions[i], positions[j])
     return seen
 
 
@@ -78,18 +87,14 @@ def near(segments, distance=None):
         segments: Segment ids, or a length.
         distance: The maximum distance on both sides; None: no limit.
     """
-    _, positions = read(segments)
-    seen = bidirectional(segments)
-    for i, j in np.argwhere(seen):
-        seen[i, j] = distance is None or abs(int(positions[i]) - int(positions[j])) <= distance
-    return seen
+    return _within_documents(segments, lambda i, j: distance is None or abs(i - j) <= distance)
 
 
 def windows(config) -> list:
     """Returns the window of each layer of a config, whose `window` may be a pattern."""
     window = getattr(config, "window", None)
-    pattern = list(window) if isinstance(window, tuple) else [window]
-    return (pattern * config.num_layers)[: config.num_layers]
+    pattern = window if isinstance(window, tuple) else (window,)
+    return [pattern[layer % len(pattern)] for layer in range(config.num_layers)]
 
 
 def convolved(segments, kernel_size, dilation=1, causal=True):
@@ -101,16 +106,9 @@ def convolved(segments, kernel_size, dilation=1, causal=True):
         dilation: The distance between neighbouring tokens in the kernel.
         causal: Whether the kernel ends at its position; otherwise it is centred.
     """
-    documents, positions = read(segments)
     ahead = 0 if causal else kernel_size // 2
     reach = [dilation * (k - kernel_size + 1 + ahead) for k in range(kernel_size)]
-    length = len(documents)
-    seen = np.zeros((length, length), bool)
-    for i in range(length):
-        for j in range(length):
-            same = documents[i] != 0 and documents[i] == documents[j]
-            seen[i, j] = same and positions[j] - positions[i] in reach
-    return seen
+    return _within_documents(segments, lambda i, j: j - i in reach)
 
 
 def composed(layers, alive, residual=True):
@@ -127,14 +125,10 @@ def composed(layers, alive, residual=True):
     length = len(alive)
     reached = [{i} if alive[i] else set() for i in range(length)]
     for seen in layers:
-        following = []
-        for i in range(length):
-            through = set(reached[i]) if residual else set()
-            for j in range(length):
-                if seen[i, j]:
-                    through |= reached[j]
-            following.append(through)
-        reached = following
+        through = [set().union(*(reached[j] for j in np.flatnonzero(row))) for row in seen]
+        if residual:
+            through = [own | others for own, others in zip(reached, through, strict=True)]
+        reached = through
     table = np.zeros((length, length), bool)
     for i, sources in enumerate(reached):
         table[i, list(sources)] = True
@@ -147,15 +141,12 @@ def asked(mask, segments):
     It evaluates the mask for one pair of tokens at a time. The mask itself is the specification
     here: the certificate checks that every code path of the model follows it.
     """
-    documents, positions = read(segments)
-    length = len(documents)
-    seen = np.zeros((length, length), bool)
-    for i in range(length):
-        for j in range(length):
-            if documents[i] != 0 and documents[i] == documents[j]:
-                query, key = (TokenInfo(1, positions[k : k + 1], np.ones(1, int)) for k in (i, j))
-                seen[i, j] = np.asarray(mask(query, key)).item()
-    return seen
+
+    def sees(i, j):
+        query, key = (TokenInfo(1, np.array([k]), np.ones(1, int)) for k in (i, j))
+        return np.asarray(mask(query, key)).item()
+
+    return _within_documents(segments, sees)
 
 
 def of_layers(config, segments, mask=None) -> list:
@@ -204,9 +195,7 @@ def of_source(segments, source_segments):
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, np.shape(source_segments)[1]), bool)
     for row in range(batch):
-        for i in range(length):
-            for j, there in enumerate(source_segments[row]):
-                table[row, i, row, j] = segments[row][i] != 0 and there != 0
+        table[row, :, row] = np.logical_and.outer(segments[row], source_segments[row])
     return table
 
 

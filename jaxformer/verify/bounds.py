@@ -104,15 +104,15 @@ def output_bounds(name: str, params, inputs, output) -> Bounds | None:
     return rule(params, inputs, np.asarray(output))
 
 
-def constant(bounds: Bounds | None, shape):
-    """Returns bool [*shape], true for elements whose two bounds are equal; None if there are none.
+def not_constant(bounds: Bounds | None, shape):
+    """Returns bool [*shape], false for elements whose two bounds are equal; None if there are none.
 
     Such an element has the same value for all inputs.
     """
     if bounds is None:
         return None
-    equal = np.equal(*bounds)
-    return np.broadcast_to(equal, shape) if equal.any() else None
+    differ = np.not_equal(*bounds)
+    return None if differ.all() else np.broadcast_to(differ, shape)
 
 
 def chosen(where, x: Marked, y: Marked) -> Bounds | None:

@@ -112,19 +112,16 @@ def _rule(subject):
     """
     found, rule = subject.dependency, subject.rule
     compared = compare(found, rule)
-    wrong = sum(entry.why == NO_PATH for entry in found.disagreements)
-    unseen = int((rule & (found.effects == 0)).sum())
-    broken = first_broken(subject)
-    if broken:
-        layer, own = broken
-        said = (f"{compared}; the block alone: {own}", *found.notes)
-        return False, "; ".join(said), f"layer {layer}"
-    detail = f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"
-    if unseen:
-        detail += f"; {unseen} edges have a path and no effect is seen"
-    if wrong:
-        detail += f"; {wrong} edges have an effect and no path: taint is wrong"
-    return compared.holds and not wrong, "; ".join((detail, *found.remarks, *found.notes))
+    if broken := first_broken(subject):
+        layer, block = broken
+        details = (f"{compared}; the block alone: {block}", *found.notes)
+        return False, "; ".join(details), f"layer {layer}"
+    details = [f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"]
+    if unseen := int((rule & (found.effects == 0)).sum()):
+        details.append(f"{unseen} edges have a path and no effect is seen")
+    if wrong := sum(entry.why == NO_PATH for entry in found.disagreements):
+        details.append(f"{wrong} edges have an effect and no path: taint is wrong")
+    return compared.holds and not wrong, "; ".join((*details, *found.remarks, *found.notes))
 
 
 def _reads_its_source(subject):
@@ -150,14 +147,9 @@ def _padded(subject):
     places = np.sort(rng.choice(length, real, replace=False))
     tokens, segments = subject.tokens(1, length, stream=1), np.zeros((1, length), np.int32)
     tokens[0, places], segments[0, places] = text[0], 1
-    return _the_same(
-        subject,
-        subject.passed(tokens, segments, subject.padded_read),
-        subject.passed(text),
-        lambda x: x[..., places, :],
-        lambda x: x,
-        f"{real} tokens among {length - real} of padding",
-    )
+    padded, alone = subject.passed(tokens, segments, subject.padded_read), subject.passed(text)
+    what = f"{real} tokens among {length - real} of padding"
+    return _same(subject, padded, alone, np.s_[..., places, :], what)
 
 
 def _separate(subject):
@@ -166,15 +158,10 @@ def _separate(subject):
     tokens, segments = subject.tokens(1, length), np.full((1, length), 2)
     segments[0, :first] = 1
     packed = subject.passed(tokens, segments)
+    what = f"documents of {first} and {length - first} tokens in one row"
     for where in (slice(0, first), slice(first, length)):
-        result = _the_same(
-            subject,
-            packed,
-            subject.passed(tokens[:, where]),
-            lambda x, where=where: x[..., where, :],
-            lambda x: x,
-            f"documents of {first} and {length - first} tokens in one row",
-        )
+        alone = subject.passed(tokens[:, where])
+        result = _same(subject, packed, alone, np.s_[..., where, :], what)
         if not result[0]:
             break
     return result
@@ -185,26 +172,19 @@ def _independent(subject):
     rows = subject.rows(3)
     tokens = subject.tokens(rows, subject.length)
     together = np.asarray(subject.compiled(tokens))
-    apart = [
-        distance(together[row], subject.compiled(tokens[row : row + 1])[0]) for row in range(rows)
-    ]
+    apart = [distance(together[i], subject.compiled(tokens[i : i + 1])[0]) for i in range(rows)]
     worst = int(np.argmax(apart)) if max(apart) > subject.tolerance else rows // 2
-    return _the_same(
-        subject,
-        subject.passed(tokens),
-        subject.passed(tokens[worst : worst + 1]),
-        lambda x: x[worst : worst + 1],
-        lambda x: x,
-        f"row {worst} of {rows} and alone",
-    )
+    row = slice(worst, worst + 1)
+    batch, alone = subject.passed(tokens), subject.passed(tokens[row])
+    return _same(subject, batch, alone, row, f"row {worst} of {rows} and alone")
 
 
-def _the_same(subject, some, other, take_some, take_other, what: str):
-    parted = first_difference(some, other, take_some, take_other, subject.tolerance)
-    if parted is None:
-        off = distance(take_some(some[-1].value), take_other(other[-1].value))
-        return True, f"{what}: off by {off:.2g}"
-    value, off = parted
+def _same(subject, whole, part, index, what: str):
+    """Checks that the values at an index of one trace equal those of another trace."""
+    difference = first_difference(whole, part, index, subject.tolerance)
+    if difference is None:
+        return True, f"{what}: off by {distance(whole[-1].value[index], part[-1].value):.2g}"
+    value, off = difference
     return False, f"{what}: off by {off:.3g}", str(value)
 
 
@@ -220,7 +200,7 @@ def _jitted(subject):
 def _deterministic(subject):
     tokens = subject.tokens(subject.rows(2), subject.length)
     first, *others = (np.asarray(subject.compiled(tokens)) for _ in range(3))
-    differing = sum(int((other != first).sum()) for other in others)
+    differing = np.sum([other != first for other in others])
     return differing == 0, f"{differing} of {2 * first.size} logits differ in three runs"
 
 
@@ -235,9 +215,8 @@ def _probabilities(subject):
 
     each, before = [log_prob(texts[i : i + 1024]) for i in range(0, size, 1024)], log_prob(text)
     total = float(np.exp(np.concatenate(each).astype(np.float64) - float(before[0])).sum())
-    return abs(
-        total - 1
-    ) <= 10 * subject.tolerance, f"those of {size} next tokens sum to {total:.6f}"
+    holds = abs(total - 1) <= 10 * subject.tolerance
+    return holds, f"those of {size} next tokens sum to {total:.6f}"
 
 
 def _finite(subject):

@@ -21,26 +21,24 @@ def cached(subject):
     length = min(subject.length, first + 63)
     tokens = subject.tokens(subject.rows(2), length)
     whole = subject.compiled(tokens)
-    _, kept = _advanced(subject, tokens, [length])
+    _, whole_cache = _read_in_chunks(subject, tokens, [length])
     worst = 0.0
     for sizes in ([length], *(chunk_sizes(rng, length, first) for _ in range(3))):
-        logits, cache = _advanced(subject, tokens, sizes)
+        logits, cache = _read_in_chunks(subject, tokens, sizes)
         worst = max(worst, off := distance(logits, whole))
         if off > subject.tolerance:
-            where = _parting(cache, kept, 10 * subject.tolerance)
+            where = _differing_layer(cache, whole_cache, 10 * subject.tolerance)
             return False, f"chunks of {_few(sizes)}: off by {off:.3g}", where
     return True, f"{length} tokens at once and in 3 random chunkings: off by {worst:.2g} at most"
 
 
-def _advanced(subject, tokens, sizes):
+def _read_in_chunks(subject, tokens, sizes):
+    """Returns the logits and the cache after reading the tokens in chunks of these sizes."""
     cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source)
-    logits, begin = [], 0
-    for size in sizes:
-        some, cache = advance(
-            subject.model, subject.variables, tokens[:, begin : begin + size], cache
-        )
-        logits.append(some)
-        begin += size
+    logits = []
+    for chunk in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
+        chunk_logits, cache = advance(subject.model, subject.variables, chunk, cache)
+        logits.append(chunk_logits)
     return np.concatenate(logits, axis=1), cache
 
 
@@ -62,12 +60,12 @@ def _few(sizes):
     return ", ".join(map(str, sizes[:6])) + ", …" * (len(sizes) > 6)
 
 
-def _parting(cache, kept, tolerance: float) -> str | None:
+def _differing_layer(cache, expected, tolerance: float) -> str | None:
     """Returns the first layer whose caches differ."""
-    (some, _), (others, _) = map(jax.tree_util.tree_flatten_with_path, (cache, kept))
-    parted = []
-    for (path, x), (_, y) in zip(some, others, strict=True):
+    leaves = jax.tree_util.tree_leaves_with_path(cache)
+    differing = []
+    for (path, x), y in zip(leaves, jax.tree.leaves(expected), strict=True):
         layers = [key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey)]
         if layers and not np.allclose(x, y, rtol=0, atol=tolerance):
-            parted.append((layers[0], f"cache{jax.tree_util.keystr(path)}"))
-    return "layer {}, {}".format(*min(parted)) if parted else None
+            differing.append((layers[0], f"cache{jax.tree_util.keystr(path)}"))
+    return "layer {}, {}".format(*min(differing)) if differing else None

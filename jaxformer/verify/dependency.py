@@ -96,7 +96,7 @@ def dependency_matrix(
     """
     inputs = _array(inputs)
     is_ids = not jnp.issubdtype(inputs.dtype, jnp.floating)
-    by_default, witnesses = witnesses is None, _checked(witnesses, is_ids)
+    by_default, witnesses = witnesses is None, _checked_witnesses(witnesses, is_ids)
     for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
         if number is not None and not (is_whole(number) and number >= least):
             raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
@@ -112,37 +112,36 @@ def dependency_matrix(
     if unchanged.any():
         place = place_name(np.unravel_index(int(unchanged.argmax()), before))
         raise ValueError(f"others are what inputs are at {place}; they must differ everywhere")
-    seen, asked, remarks, notes = {}, {}, [], []
+    effects, num_pairs, remarks, notes = {}, {}, [], []
     for witness in witnesses:
+        whole = np.full(size, np.nan)
         axis = 0 if witness == "derivative" else 1
-        chosen = np.arange(size[axis])
-        if sample is not None and seen and witness != "taint" and sample < size[axis]:
-            chosen = np.sort(rng.choice(size[axis], sample, replace=False))
+        tested = np.arange(size[axis])
+        if sample is not None and effects and witness != "taint" and sample < size[axis]:
+            tested = np.sort(rng.choice(size[axis], sample, replace=False))
         if witness == "taint":
-            found, doubts, assumed = by_taint(function, inputs, num_positions, weights)
+            whole[:], doubts, assumed = by_taint(function, inputs, num_positions, weights)
             remarks += doubts
             notes += assumed
         elif witness == "derivative":
             try:
-                found = by_derivative(applied, inputs, num_positions, chosen)
+                whole[tested] = by_derivative(applied, inputs, num_positions, tested)
             except Exception as error:  # JAX raises many types, for loops, callbacks and refs
                 if not by_default:
                     raise
                 remarks.append(f"there is no derivative: {str(error).splitlines()[0]}")
                 continue
         else:
-            found = by_change(applied, inputs, num_positions, chosen, others)
-        whole = np.full(size, np.nan)
-        whole[(chosen, slice(None)) if axis == 0 else (slice(None), chosen)] = found
-        seen[witness], asked[witness] = whole, int(found.size)
-    matrix = np.any([found > 0 for found in seen.values()], axis=0)
-    effects = [found for witness, found in seen.items() if witness != "taint"]
-    largest = np.fmax.reduce(effects) if effects else np.full(size, np.nan)
+            whole[:, tested] = by_change(applied, inputs, num_positions, tested, others)
+        effects[witness], num_pairs[witness] = whole, len(tested) * size[1 - axis]
+    matrix = np.any([effect > 0 for effect in effects.values()], axis=0)
+    measured = [effect for witness, effect in effects.items() if witness != "taint"]
+    largest = np.fmax.reduce([np.full(size, np.nan), *measured])
     return Dependency(
         matrix.reshape(*after, *before),
         largest.reshape(*after, *before),
-        asked,
-        tuple(_disagreements(seen, after, before)),
+        num_pairs,
+        tuple(_disagreements(effects, after, before)),
         tuple(remarks),
         tuple(notes),
     )
@@ -160,18 +159,18 @@ def is_whole(number) -> bool:
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _checked(witnesses, is_ids: bool):
+def _checked_witnesses(witnesses, is_ids: bool):
     if isinstance(witnesses, str) or not isinstance(witnesses, tuple | list | None):
         raise ValueError(
             f"witnesses is {witnesses!r}; it must be a tuple of {', '.join(WITNESSES)}"
         )
     possible = [name for name in WITNESSES if not (is_ids and name == "derivative")]
-    for name in possible if witnesses is None else witnesses:
+    chosen = tuple(possible if witnesses is None else witnesses)
+    for name in chosen:
         if name not in WITNESSES:
             raise ValueError(f"witness is {name!r}; it must be one of {', '.join(WITNESSES)}")
         if name not in possible:
             raise ValueError("inputs are integers, of which there is no derivative; give floats")
-    chosen = tuple(possible if witnesses is None else witnesses)
     if not chosen:
         raise ValueError(f"witnesses is empty; give some of {', '.join(possible)}")
     return chosen
@@ -219,17 +218,14 @@ _WHY = {
 _INFINITE = "what stops a path was an exact 0, which an infinite value gets past"
 
 
-def _disagreements(seen, after, before):
+def _disagreements(effects, after, before):
     """Yields the pairs on which one witness saw no effect and another saw one."""
-    for witness, found in seen.items():
-        others = [other for name, other in seen.items() if name != witness]
-        if not others:
-            continue
-        effect = np.fmax.reduce(others)
-        for output, input in np.argwhere((found == 0) & (effect > 0)):
-            why = _WHY[witness]
-            if witness == "taint" and np.isinf(effect[output, input]):
-                why = _INFINITE
+    for witness, seen in effects.items():
+        others = [other for name, other in effects.items() if name != witness]
+        largest = np.fmax.reduce([np.zeros_like(seen), *others])
+        for output, input in np.argwhere((seen == 0) & (largest > 0)):
+            is_infinite = witness == "taint" and np.isinf(largest[output, input])
+            why = _INFINITE if is_infinite else _WHY[witness]
             places = np.unravel_index(output, after), np.unravel_index(input, before)
             yield Disagreement(*(tuple(map(int, place)) for place in places), why=why)
 

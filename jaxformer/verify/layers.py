@@ -48,37 +48,37 @@ def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
         **read: Further arguments of `model.apply`, such as the source.
     """
     points = [x for x in model.points if not x.startswith("encoder.") and ".weights" not in x]
-    how = {"capture": tuple(points), "method": "inspect"}
-    logits, captured = model.apply(variables, tokens, segments, **read, **how)
+    hooks = {"capture": tuple(points), "method": "inspect"}
+    logits, captured = model.apply(variables, tokens, segments, **read, **hooks)
     inner = [point for point in points if point in model.layer_points]
-    before = points[: points.index(inner[0])]
-    found = [Value(point, None, captured[point]) for point in before]
-    for layer in range(model.config.num_layers):
-        found += [Value(point, layer, captured[point][layer]) for point in inner]
-    after = [x for x in points if x not in {*before, *inner}]
-    found += [Value(point, None, captured[point]) for point in after]
-    found.append(Value("logits", None, logits))
-    return [value._replace(value=np.asarray(value.value, np.float32)) for value in found]
+    first = points.index(inner[0])
+    outer = [Value(x, None, captured[x]) for x in points if x not in inner]
+    blocks = [
+        Value(x, layer, captured[x][layer])
+        for layer in range(model.config.num_layers)
+        for x in inner
+    ]
+    values = [*outer[:first], *blocks, *outer[first:], Value("logits", None, logits)]
+    return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
 
 
-def first_difference(some, other, take_some, take_other, tolerance: float):
+def first_difference(whole, part, index, tolerance: float):
     """Returns the first point at which two traces differ, and the difference; None if they agree.
 
     Args:
-        some: A trace.
-        other: Another trace.
-        take_some: Maps a value [batch, …, length, features] of `some` to the part to compare.
-        take_other: The same for `other`.
+        whole: A trace.
+        part: The trace of a part of its tokens or batch elements.
+        index: The index of that part in the values [batch, …, length, features] of `whole`.
         tolerance: Accepted difference, relative to max(1, the largest value).
     """
-    for a, b in zip(some, other, strict=True):
-        x, y = take_some(a.value), take_other(b.value)
+    for point, expected in zip(whole, part, strict=True):
+        x, y = point.value[index], expected.value
         if x.size and not np.allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max())):
-            return a, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
+            return point, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
     return None
 
 
-def own_functions(subject) -> Iterator:
+def block_functions(subject) -> Iterator:
     """Yields each block as a function of (variables, embeddings).
 
     The embeddings [1, length, dim] are those of the last batch element. They replace "block.input"
@@ -106,18 +106,17 @@ def first_broken(subject):
         (layer, Comparison); None if all blocks obey their rules, or if the model has no point
         "block.input".
     """
-    model, config = subject.model, subject.config
+    model, config, ids = subject.model, subject.config, subject.segments[-1]
     if "block.input" not in model.points:
         return None
     x, others = subject.inputs
-    ids, masks = subject.segments[-1], model.mask
-    own_rules = rules.of_layers(config, ids, masks)
     options = {"weights": subject.variables, "witnesses": subject.witnesses, "others": others}
-    for layer, run in enumerate(own_functions(subject)):
-        found = dependency_matrix(run, x, **options)
-        rule = np.zeros(found.matrix.shape, bool)
-        rule[-1, :, 0] = rules.composed([own_rules[layer]], len(ids), config.residual)
-        compared = compare(found, rule)
+    layer_rules = rules.of_layers(config, ids, model.mask)
+    for layer, run in enumerate(block_functions(subject)):
+        dependency = dependency_matrix(run, x, **options)
+        rule = np.zeros(dependency.matrix.shape, bool)
+        rule[-1, :, 0] = rules.composed([layer_rules[layer]], len(ids), config.residual)
+        compared = compare(dependency, rule)
         if not compared.holds:
             return layer, compared
     return None

@@ -76,9 +76,8 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
         trust_remote_code=False,
     )
     theirs.eval()
-    ids = _ids(model, tokenizer)
+    ids, read = _ids(model, tokenizer), {}
     inputs = {"input_ids": torch.tensor(ids[None])}
-    read = {}
     if model.config.reads_source:
         inputs["decoder_input_ids"], read = inputs["input_ids"], {"source": ids[None]}
     with torch.no_grad():
@@ -87,21 +86,17 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     logits = outputs[name].numpy()
     ours = jax.jit(partial(model.apply, method=method))(variables, ids[None], **read)
     apart = np.abs(np.asarray(ours) - logits)
+    differences = float(apart.max()), float(apart.mean())
     if model.config.learns == "hidden tokens":
-        return Parity(float(apart.max()), float(apart.mean()), None, 0, 0)
-    both = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
+        return Parity(*differences, None, 0, 0)
+    perplexities = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
     start = ids[:1] if read else ids
     expected = _greedy(theirs, torch, inputs, start, max_new_tokens, bool(read))
-    found = generate(
-        model,
-        variables,
-        [start.tolist()],
-        max_new_tokens=max_new_tokens,
-        sampler=Sampler(temperature=0.0),
-        source=[ids.tolist()] if read else None,
-    ).tokens[0]
-    same = int((np.cumprod(np.asarray(found) == expected)).sum())
-    return Parity(float(apart.max()), float(apart.mean()), both, same, max_new_tokens)
+    source, greedy = [ids.tolist()] if read else None, Sampler(temperature=0.0)
+    options = {"max_new_tokens": max_new_tokens, "sampler": greedy, "source": source}
+    (tokens,) = generate(model, variables, [start.tolist()], **options).tokens
+    same = int(np.cumprod(np.asarray(tokens) == expected).sum())
+    return Parity(*differences, perplexities, same, max_new_tokens)
 
 
 def _output(config, outputs) -> tuple[str, str | None]:
@@ -115,12 +110,11 @@ def _output(config, outputs) -> tuple[str, str | None]:
 
 
 def _ids(model, tokenizer) -> np.ndarray:
-    longest = model.config.max_length - 32
     if tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 64)
     else:
         ids = np.array(tokenizer.encode_source(TEXT))
-    return ids[: max(1, longest)]
+    return ids[: max(1, model.config.max_length - 32)]
 
 
 def _perplexity(logits, ids) -> float:

@@ -55,7 +55,7 @@ class _Side:
 
         A group of axes along which the marks are constant has size 1.
         """
-        shape, full, merged = np.shape(self.x.marks), [], []
+        shape, full, merged = np.asarray(self.x.marks).shape, [], []
         for group, axes in enumerate(self.groups):
             uniform = all(shape[axis] == 1 for axis in axes)
             sizes = [1] * len(axes) if uniform else self.sizes(group)

@@ -109,11 +109,11 @@ class Subject:
         options = {"weights": self.variables, "others": others, "seed": self.seed}
         if self.rows(1) > 1:
             options["sample"] = self.length
-        found = dependency_matrix(hidden, x, **options)
-        if not any(remark.startswith(NO_RULE) for remark in found.remarks):
-            return found
-        seen = dependency_matrix(hidden, x, witnesses=("derivative", "change"), **options)
-        return replace(seen, remarks=(*found.remarks, "taint was left out for that"))
+        matrix = dependency_matrix(hidden, x, **options)
+        if not any(remark.startswith(NO_RULE) for remark in matrix.remarks):
+            return matrix
+        without = dependency_matrix(hidden, x, witnesses=("derivative", "change"), **options)
+        return replace(without, remarks=(*matrix.remarks, "taint was left out for that"))
 
     @property
     def witnesses(self) -> tuple[str, ...]:
@@ -135,9 +135,8 @@ class Subject:
     @cached_property
     def rule(self):
         """Rule for `dependency`: bool [batch, length, 1, length], for the last batch element."""
-        mask, last = self.model.mask, self.segments[-1:]
         table = np.zeros((self.rows(1), self.length, 1, self.length), bool)
-        table[-1:] = rules.of(self.config, last, mask=mask)
+        table[-1:] = rules.of(self.config, self.segments[-1:], mask=self.model.mask)
         return table
 
     @property

@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 
 from jaxformer.verify import loops
 from jaxformer.verify import marks as m
-from jaxformer.verify.bounds import constant, hull, output_bounds
+from jaxformer.verify.bounds import hull, not_constant, output_bounds
 from jaxformer.verify.indexing import MOVED, moved_bounds
 from jaxformer.verify.marks import Marked, everything
 from jaxformer.verify.primitives import ELEMENTWISE, IDENTITIES, RESHAPED, rule_of
@@ -123,30 +123,27 @@ class _Run:
             return Marked(value)
         return self.varying(value, self.varies(value))
 
-    def closed(self, closed, inputs):
+    def closed(self, closed, inputs) -> list[Marked]:
         """Evaluates a closed jaxpr, or a jaxpr without constants."""
-        jaxpr = getattr(closed, "jaxpr", closed)
-        return self.jaxpr(jaxpr, getattr(closed, "consts", ()), inputs)
-
-    def jaxpr(self, jaxpr, consts, inputs) -> list[Marked]:
-        environment, last = {}, {}
+        jaxpr, captured = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+        environment = dict(zip(jaxpr.constvars, map(self.captured, captured), strict=True))
+        environment |= zip(jaxpr.invars, inputs, strict=True)
+        last_use = {}
         for number, equation in enumerate(jaxpr.eqns):
-            last |= {x: number for x in equation.invars if not isinstance(x, Literal)}
-        results = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
+            last_use |= dict.fromkeys(_variables(equation.invars), number)
+        last_use |= dict.fromkeys(_variables(jaxpr.outvars))
 
         def read(x):
             if not isinstance(x, Literal):
                 return environment[x]
             return self.captured(x.val) if isinstance(x.val, jax.Array) else Marked(x.val)
 
-        environment |= zip(jaxpr.constvars, map(self.captured, consts), strict=True)
-        environment |= zip(jaxpr.invars, inputs, strict=True)
         for number, equation in enumerate(jaxpr.eqns):
             outputs = self.equation(equation, [read(x) for x in equation.invars])
             environment |= zip(equation.outvars, outputs, strict=True)
-            for x in {x for x in equation.invars if not isinstance(x, Literal)} - results:
-                if last[x] == number:  # free the marks, which are large, after their last use
-                    environment.pop(x, None)
+            for x in _variables(equation.invars):
+                if last_use[x] == number:  # free the marks, which are large
+                    del environment[x]
         return [read(x) for x in jaxpr.outvars]
 
     def equation(self, equation, inputs) -> list[Marked]:
@@ -183,14 +180,12 @@ class _Run:
             rule = everything
         bounds = _bounds(primitive, params, inputs, values)
         outputs = []
-        marks = rule(params, inputs, values)
-        for value, some, limits in zip(values, marks, bounds, strict=True):
-            if not m.fits(some, np.shape(value)):
+        for value, marks, limits in zip(values, rule(params, inputs, values), bounds, strict=True):
+            shape = np.shape(value)
+            if not m.fits(marks, shape):
                 raise RuntimeError(f"taint's rule for {primitive.name} gave marks of another shape")
-            same = constant(limits, np.shape(value))
-            kept = some if same is None else m.kept(some, ~same)
-            kept = kept if np.size(value) else None
-            outputs.append(Marked(value, kept, None if kept is None else limits))
+            marks = m.kept(marks, not_constant(limits, shape)) if np.size(value) else None
+            outputs.append(Marked(value, marks, None if marks is None else limits))
         self.thresholds.see(primitive.name, inputs, outputs)
         return outputs
 
@@ -291,6 +286,10 @@ class _Run:
         unknown = self.varying(np.zeros(()), np.ones((), bool))
         marks = everything({}, [*inputs, unknown], [x.value for x in values])
         return [Marked(x.value, some) for x, some in zip(values, marks, strict=True)]
+
+
+def _variables(atoms) -> set:
+    return {x for x in atoms if not isinstance(x, Literal)}
 
 
 def _bounds(primitive, params, inputs, values):

@@ -41,8 +41,8 @@ def by_taint(function, inputs, num_positions: int, weights=None):
         more = _by_position(other, num_positions) & ~pairs
         if more.any():
             remarks += (
-                f"captured arrays ({captured.names}) have zeros that stop {more.sum()} paths: if "
-                "they are weights, call with weights=…; if they are a mask, make it bool",
+                f"captured arrays ({', '.join(captured.partly)}) have zeros that stop {more.sum()} "
+                "paths: if they are weights, call with weights=…; if they are a mask, make it bool",
             )
     return pairs, remarks, notes + captured.notes()
 
@@ -64,7 +64,7 @@ class _Captured:
         if zero.any():
             name = f"{array.dtype} {list(np.shape(array))}"
             (self.wholly if zero.all() else self.partly)[name] = None
-        return np.full(zero.shape, bool(zero.size and zero.all()))
+        return np.full(zero.shape, zero.all())
 
     def weights(self, array):
         """Returns bool [*shape], true where an array with zeros could be a weight, not a mask."""
@@ -72,10 +72,6 @@ class _Captured:
         if not zero.any():
             return zero
         return np.abs(np.asarray(array).astype(np.float64)) < REACH
-
-    @property
-    def names(self) -> str:
-        return ", ".join(self.partly)
 
     def notes(self):
         if not self.wholly:

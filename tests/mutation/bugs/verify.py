@@ -32,8 +32,8 @@ def without_the_first_layer(composed):
 
 
 def from_the_end(first_difference):
-    def broken(some, other, take_some, take_other, tolerance):
-        return first_difference(some[::-1], other[::-1], take_some, take_other, tolerance)
+    def broken(whole, part, index, tolerance):
+        return first_difference(whole[::-1], part[::-1], index, tolerance)
 
     return broken
 
@@ -103,8 +103,8 @@ BUGS = (
         "a chunking is compared with itself",
         "verify.chunks:cached",
         Replace(
-            "_, kept = _advanced(subject, tokens, [length])",
-            "whole, kept = _advanced(subject, tokens, [length])",
+            "_, whole_cache = _read_in_chunks(subject, tokens, [length])",
+            "whole, whole_cache = _read_in_chunks(subject, tokens, [length])",
         ),
         f"{CERTIFICATE}::test_every_chunking_is_held_to_one_pass",
     ),

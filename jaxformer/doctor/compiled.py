@@ -55,8 +55,8 @@ def compile_step(model, optimizer, mesh, rows: int, length: int):
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
         program = make_step(model, optimizer).lower(state, batch, rate).compile()
-    parameters, kept = held(state.params), held(state.optimizer)
-    return program, Memory(parameters, kept, *_memory_of(program))
+    parameters, optimizer_bytes = bytes_per_device(state.params), bytes_per_device(state.optimizer)
+    return program, Memory(parameters, optimizer_bytes, *_memory_of(program))
 
 
 class Decoding(NamedTuple):
@@ -106,12 +106,12 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
         live = live_slots(read.cache, length)
         block = decode_block.lower(model, weights, state, choice, live)
         program = block.compile()
-    (temporaries, _), cache_size = _memory_of(program), held(read.cache)
+    (temporaries, _), cache_size = _memory_of(program), bytes_per_device(read.cache)
     layer = None
     if read.cache.capacity is not None:
-        largest = max(jax.tree.leaves(read.cache), key=held)
+        largest = max(jax.tree.leaves(read.cache), key=bytes_per_device)
         layer = largest.sharding.shard_shape(largest.shape)
-    return Decoding(program, held(weights), cache_size, temporaries, layer)
+    return Decoding(program, bytes_per_device(weights), cache_size, temporaries, layer)
 
 
 def _memory_of(program: jax.stages.Compiled) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def batch_shapes(config, rows: int, length: int) -> Batch:
     return Batch(tokens, tokens, source=source)
 
 
-def held(tree) -> int:
+def bytes_per_device(tree) -> int:
     """Returns the bytes per device of a tree of shapes with shardings."""
     shards = [(x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree)]
     return sum(int(np.prod(shape)) * _itemsize(dtype) for shape, dtype in shards)

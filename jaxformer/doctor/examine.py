@@ -46,23 +46,21 @@ def examine_step(
         ValueError: The mesh does not divide the rows, or does not suit the machine.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    model, made, notes = _prepared(config, execution, target, mesh)
-    _check_rows(rows, made)
+    model, made, notes = _prepared(config, execution, target, mesh, rows)
     with _compiling(target) as seconds:
         optimizer = make_optimizer(recipe or OptimizerConfig())
         program, memory = compile_step(model, optimizer, made, rows, length)
     found = by_kind(collectives(program.as_text() or ""))
     sent = sum(total.sent for total in found.values())
-    least = least_exchange(config, made, rows, length)
-    flops = training_flops(config, length) * rows / target.count
+    flops, device = training_flops(config, length) * rows / target.count, target.device
     return {
         **_circumstances(target, made, model, rows, length),
         "memory": {**memory._asdict(), **_room(target, memory.total)},
         "exchanges": {kind: total._asdict() for kind, total in found.items()},
         "exchanged": sent,
-        "least": least,
+        "least": least_exchange(config, made, rows, length),
         "flops": flops,
-        "seconds": _seconds(target, flops, sent),
+        "seconds": device and {"operations": flops / device.flops, "links": sent / device.links},
         "compiled_in": seconds[0],
         "notes": notes,
     }
@@ -88,8 +86,7 @@ def examine_decoding(
         ValueError: The mesh does not divide the rows, or does not suit the machine.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    model, made, notes = _prepared(config, execution, target, mesh)
-    _check_rows(rows, made)
+    model, made, notes = _prepared(config, execution, target, mesh, rows)
     with _compiling(target) as seconds:
         found = compile_decoding(model, made, rows, max(1, length // 2), length)
     text = found.program.as_text() or ""
@@ -97,7 +94,6 @@ def examine_decoding(
     gathered = sum(one.sent for one in exchanged if one.kind == "all-gather")
     memory = {name: getattr(found, name) for name in ("weights", "cache", "temporaries")}
     total, device = sum(memory.values()), target.device
-    best = device and {"memory": (found.weights + found.cache) / device.bandwidth}
     return {
         **_circumstances(target, made, model, rows, length),
         "memory": {**memory, "total": total, **_room(target, total)},
@@ -107,15 +103,18 @@ def examine_decoding(
         "gathered_per_token": gathered / STEPS,
         "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
         "flops_per_token": forward_flops(config, 1) * rows / target.count,
-        "seconds": best,
+        "seconds": device and {"memory": (found.weights + found.cache) / device.bandwidth},
         "compiled_in": seconds[0],
         "notes": notes,
     }
 
 
-def _prepared(config, execution, target: Target, mesh: dict[str, int]):
+def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int):
     """Returns the model, the mesh and notes about the difference from the real machine."""
     made, notes = make_mesh(mesh, devices_of(target)), []
+    parts = made.shape["data"] * made.shape["fsdp"]
+    if rows % parts:
+        raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
     if target.platform == "gpu" and execution.attention == "auto":
         execution = replace(execution, attention="blockwise")
         notes.append(
@@ -123,12 +122,6 @@ def _prepared(config, execution, target: Target, mesh: dict[str, int]):
             "can, which is compiled by the device alone"
         )
     return build(config, execution), made, notes
-
-
-def _check_rows(rows: int, mesh) -> None:
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows % parts:
-        raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
 
 
 @contextmanager
@@ -172,9 +165,3 @@ def _room(target: Target, total: int) -> dict:
     if target.device is None:
         return {"device": None, "fits": None}
     return {"device": target.device.memory, "fits": total <= target.device.memory}
-
-
-def _seconds(target: Target, flops: float, sent: float) -> dict | None:
-    if target.device is None:
-        return None
-    return {"operations": flops / target.device.flops, "links": sent / target.device.links}

@@ -122,14 +122,14 @@ def devices_of(target: Target) -> list:
                 f"{target.count} before JAX starts"
             )
         return jax.devices("cpu")[: target.count]
-    how = {"platform": "tpu"}
-    if target.platform == "gpu":
+    if target.platform == "tpu":
+        name, options = str(target).removeprefix("tpu:"), {"platform": "tpu"}
+    else:
         topology = f"1x1x{target.count}"
-        how = {"platform": "cuda", "target_config": H100, "topology": topology}
-    slice_of = f"{target}"[4:] if target.platform == "tpu" else ""
+        name, options = "", {"platform": "cuda", "target_config": H100, "topology": topology}
     try:
         with _quiet():
-            return list(get_topology_desc(slice_of, **how).devices)
+            return list(get_topology_desc(name, **options).devices)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         raise ValueError(f"target is {target}: {str(error).splitlines()[0]}") from None
 
@@ -138,13 +138,13 @@ def devices_of(target: Target) -> list:
 def _quiet():
     """Discards standard error, where plugins print that their machine is absent."""
     with open(os.devnull, "w") as nowhere:
-        kept = os.dup(2)
+        stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def start_for(target: Target) -> None:

@@ -5,18 +5,13 @@ call other computations. Instructions in the body of a loop count once per itera
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-KINDS = (
-    "all-gather",
-    "reduce-scatter",
-    "all-reduce",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+KINDS += ("collective-permute", "collective-broadcast")
 
 
 class Collective(NamedTuple):
@@ -184,7 +179,7 @@ def collectives(text: str) -> list[Collective]:
     """
     devices = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     everyone = int(devices[1]) if devices else 1
-    runs: dict[str, dict[tuple, int]] = {}
+    runs: dict[str, Counter[tuple]] = {}
     for instruction, computation, times in walk(text):
         kind = instruction.operation.removesuffix("-start")
         if kind in KINDS and (group := _group(instruction.rest, everyone)) > 1:
@@ -196,9 +191,8 @@ def collectives(text: str) -> list[Collective]:
                     f"the program does not show how often it runs {instruction.name}: the trip "
                     "count of a loop is unknown"
                 )
-            pieces = runs.setdefault(channel[0] if channel else instruction.name, {})
-            piece = (instruction, kind, group)
-            pieces[piece] = pieces.get(piece, 0) + times
+            pieces = runs.setdefault(channel[0] if channel else instruction.name, Counter())
+            pieces[instruction, kind, group] += times
     found = []
     for pieces in runs.values():
         (instruction, kind, group), times = min(pieces.items(), key=lambda item: item[1])
@@ -266,13 +260,11 @@ class Total(NamedTuple):
 
 def by_kind(found: list[Collective]) -> dict[str, Total]:
     """Returns the sums of each kind of collective that occurs."""
+    groups = {kind: [one for one in found if one.kind == kind] for kind in KINDS}
     return {
-        kind: Total(
-            sum(one.times for one in found if one.kind == kind),
-            sum(one.sent for one in found if one.kind == kind),
-        )
-        for kind in KINDS
-        if any(one.kind == kind for one in found)
+        kind: Total(sum(one.times for one in group), sum(one.sent for one in group))
+        for kind, group in groups.items()
+        if group
     }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,14 +44,11 @@ def machine_setup() -> dict:
 def lines_of_setup(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table: (label, value, remark)."""
     memory, cache = found["memory"], found["cache"]
-    devices = {}
-    for device in found["devices"]:
-        said = (device["kind"], device["platform"], device["memory"])
-        devices[said] = devices.get(said, 0) + 1
+    devices = Counter((x["kind"], x["platform"], x["memory"]) for x in found["devices"])
     used = f"{cache['files']} files, {cache['bytes'] / 1e6:,.0f} MB"
     return [
         ("jaxformer", found["jaxformer"], f"Python {found['python']}, {found['system']}"),
-        *((name, said or "missing", "") for name, said in found["versions"].items()),
+        *((name, number or "missing", "") for name, number in found["versions"].items()),
         (),
         *(
             ("devices", f"{count} × {kind}", f"{_gigabytes(size)} each" if size else where)
@@ -71,12 +69,8 @@ def _version(name: str) -> str | None:
 
 
 def _device(device) -> dict:
-    limits = device.memory_stats() or {}
-    return {
-        "kind": device.device_kind,
-        "platform": device.platform,
-        "memory": limits.get("bytes_limit"),
-    }
+    memory = (device.memory_stats() or {}).get("bytes_limit")
+    return {"kind": device.device_kind, "platform": device.platform, "memory": memory}
 
 
 def _memory() -> int | None:
@@ -134,9 +128,7 @@ def lines_of_step(found: dict) -> list[tuple[str, ...]]:
 
 def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a decoding loop: (label, value, remark)."""
-    memory = found["memory"]
-    copies = found["cache_copies_per_token"]
-    gathered = found["gathered_per_token"]
+    memory, gathered = found["memory"], found["gathered_per_token"]
     lines = [
         *_circumstances(found, "decoding, one token per row"),
         (),
@@ -149,7 +141,7 @@ def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
         ("sent by each device, per token", "", ""),
         *_exchanges(found["exchanges"], found["steps"]),
         ("  gathered", _bytes(gathered), f"{gathered / memory['weights']:.1%} of its weights"),
-        ("cache update", _copied(copies), ""),
+        ("cache update", _copied(found["cache_copies_per_token"]), ""),
         (),
         ("FLOP of each device, per token", f"{found['flops_per_token']:.3g}", "by formula"),
     ]
@@ -172,10 +164,9 @@ def _circumstances(found: dict, what: str) -> list[tuple[str, ...]]:
 
 
 def _total(memory: dict) -> tuple[str, ...]:
-    if memory["device"] is None:
-        return ("  total", _bytes(memory["total"]), "")
     fits = "fits" if memory["fits"] else "does NOT fit"
-    return ("  total", _bytes(memory["total"]), f"of {_bytes(memory['device'])}: {fits}")
+    remark = "" if memory["device"] is None else f"of {_bytes(memory['device'])}: {fits}"
+    return ("  total", _bytes(memory["total"]), remark)
 
 
 def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:

@@ -126,12 +126,10 @@ def warn(found: Dependency) -> None:
 
 
 def _edges(table, effects, split: int):
-    places = np.argwhere(table)
-    sizes = np.nan_to_num(effects[table], nan=0.0, posinf=np.inf)
-    for place, size in sorted(
-        zip(places.tolist(), sizes.tolist(), strict=True), key=lambda pair: -pair[1]
-    ):
-        yield Edge(tuple(place[:split]), tuple(place[split:]), size)
+    sizes = np.nan_to_num(effects[table], nan=0.0, posinf=np.inf).tolist()
+    places = zip(np.argwhere(table).tolist(), sizes, strict=True)
+    edges = (Edge(tuple(place[:split]), tuple(place[split:]), size) for place, size in places)
+    return sorted(edges, key=lambda edge: -edge.effect)
 
 
 def _listed(kind: str, edges, most: int = 3) -> str:
@@ -167,7 +165,7 @@ def draw_dependency(found, rule, path: Path, title: str) -> None:
         "spurious: depends, against the rule": ("#d62728", matrix & ~rule),
         "missing: should depend": ("#ff9f1c", rule & ~matrix),
     }
-    table = sum((i + 1) * where for i, (_, where) in enumerate(kinds.values()))
+    table = sum(number * where for number, (_, where) in enumerate(kinds.values(), 1))
     colours = ["#f4f4f4", *(colour for colour, _ in kinds.values())]
     left.imshow(table, cmap=ListedColormap(colours), vmin=0, vmax=3, interpolation="nearest")
     left.legend(
@@ -181,9 +179,8 @@ def draw_dependency(found, rule, path: Path, title: str) -> None:
     some = effects[np.isfinite(effects) & (effects > 0)]
     if some.size:
         scale = LogNorm(max(some.min(), some.max() * 1e-8), some.max())
-        image = right.imshow(
-            np.where(effects > 0, effects, np.nan), norm=scale, interpolation="nearest"
-        )
+        shown = np.where(effects > 0, effects, np.nan)
+        image = right.imshow(shown, norm=scale, interpolation="nearest")
         figure.colorbar(image, ax=right, label="largest derivative or change (hidden states)")
     right.set_title("how much (white: exactly 0)")
     for axes in (left, right):

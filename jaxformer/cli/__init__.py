@@ -75,14 +75,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the pipe has exited, so no message is needed
         return 1
-    except (ValueError, UsageError) as error:
-        if debug:
-            raise
-        return _fail(str(error), 2)
     except Exception as error:
         if debug:
             raise
-        status = getattr(error, "status", 1)
+        is_input = isinstance(error, ValueError | UsageError)
+        status = 2 if is_input else getattr(error, "status", 1)
         return _fail(str(error) or type(error).__name__, status)
 
 

@@ -48,9 +48,9 @@ def parse(
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_scaling_rule)
     registry.primitive_rule(_mesh_rule)
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(errors):
             return tyro.cli(
                 kind,
                 prog=f"jaxformer {verb}",
@@ -61,7 +61,15 @@ def parse(
                 default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit:
-        raise UsageError(_explained(said.getvalue(), kind, argv, default)) from None
+        raise UsageError(_explained(errors.getvalue(), kind, argv, default)) from None
+
+
+def check_positive(arguments, *names: str) -> None:
+    """Raises ValueError if one of these optional fields is less than 1."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
 def _explained(box: str, kind: type, argv: list[str], default) -> str:
@@ -74,56 +82,49 @@ def _explained(box: str, kind: type, argv: list[str], default) -> str:
 
 def _scaling_rule(info):
     """Makes tyro read a RotaryScaling from one word: yarn,factor=4,original_length=4096."""
-    import tyro
-
     from jaxformer.models.config.check import from_fields
     from jaxformer.models.config.rotary import RotaryScaling, Scaling
 
-    if info.type is not Scaling:
-        return None
-
-    def read(words):
-        kind, *fields = words[0].split(",")
-        pairs = [field.split("=", 1) for field in fields]
-        names = [pair[0] for pair in pairs]
-        if any(len(pair) < 2 for pair in pairs) or len(set(names)) < len(names):
-            raise ValueError(
-                f"{words[0]!r}: after the kind, each part must be NAME=VALUE, and no name may "
-                "occur twice"
-            )
-        return from_fields(RotaryScaling, {"kind": kind} | {x: json.loads(y) for x, y in pairs})
+    def read(word):
+        kind, *parts = word.split(",")
+        pairs = _pairs(word, parts, "after the kind, each part must be NAME=VALUE")
+        values = {name: json.loads(value) for name, value in pairs.items()}
+        return from_fields(RotaryScaling, {"kind": kind} | values)
 
     def write(scaling):
         given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
-        return [",".join([scaling.kind, *(f"{k}={json_text(v)}" for k, v in given)])]
+        return ",".join([scaling.kind, *(f"{k}={json_text(v)}" for k, v in given)])
 
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="KIND,FACTOR=X,…",
-        instance_from_str=read,
-        is_instance=lambda x: isinstance(x, RotaryScaling),
-        str_from_instance=write,
+    return (
+        _one_word("KIND,FACTOR=X,…", RotaryScaling, read, write) if info.type is Scaling else None
     )
 
 
 def _mesh_rule(info):
     """Makes tyro read MeshSizes from one word: data=2,fsdp=4."""
-    import tyro
-
+    from jaxformer.cli.help import words_of
     from jaxformer.training.config import Mesh, MeshSizes
 
-    if info.type is not Mesh:
-        return None
+    return _one_word("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
 
-    def write(mesh):
-        return [",".join(f"{name}={getattr(mesh, name)}" for name in mesh.__dataclass_fields__)]
+
+def _one_word(metavar: str, kind: type, read, write):
+    """Returns the specification of an argument that is one word.
+
+    Args:
+        metavar: Its placeholder.
+        kind: The class of its values.
+        read: Maps a word to a value.
+        write: Maps a value to a word.
+    """
+    import tyro
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="AXIS=SIZE,…",
-        instance_from_str=lambda words: read_mesh(words[0]),
-        is_instance=lambda x: isinstance(x, MeshSizes),
-        str_from_instance=write,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda x: isinstance(x, kind),
+        str_from_instance=lambda x: [write(x)],
     )
 
 
@@ -131,15 +132,21 @@ def read_mesh(word: str):
     """Returns the `MeshSizes` of a word such as data=2,fsdp=4; raises ValueError otherwise."""
     from jaxformer.training.config import MeshSizes
 
-    pairs = [axis.split("=", 1) for axis in word.split(",")]
-    names, axes = [pair[0] for pair in pairs], MeshSizes.__dataclass_fields__
-    if any(len(pair) < 2 for pair in pairs) or len(set(names)) < len(names):
-        raise ValueError(f"{word!r}: each axis must be NAME=SIZE, and no name may occur twice")
-    if set(names) - set(axes):
+    axes = MeshSizes.__dataclass_fields__
+    sizes = _pairs(word, word.split(","), "each axis must be NAME=SIZE")
+    if sizes.keys() - axes.keys():
         raise ValueError(f"{word!r} has an unknown axis; the axes are {', '.join(axes)}")
-    if not all(size.isdecimal() for _, size in pairs):
+    if not all(map(str.isdecimal, sizes.values())):
         raise ValueError(f"{word!r}: each size must be a whole number")
-    return MeshSizes(**{name: int(size) for name, size in pairs})
+    return MeshSizes(**{name: int(size) for name, size in sizes.items()})
+
+
+def _pairs(word: str, parts: list[str], rule: str) -> dict[str, str]:
+    """Returns the values of NAME=VALUE parts by name; raises ValueError with `rule` otherwise."""
+    pairs = dict(part.split("=", 1) for part in parts if "=" in part)
+    if len(pairs) < len(parts):
+        raise ValueError(f"{word!r}: {rule}, and no name may occur twice")
+    return pairs
 
 
 def _one_line(box: str) -> str:
@@ -151,7 +158,5 @@ def _one_line(box: str) -> str:
     inside = "\n".join(line.strip(" │╭╮╰╯") for line in box.splitlines())
     _, *parts = re.split(r"(?m)^(?:─.*|-{3,})$", inside)
     message = " ".join(parts[0].split()) if parts else "the command line could not be parsed"
-    message = re.sub(
-        r"no type matching .*- <class '[\w.]+'>: ", "", message
-    )  # keep the reason only
+    message = re.sub(r"no type matching .*- <class '[\w.]+'>: ", "", message)  # leaves the reason
     return re.sub(r"^Error parsing [A-Za-z.]+: ", "", message)  # config errors name the field

@@ -60,14 +60,12 @@ class Base(NamedTuple):
         path: The checkpoint's folder.
         stored: Its config, its tokenizer and a function that reads its parameters.
         training: The default settings of a run that starts from it.
-        family: Its model_type in transformers; None if it has none.
         step: The step of its newest checkpoint; None if the folder is not a run.
     """
 
     path: Path
     stored: Any
     training: TrainingConfig
-    family: str | None
     step: int | None
 
     @property
@@ -79,13 +77,6 @@ class Base(NamedTuple):
     def tokenizer(self):
         """Its tokenizer; None if it has none."""
         return self.stored.tokenizer
-
-    @property
-    def origin(self) -> Origin:
-        """The `Origin` for the new run's config.json, without the digest."""
-        special = self.tokenizer.special
-        special = None if special is None else asdict(special)
-        return Origin(self.path, "", self.family, special, self.stored.generation)
 
     def accept(self, training: TrainingConfig) -> None:
         """Raises ValueError if a run with these settings cannot start from the checkpoint."""
@@ -128,7 +119,10 @@ class Base(NamedTuple):
             raise ValueError(
                 f"{self.path} was trained further while it was being read; run the command again"
             )
-        return params, self.origin._replace(digest=digest_of(params))
+        stored, special = self.stored, self.tokenizer.special
+        special = None if special is None else asdict(special)
+        digest = digest_of(params)
+        return params, Origin(self.path, digest, stored.family, special, stored.generation)
 
 
 def open_base(source: str, selection: Selection) -> Base:
@@ -155,7 +149,7 @@ def open_base(source: str, selection: Selection) -> Base:
 
         lowercase = stored.tokenizer is not None and lowers_case(stored.tokenizer)
         training = replace(training, lowercase=lowercase)
-    return Base(path, stored, training, stored.family, _newest_step(path))
+    return Base(path, stored, training, _newest_step(path))
 
 
 def _newest_step(path: Path) -> int | None:

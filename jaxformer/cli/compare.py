@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
         content = {"runs": found, "settings": settings, "picture": str(path)}
         say(json_text(content, default=str))
         return 0
-    rows = {name: [run.get(name) for run in found] for name in _columns(found)}
+    names = dict.fromkeys(name for run in found for name in run)
+    rows = {name: [run.get(name) for run in found] for name in names}
     _print_table(rows | {name: x for name, x in settings.items() if name not in rows})
     say(f"picture: {path}")
     return 0
@@ -56,10 +57,6 @@ def _free(path: Path) -> Path:
         number += 1
         free = path.with_stem(f"{path.stem}-{number}")
     return free
-
-
-def _columns(found: list[dict]) -> list[str]:
-    return list(dict.fromkeys(name for run in found for name in run))
 
 
 def _print_table(rows: dict[str, list]) -> None:

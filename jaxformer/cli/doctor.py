@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxformer.artifacts.files import json_text
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.help import text_width
 from jaxformer.doctor.machines import Target, parse_target, start_for
 from jaxformer.models.config import KINDS, Execution
@@ -48,10 +48,7 @@ class DoctorArguments:
 
     def __post_init__(self):
         """Checks the fields."""
-        for name in ("batch_size", "length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        check_positive(self, "batch_size", "length")
         if self.model not in (None, *KINDS):
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(KINDS)}")
         given = [x for x in ("target", "mesh", "batch_size", "length") if getattr(self, x)]
@@ -106,10 +103,7 @@ def _asked(preset: str, arguments: DoctorArguments):
 
 def _show(title: str, found: dict, lines: list[tuple[str, ...]], as_json: bool) -> None:
     """Prints a table or, with `as_json`, one JSON object."""
-    if as_json:
-        say(json_text(found))
-        return
-    say(table_of_cells(title, lines))
+    say(json_text(found) if as_json else table_of_cells(title, lines))
 
 
 def table_of_cells(title: str, lines: list[tuple[str, ...]]) -> str:
@@ -122,19 +116,17 @@ def table_of_cells(title: str, lines: list[tuple[str, ...]]) -> str:
         title: The first line.
         lines: The cells of each line, at most three; (): an empty line.
     """
-    rows = [line for line in lines if line]
-    left = max(len(line[0]) for line in rows) + 4
-    middle = max((len(line[1]) for line in rows if len(line) > 2 and line[2]), default=0) + 2
-    middle = min(middle, 32)
+    rows = [(*line, "", "", "")[:3] for line in lines]
+    left = max(len(label) for label, _, _ in rows) + 4
+    middle = min(max((len(value) for _, value, remark in rows if remark), default=0) + 2, 32)
     shown = [title, ""]
-    for line in lines:
-        what, much, more = (*line, "", "", "")[:3]
-        begin = f"  {what}".ljust(left)
-        whole = begin + much.ljust(middle) + more
-        if more and len(whole) <= text_width() and len(much) < middle:
+    for label, value, remark in rows:
+        begin = f"  {label}".ljust(left)
+        whole = begin + value.ljust(middle) + remark
+        if remark and len(whole) <= text_width() and len(value) < middle:
             shown.append(whole)
             continue
         fill = {"initial_indent": begin, "subsequent_indent": " " * left}
-        shown += textwrap.wrap(much, text_width(), **fill) or [begin.rstrip()]
-        shown += [" " * left + more] if more else []
+        shown += textwrap.wrap(value, text_width(), **fill) or [begin.rstrip()]
+        shown += [" " * left + remark] if remark else []
     return "\n".join(shown)

@@ -10,7 +10,7 @@ import tyro
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.terminal import say
 
@@ -51,9 +51,7 @@ class EvaluateArguments(RunArguments):
 
     def __post_init__(self):
         """Checks the fields."""
-        for name in ("batch_size", "beam_width", "stride"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_positive(self, "batch_size", "beam_width", "stride")
         pairs = self.source is not None
         for name in ("text_field", "stride", "batch_size") if pairs else _OF_PAIRS:
             if getattr(self, name) is not None:
@@ -162,10 +160,10 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
         raise ValueError(
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"
         )
-    trained = run_config(arguments.run)  # use its mask rate and seed
-    how: dict[str, Any] = {}
+    trained = run_config(arguments.run)
+    masking: dict[str, Any] = {}
     if isinstance(trained, HiddenTraining):
-        how = {"rate": trained.mask_rate, "seed": trained.seed}
+        masking = {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
         tokenizer.mask_token,
@@ -173,7 +171,7 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
         before=tokenizer.before,
         after=tokenizer.after,
         special=never_hidden(tokenizer, model.config.vocab_size),
-        **how,
+        **masking,
     )
     (frequent,) = most_frequent(rows).values()
     with screen.count(sum(map(num_targets, rows)), "scoring", "tokens") as scored:
@@ -190,10 +188,9 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
     from jaxformer.training.bleu import score_pairs
 
     model, variables, tokenizer = checkpoint
-    encoded = [
-        (tokenizer.encode_source(source), tokenizer.encode_many([target])[0])
-        for source, target in pairs
-    ]
+    targets = [target for _, target in pairs]
+    sources = [tokenizer.encode_source(source) for source, _ in pairs]
+    encoded = list(zip(sources, tokenizer.encode_many(targets), strict=True))
     longest = model.config.max_source_length
     for number, (source, target) in enumerate(encoded, 1):
         if not source or not target:
@@ -218,18 +215,19 @@ def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
             variables,
             tokenizer,
             encoded,
-            [target for _, target in pairs],
+            targets,
             beam_width=arguments.beam_width,
             bleu_tokenize=_metric(arguments),
             on_scored=scored,
         )
-    found = {"loss": score.loss, "perplexity": math.exp(min(score.loss, 700))}
-    found |= {"bleu": score.bleu.score, "signature": score.bleu.signature}
-    return {**found, "tokens": score.tokens, "pairs": len(pairs)}, [
+    perplexity, bleu = math.exp(min(score.loss, 700)), score.bleu
+    figures = {"loss": score.loss, "perplexity": perplexity, "bleu": bleu.score}
+    figures |= {"signature": bleu.signature, "tokens": score.tokens, "pairs": len(pairs)}
+    return figures, [
         f"{len(pairs)} pairs, {score.tokens:,} target tokens",
         f"loss           {score.loss:.4f} nats per token",
-        f"perplexity     {found['perplexity']:.3f}",
-        f"BLEU           {score.bleu.score:.2f} ({score.bleu.signature})",
+        f"perplexity     {perplexity:.3f}",
+        f"BLEU           {bleu.score:.2f} ({bleu.signature})",
     ]
 
 
@@ -237,8 +235,7 @@ def _metric(arguments: EvaluateArguments) -> str | None:
     """Returns the name of BLEU's tokenizer; raises ValueError if sacrebleu does not have it."""
     from jaxformer.training.bleu import bleu_metric
 
-    trained = getattr(run_config(arguments.run), "bleu_tokenize", None)
-    name = arguments.bleu_tokenize or trained
+    name = arguments.bleu_tokenize or getattr(run_config(arguments.run), "bleu_tokenize", None)
     bleu_metric(name)
     return name
 

@@ -53,28 +53,26 @@ def _print(checkpoint, arguments: FillArguments) -> None:
         )
     if tokenizer is None or tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run} has no tokenizer with a mask token, which fill needs")
-    parts = tokenizer.encode_many(around(arguments.text))
-    row = [*tokenizer.before, *parts[0]]
-    for part in parts[1:]:
+    first, *others = tokenizer.encode_many(around(arguments.text))
+    row = [*tokenizer.before, *first]
+    for part in others:
         row += [tokenizer.mask_token, *part]
     row += tokenizer.after
-    (found,) = fill(model, variables, [row], tokenizer.mask_token, arguments.top_k)
-    words = [[tokenizer.decode([token]) for token in place] for place in found.tokens.tolist()]
-    filled = row.copy()
-    for place, best in zip(found.positions, found.tokens[:, 0].tolist(), strict=True):
-        filled[place] = best
-    text = tokenizer.decode(filled)
+    (filled,) = fill(model, variables, [row], tokenizer.mask_token, arguments.top_k)
+    for position, best in zip(filled.positions, filled.tokens[:, 0].tolist(), strict=True):
+        row[position] = best
+    text = tokenizer.decode(row)
+    masks = [
+        [(tokenizer.decode([token]), share) for token, share in zip(*mask, strict=True)]
+        for mask in zip(filled.tokens.tolist(), filled.probabilities.tolist(), strict=True)
+    ]
     if arguments.json:
-        places = [
-            [{"text": word, "probability": p} for word, p in zip(*place, strict=True)]
-            for place in zip(words, found.probabilities.tolist(), strict=True)
-        ]
+        places = [[{"text": word, "probability": p} for word, p in mask] for mask in masks]
         say(json_text({"text": text, "masks": places}))
         return
     write(f"{text}\n")
-    for number, (some, shares) in enumerate(zip(words, found.probabilities, strict=True), 1):
-        said = (f"{word!r} {share:.1%}" for word, share in zip(some, shares, strict=True))
-        say(f"{MASK} {number}: " + ", ".join(said))
+    for number, mask in enumerate(masks, 1):
+        say(f"{MASK} {number}: " + ", ".join(f"{word!r} {share:.1%}" for word, share in mask))
 
 
 def around(text: str) -> list[str]:

@@ -45,8 +45,7 @@ class GenerateArguments(RunArguments):
     def sampling(self) -> dict[str, Any]:
         """The fields of `Sampler` that were given."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None}
+        return {x: getattr(self, x) for x in names if getattr(self, x) is not None}
 
 
 def main(argv: list[str]) -> int:
@@ -78,10 +77,6 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
         )
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
-
-    def show(rows):
-        write(stream.push(rows[0]))
-
     max_length = model.config.max_length
     usual_length = defaults.most_new_tokens(len(prompt), max_length) or 200
     max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
@@ -95,7 +90,7 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
         key=jax.random.key(arguments.seed),
         stop_tokens=tokenizer.stop_tokens,
         source=source,
-        on_tokens=show,
+        on_tokens=lambda rows: write(stream.push(rows[0])),
     )
     write(f"{stream.flush()}\n")
 
@@ -117,9 +112,7 @@ def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:
     return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
 
 
-def fitting(
-    prompt_tokens: int, max_new_tokens: int | None, max_length: int, usual: int = 200
-) -> int:
+def fitting(prompt_tokens: int, max_new_tokens: int | None, max_length: int, usual: int) -> int:
     """Returns the number of tokens to generate.
 
     Args:

@@ -81,19 +81,18 @@ def _default(field):
 
 
 def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    names = [mark.name for mark in marks if getattr(mark, "name", None)]
-    words = [mark.metavar for mark in marks if getattr(mark, "metavar", None)]
-    default = None if value is MISSING else words_of(value)
+    bare, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    name = next((x.name for x in marks if getattr(x, "name", None)), field).replace("_", "-")
+    word = next((x.metavar for x in marks if getattr(x, "metavar", None)), None)
     if tyro.conf.Positional in marks:
-        word = words[0] if words else field.upper()
-        return Flag((word,), "", text, default, kind)
-    name = f"--{(names[0] if names else field).replace('_', '-')}"
-    bare = get_args(hint)[0] if marks else hint
-    if bare is bool:
-        negated = () if tyro.conf.FlagCreatePairsOff in marks else (f"--no-{name[2:]}",)
-        return Flag((name, *negated), "", text, default, kind)
-    return Flag((name,), words[0] if words else _placeholder(bare), text, default, kind)
+        names, placeholder = [word or field.upper()], ""
+    elif bare is bool:
+        is_pair = tyro.conf.FlagCreatePairsOff not in marks
+        names, placeholder = [f"--{name}", *[f"--no-{name}"] * is_pair], ""
+    else:
+        names, placeholder = [f"--{name}"], word or _placeholder(bare)
+    default = None if value is MISSING else words_of(value)
+    return Flag(tuple(names), placeholder, text, default, kind)
 
 
 def _placeholder(hint) -> str:
@@ -222,26 +221,25 @@ def _section(title: str, flags: list[Flag], width: int) -> str:
 def _lines(flag: Flag, width: int) -> list[str]:
     """Returns a flag's lines: its spelling on the left, its description in a second column."""
     spelling = ", ".join(flag.names) + f" {flag.placeholder}" * bool(flag.placeholder)
-    said = flag.text
+    text = flag.text
     if flag.default is None:
-        said += " (required)"
+        text += " (required)"
     elif not flag.is_positional:
         default = f"(default: {flag.default})"
         fits = len(default) <= width - _COLUMN
-        said += " " + (default.replace(" ", _NO_BREAK, 1) if fits else default)
-    indent = " " * _COLUMN
-    fill = {"width": width, "break_on_hyphens": False, "break_long_words": False}
+        text += " " + (default.replace(" ", _NO_BREAK, 1) if fits else default)
     if len(spelling) + 4 <= _COLUMN:
-        begin = f"  {spelling}".ljust(_COLUMN)
-        return _wrapped(said, initial_indent=begin, subsequent_indent=indent, **fill)
+        return _wrapped(text, width, f"  {spelling}".ljust(_COLUMN), _COLUMN)
     if len(spelling) + 2 > width:
         spelling = spelling.replace(",", ", ")
-    above = _wrapped(spelling, initial_indent="  ", subsequent_indent=" " * 6, **fill)
-    return [*above, *_wrapped(said, initial_indent=indent, subsequent_indent=indent, **fill)]
+    above = _wrapped(spelling, width, "  ", 6)
+    return [*above, *_wrapped(text, width, " " * _COLUMN, _COLUMN)]
 
 
-def _wrapped(text: str, **fill) -> list[str]:
-    return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(text, **fill)]
+def _wrapped(text: str, width: int, begin: str, indent: int) -> list[str]:
+    indents = {"initial_indent": begin, "subsequent_indent": " " * indent}
+    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False, **indents)
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def likely_meant(argv: list[str], flags: list[Flag]) -> str:
@@ -254,12 +252,12 @@ def likely_meant(argv: list[str], flags: list[Flag]) -> str:
         flags: The flags of the verb.
     """
     known = [name for flag in flags if not flag.is_positional for name in flag.names]
-    said = []
+    suggestions = []
     for word in argv:
         name = word.partition("=")[0]
         if not name.startswith("-") or name.replace("_", "-") in known:
             continue
         alike = "--" + name.lstrip("-").replace("_", "-").lower()
         if close := get_close_matches(alike, known, n=1, cutoff=0.75):
-            said.append(f"{name}; did you mean {close[0]}?")
-    return " ".join(said)
+            suggestions.append(f"{name}; did you mean {close[0]}?")
+    return " ".join(suggestions)

@@ -84,6 +84,5 @@ def _compare(folder, architecture: str, loaded) -> None:
 def _about(tokenizer) -> str:
     if tokenizer is None:
         return "none"
-    return (
-        f"{tokenizer.vocab_size:,} tokens; {tokenizer.why_lossy or 'decoding restores every text'}"
-    )
+    lossy = tokenizer.why_lossy or "decoding restores every text"
+    return f"{tokenizer.vocab_size:,} tokens; {lossy}"

@@ -14,6 +14,7 @@ from jaxformer.cli.train_arguments import (
     Selection,
     TrainArguments,
     attributed,
+    field_values,
     fields_set_in,
     parse_train,
     read_selection,
@@ -23,11 +24,7 @@ from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
-from jaxformer.training.config import (
-    Inputs,
-    MeshSizes,
-    TrainingConfig,
-)
+from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
 from jaxformer.training.early_end import disk_is_full, is_out_of_memory
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.new_run import prepare_run
@@ -69,8 +66,8 @@ def _resume(selection: Selection, argv: list[str]) -> int:
         _require_out(arguments)
         refuse_changes(folder, training, arguments)
         if unfinished:
-            said = f"{folder.path} ({kind}, step {unfinished.step})"
-            say(f"resuming {said}, the newest unfinished run")
+            run = f"{folder.path} ({kind}, step {unfinished.step})"
+            say(f"resuming {run}, the newest unfinished run")
         return _train(folder, inputs, arguments, resume=True)
 
 
@@ -81,9 +78,8 @@ def _start(selection: Selection, argv: list[str]) -> int:
     kind = selection.kind if base is None else base.kind
     set_fields = fields_set_in(argv, preset)
     with attributed(preset, set_fields, "the preset's" if base is None else "the checkpoint's"):
-        training = fit_preset(
-            preset, set_fields.values, set_fields.names, model_is_fixed=base is not None
-        )
+        values, names = set_fields.values, set_fields.names
+        training = fit_preset(preset, values, names, model_is_fixed=base is not None)
         default = TrainArguments(training, base=selection.base, kind=kind, preset=selection.preset)
         arguments = parse_train(kind, argv, default)
         _require_out(arguments)
@@ -132,7 +128,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     require_trackers(config.trackers)
     join(arguments.processes)
     first = arguments.processes.coordinator is None or is_first()
-    require_same(_told(config))
+    require_same(_shared_settings(config))
     screen, kind = Screen(quiet=not first), task_of(config)
     start_jax()
     mesh = mesh_of(config, screen.say)
@@ -141,8 +137,8 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         params, origin = base.read(mesh)
         inputs = inputs._replace(origin=origin)
     try:
-        with ExitStack() as held:
-            start = partial(prepare_run, folder, inputs, config, screen, held, resume, base)
+        with ExitStack() as locks:
+            start = partial(prepare_run, folder, inputs, config, screen, locks, resume, base)
             done_by_first("the text is read", start)
             task = kind.read(folder, spread)
             for line in task.description():
@@ -178,19 +174,15 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
     return 0
 
 
-def _told(config: TrainingConfig) -> dict[str, object]:
+def _shared_settings(config: TrainingConfig) -> dict[str, object]:
     """Returns the settings that must be the same in all processes of a run, by flag.
 
     Paths are not among them, because they may differ between machines.
     """
     from jax import __version__
 
-    parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
-    found = {f"--{x}": getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
-    for part in parts.values():
-        found |= {f"--{x}": getattr(part, x) for x in part.__dataclass_fields__}
-    found = {name.replace("_", "-"): value for name, value in found.items()}
-    return {**found, "--model": kind_of(config.model), "the version of JAX": __version__}
+    flags = {f"--{name.replace('_', '-')}": x for name, x in field_values(config).items()}
+    return {**flags, "--model": kind_of(config.model), "the version of JAX": __version__}
 
 
 def _spread(config: TrainingConfig, mesh) -> TrainingConfig:

@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import (
@@ -101,11 +101,11 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
         ValueError: A field outside `RESUMABLE` changes, the arguments name inputs, or --steps is
             below the step that the run has reached.
     """
-    changed = differences(old, arguments.training)
-    refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     for name, value in (*arguments.inputs._asdict().items(), ("--from", arguments.base)):
         if value:
             raise ValueError(f"{name} was given, but {folder.path} resumes with its first inputs")
+    changed = differences(old, arguments.training)
+    refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     for name, (before, after) in refused.items():
         accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
         raise ValueError(
@@ -196,26 +196,24 @@ def fields_set_in(argv: list[str], training: TrainingConfig) -> SetFields:
     hints, names, values = _hints(training), set(), {}
     for flag, words in _flags(argv):
         name = flag.replace("-", "_")
-        if name in hints or name.removeprefix("no_") in hints:
-            field = name if name in hints else name.removeprefix("no_")
+        field = name if name in hints else name.removeprefix("no_")
+        if field in hints:
             names.add(field)
-            try:
+            with suppress(ValueError):
                 values[field] = _value(hints[field], field == name, words)
-            except ValueError:
-                continue
     return SetFields(frozenset(names), values)
 
 
 def field_values(training: TrainingConfig) -> dict[str, Any]:
     """Returns the fields of a run and of its nested dataclasses by name."""
-    found = {}
-    for own in fields(training):
-        value = getattr(training, own.name)
+    values = {}
+    for entry in fields(training):
+        value = getattr(training, entry.name)
         if is_dataclass(value) and not isinstance(value, Mesh):
-            found |= {inner.name: getattr(value, inner.name) for inner in fields(value)}
+            values |= {inner.name: getattr(value, inner.name) for inner in fields(value)}
         else:
-            found[own.name] = value
-    return found
+            values[entry.name] = value
+    return values
 
 
 @contextmanager
@@ -247,16 +245,16 @@ def attributed(training: TrainingConfig, set_fields: SetFields, owner: str) -> I
 
 def _hints(training: TrainingConfig) -> dict[str, Any]:
     """Returns the types of the fields of a run and of its nested dataclasses."""
-    found = get_type_hints(type(training))
-    for own in fields(training):
-        value = getattr(training, own.name)
+    hints = get_type_hints(type(training))
+    for entry in fields(training):
+        value = getattr(training, entry.name)
         if is_dataclass(value) and not isinstance(value, Mesh):
-            found |= get_type_hints(type(value))
-    return found
+            hints |= get_type_hints(type(value))
+    return hints
 
 
-def _flags(argv: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the name of each flag, without the leading dashes, and the words after it."""
+def _flags(argv: list[str]) -> list[tuple[str, list[str]]]:
+    """Returns the name of each flag, without the leading dashes, and the words after it."""
     flags: list[tuple[str, list[str]]] = []
     for word in argv:
         if word.startswith("--"):
@@ -264,7 +262,7 @@ def _flags(argv: list[str]) -> Iterator[tuple[str, list[str]]]:
             flags.append((name, [value] if equals else []))
         elif flags:
             flags[-1][1].append(word)
-    return iter(flags)
+    return flags
 
 
 def _value(hint, positive: bool, words: list[str]):

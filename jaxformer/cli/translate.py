@@ -2,7 +2,7 @@
 
 import gzip
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from jaxformer.artifacts.files import BYTE_ORDER_MARK
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.terminal import write
 
@@ -35,9 +35,7 @@ class TranslateArguments(RunArguments):
 
     def __post_init__(self):
         """Checks the fields."""
-        for name in ("beam_width", "batch_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_positive(self, "beam_width", "batch_size")
 
 
 def main(argv: list[str]) -> int:
@@ -65,8 +63,8 @@ def _translate(checkpoint, arguments: TranslateArguments) -> None:
     if not arguments.files and sys.stdin.isatty():
         Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")
     for path in arguments.files or (None,):
-        done = 0
-        for lines in in_groups(lines_of(path), LINES):
+        unread, done = lines_of(path), 0
+        while lines := list(islice(unread, LINES)):
             sources = list(map(tokenizer.encode_source, lines))
             fitting = list(takewhile(lambda source: len(source) <= longest, sources))
             for text in translate_ids(model, variables, tokenizer, fitting, **options):
@@ -119,10 +117,3 @@ def _text_of(line: bytes | str, where: str) -> str:
         return line.decode() if isinstance(line, bytes) else line
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error}") from None
-
-
-def in_groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yields lists of `size` lines; the last one may be shorter."""
-    lines = iter(lines)
-    while group := list(islice(lines, size)):
-        yield group

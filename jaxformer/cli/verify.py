@@ -52,40 +52,29 @@ def _certify(checkpoint, arguments: VerifyArguments) -> bool:
     from jaxformer.verify.subject import subject_of
 
     model, variables, _ = checkpoint
-    subject = subject_of(
-        model,
-        variables,
-        length=arguments.length,
-        seed=arguments.seed,
-        batch_size=arguments.batch_size,
-        dtype=arguments.dtype,
-    )
+    options = {name: getattr(arguments, name) for name in ("length", "seed", "batch_size", "dtype")}
+    subject = subject_of(model, variables, **options)
     properties = []
     for name in asked_of(subject):
-        found = examine(subject, name)
-        properties.append(found)
+        properties.append(examine(subject, name))
         if not arguments.json:
-            say(_line(found))
-    holds = all(found.holds for found in properties)
+            say(_line(properties[-1]))
+    number = sum(x.holds for x in properties)
+    holds = number == len(properties)
     certificate = {
         "run": arguments.run,
         "holds": holds,
+        **options,
         "length": subject.length,
-        "seed": subject.seed,
-        "batch_size": subject.batch_size,
-        "dtype": arguments.dtype,
-        "properties": [found._asdict() for found in properties],
+        "properties": [x._asdict() for x in properties],
     }
     folder = Path(arguments.run) if Path(arguments.run).is_dir() else Path()
     write_whole(folder / "certificate.json", json_text(certificate, indent=2) + "\n")
-    draw_dependency(
-        subject.dependency, subject.rule, folder / "certificate.png", f"{arguments.run}"
-    )
+    draw_dependency(subject.dependency, subject.rule, folder / "certificate.png", arguments.run)
     if arguments.json:
         say(json_text(certificate))
     else:
-        kept = sum(found.holds for found in properties)
-        say(f"{kept} of {len(properties)} properties hold   picture: {folder}/certificate.png")
+        say(f"{number} of {len(properties)} properties hold   picture: {folder}/certificate.png")
     return holds
 
 

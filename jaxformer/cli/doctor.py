@@ -10,7 +10,8 @@ import tyro
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.help import text_width
-from jaxformer.doctor.machines import Target, parse_target, start_for
+from jaxformer.doctor.machines import parse_target, start_for
+from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.terminal import say
 from jaxformer.training.config import Mesh, MeshSizes
@@ -59,38 +60,31 @@ class DoctorArguments:
 
 def main(argv: list[str]) -> int:
     """Prints the setup or, with --preset, compiles the program and prints its requirements."""
-    arguments = parse(DoctorArguments, "doctor", argv)
+    arguments, fits = parse(DoctorArguments, "doctor", argv), True
     if arguments.preset is None:
-        from jaxformer.doctor.report import lines_of_setup, machine_setup
-
         found = machine_setup()
-        _show("jaxformer doctor", found, lines_of_setup(found), arguments.json)
-        return 0
-    config, target, mesh, rows, length = _asked(arguments.preset, arguments)
-    start_for(target)
-    from jaxformer.doctor.examine import examine_decoding, examine_step
-    from jaxformer.doctor.report import lines_of_decoding, lines_of_step
-
-    examine, lines = (
-        (examine_decoding, lines_of_decoding) if arguments.decode else (examine_step, lines_of_step)
-    )
-    found = examine(config, arguments.execution, target, asdict(mesh), rows, length)
-    title, report = f"{arguments.preset} on {target}", {"preset": arguments.preset, **found}
-    _show(title, report, lines(found), arguments.json)
-    return 0 if found["memory"]["fits"] is not False else 1
-
-
-def _asked(preset: str, arguments: DoctorArguments):
-    """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
-    kinds = kinds_of(preset)
-    kind = arguments.model or (kinds[0] if kinds else "decoder")
-    config = training_preset(preset, kind).model
-    mesh = arguments.mesh
-    if arguments.target is None:
-        target = Target("cpu", (1 if mesh is None else prod(asdict(mesh).values()),))
+        title, lines = "jaxformer doctor", lines_of_setup(found)
     else:
-        target = parse_target(arguments.target)
-    mesh = mesh or MeshSizes(data=target.count)
+        config, target, mesh, rows, length = _requested(arguments.preset, arguments)
+        start_for(target)
+        from jaxformer.doctor.examine import examine_decoding, examine_step
+
+        examine = examine_decoding if arguments.decode else examine_step
+        found = examine(config, arguments.execution, target, asdict(mesh), rows, length)
+        title = f"{arguments.preset} on {target}"
+        lines = (lines_of_decoding if arguments.decode else lines_of_step)(found)
+        found, fits = {"preset": arguments.preset, **found}, found["memory"]["fits"]
+    say(json_text(found) if arguments.json else table_of_cells(title, lines))
+    return 1 if fits is False else 0
+
+
+def _requested(preset: str, arguments: DoctorArguments):
+    """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
+    kind = arguments.model or next(iter(kinds_of(preset)), "decoder")
+    config = training_preset(preset, kind).model
+    num_devices = prod(asdict(arguments.mesh or MeshSizes()).values())
+    target = parse_target(f"cpu:{num_devices}" if arguments.target is None else arguments.target)
+    mesh = arguments.mesh or MeshSizes(data=target.count)
     dtype = arguments.dtype or ("float32" if target.platform == "cpu" else "bfloat16")
     length = arguments.length or config.max_length
     if length > config.max_length:
@@ -99,11 +93,6 @@ def _asked(preset: str, arguments: DoctorArguments):
         )
     rows = arguments.batch_size or 8 * mesh.parts
     return replace(config, dtype=dtype), target, mesh, rows, length
-
-
-def _show(title: str, found: dict, lines: list[tuple[str, ...]], as_json: bool) -> None:
-    """Prints a table or, with `as_json`, one JSON object."""
-    say(json_text(found) if as_json else table_of_cells(title, lines))
 
 
 def table_of_cells(title: str, lines: list[tuple[str, ...]]) -> str:

@@ -107,7 +107,7 @@ def lines_of_step(found: dict) -> list[tuple[str, ...]]:
     memory, least = found["memory"], found["least"]
     needed = sum(least.values())
     ratio = f"{found['exchanged'] / needed:.2f} × the minimum" if needed else "the minimum is 0"
-    lines = [
+    return [
         *_circumstances(found, "training step"),
         (),
         ("memory of each device", "", ""),
@@ -122,14 +122,14 @@ def lines_of_step(found: dict) -> list[tuple[str, ...]]:
         *((f"  minimum for {axis}", _bytes(sent), "") for axis, sent in least.items() if sent),
         (),
         ("FLOP of each device, per step", f"{found['flops']:.3g}", "by formula (models/flops.py)"),
+        *_times_and_notes(found),
     ]
-    return [*lines, *_times(found["seconds"]), *_notes(found)]
 
 
 def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a decoding loop: (label, value, remark)."""
     memory, gathered = found["memory"], found["gathered_per_token"]
-    lines = [
+    return [
         *_circumstances(found, "decoding, one token per row"),
         (),
         ("memory of each device", "", ""),
@@ -144,8 +144,8 @@ def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
         ("cache update", _copied(found["cache_copies_per_token"]), ""),
         (),
         ("FLOP of each device, per token", f"{found['flops_per_token']:.3g}", "by formula"),
+        *_times_and_notes(found),
     ]
-    return [*lines, *_times(found["seconds"]), *_notes(found)]
 
 
 def _copied(copies: float | None) -> str:
@@ -176,21 +176,18 @@ def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:
     ]
 
 
-def _times(seconds: dict | None) -> list[tuple[str, ...]]:
-    """Returns lower bounds of the time, from the published figures of the device."""
-    by = {
+def _times_and_notes(found: dict) -> list[tuple[str, ...]]:
+    """Returns lower bounds of the time, from the published figures of the device, and the notes."""
+    remarks = {
         "operations": "at the device's peak FLOP/s",
         "links": "with all links of the device in use",
         "memory": "to read weights and cache once",
     }
+    times = (found["seconds"] or {}).items()
     return [
-        (f"minimum time: {name}", f"{1e3 * value:,.2f} ms", by[name])
-        for name, value in (seconds or {}).items()
+        *((f"minimum time: {x}", f"{1e3 * value:,.2f} ms", remarks[x]) for x, value in times),
+        *(("note", note, "") for note in found["notes"]),
     ]
-
-
-def _notes(found: dict) -> list[tuple[str, ...]]:
-    return [("note", note, "") for note in found["notes"]]
 
 
 def _bytes(size: float) -> str:

@@ -16,7 +16,7 @@ def visible(text: str) -> str:
 
     Line feeds and tabs are unchanged.
     """
-    return _CONTROL.sub(lambda found: _escape(found[0]), text)
+    return _CONTROL.sub(_escape, text)
 
 
 def say(text: str = "", file=None) -> None:
@@ -38,6 +38,6 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _escape(character: str) -> str:
-    code = ord(character)
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -38,7 +38,7 @@ def parse(
     Raises:
         UsageError: The words cannot be parsed.
     """
-    from jaxformer.cli.help import asks_for_help, help_text
+    from jaxformer.cli.help import asks_for_help, flags_of, help_text, likely_meant
 
     if asks_for_help(argv):
         say(help_text(kind, verb, argv, default, main_flags))
@@ -61,7 +61,9 @@ def parse(
                 default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit:
-        raise UsageError(_explained(errors.getvalue(), kind, argv, default)) from None
+        meant = likely_meant(argv, flags_of(kind, default))
+        message = f"Unrecognized option {meant}" if meant else _one_line(errors.getvalue())
+        raise UsageError(message) from None
 
 
 def check_positive(arguments, *names: str) -> None:
@@ -70,14 +72,6 @@ def check_positive(arguments, *names: str) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
-def _explained(box: str, kind: type, argv: list[str], default) -> str:
-    """Returns tyro's error as one line or, for misspelled flags, the closest known flags."""
-    from jaxformer.cli.help import flags_of, likely_meant
-
-    meant = likely_meant(argv, flags_of(kind, default))
-    return f"Unrecognized option {meant}" if meant else _one_line(box)
 
 
 def _scaling_rule(info):

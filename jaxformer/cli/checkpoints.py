@@ -1,7 +1,7 @@
 """Checkpoints that the command line names: RUN of most verbs, and --from of `train`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -42,14 +42,10 @@ def load_model(arguments: RunArguments) -> Iterator:
     import jax
 
     from jaxformer.hub.load import load
-
-    if arguments.mesh is None:
-        yield load(arguments.run)
-        return
     from jaxformer.models.placement import make_mesh
 
-    mesh = make_mesh(asdict(arguments.mesh))
-    with jax.set_mesh(mesh):
+    mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
+    with nullcontext() if mesh is None else jax.set_mesh(mesh):
         yield load(arguments.run, mesh=mesh)
 
 
@@ -156,8 +152,7 @@ def _newest_step(path: Path) -> int | None:
     """Returns the step of a run's newest checkpoint; None if the path is not a run."""
     from jaxformer.artifacts.checkpoint import Checkpoints
 
-    *_, newest = (None, *Checkpoints(RunFolder(path).checkpoints).steps())
-    return newest
+    return max(Checkpoints(RunFolder(path).checkpoints).steps(), default=None)
 
 
 def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -> dict | None:

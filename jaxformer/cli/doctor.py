@@ -54,8 +54,8 @@ class DoctorArguments:
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(KINDS)}")
         given = [x for x in ("target", "mesh", "batch_size", "length") if getattr(self, x)]
         if self.preset is None and (given or self.decode):
-            asked = f"--{given[0].replace('_', '-')}" if given else "--decode"
-            raise ValueError(f"{asked} needs --preset, which names the model to examine")
+            flag = f"--{given[0].replace('_', '-')}" if given else "--decode"
+            raise ValueError(f"{flag} needs --preset, which names the model to examine")
 
 
 def main(argv: list[str]) -> int:

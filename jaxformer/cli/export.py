@@ -1,10 +1,12 @@
 """`jaxformer export RUN OUT`: writes a model for transformers, PEFT or llama.cpp."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
@@ -38,11 +40,8 @@ class ExportArguments:
 def main(argv: list[str]) -> int:
     """Loads the model and writes it."""
     arguments = parse(ExportArguments, "export", argv)
-    from pathlib import Path
-
-    from jaxformer.artifacts.files import require_new
-
-    require_new(Path(arguments.out))  # checked before the slow imports and reads
+    out, family = arguments.out, arguments.family
+    require_new(Path(out))  # checked before the slow imports and reads
 
     start_jax()
     from jaxformer.hub.load import load
@@ -50,21 +49,16 @@ def main(argv: list[str]) -> int:
     if arguments.adapter:
         from jaxformer.hub.peft import export_adapter
 
-        name = export_adapter(arguments.out, arguments.run, family=arguments.family)
-        say(
-            f"{arguments.out}: adapter for transformers.{name}; open it with "
-            "peft.PeftModel.from_pretrained"
-        )
-        return 0
-    checkpoint = load(arguments.run)
-    if arguments.format == "gguf":
+        name = export_adapter(out, arguments.run, family=family)
+        say(f"{out}: adapter for transformers.{name}; open it with peft.PeftModel.from_pretrained")
+    elif arguments.format == "gguf":
         from jaxformer.hub.gguf import export_gguf
 
-        export_gguf(arguments.out, *checkpoint, dtype=arguments.dtype, family=arguments.family)
-        say(f"{arguments.out}: GGUF, {arguments.dtype}")
-        return 0
-    from jaxformer.hub.export import export
+        export_gguf(out, *load(arguments.run), dtype=arguments.dtype, family=family)
+        say(f"{out}: GGUF, {arguments.dtype}")
+    else:
+        from jaxformer.hub.export import export
 
-    name = export(arguments.out, *checkpoint, family=arguments.family)
-    say(f"{arguments.out}: open it with transformers.{name}.from_pretrained({arguments.out!r})")
+        name = export(out, *load(arguments.run), family=family)
+        say(f"{out}: open it with transformers.{name}.from_pretrained({out!r})")
     return 0

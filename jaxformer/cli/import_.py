@@ -1,10 +1,12 @@
 """`jaxformer import SOURCE OUT`: converts a checkpoint in Hugging Face format and checks it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
@@ -27,10 +29,6 @@ class ImportArguments:
 def main(argv: list[str]) -> int:
     """Loads the checkpoint, prints a summary, compares it with transformers and saves it."""
     arguments = parse(ImportArguments, "import", argv)
-    from pathlib import Path
-
-    from jaxformer.artifacts.files import require_new
-
     require_new(Path(arguments.out))  # checked before the slow imports and reads
 
     start_jax()

@@ -24,20 +24,12 @@ from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
+from jaxformer.training import processes
 from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
 from jaxformer.training.early_end import disk_is_full, is_out_of_memory
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.new_run import prepare_run
 from jaxformer.training.presets import training_preset
-from jaxformer.training.processes import (
-    are_several,
-    done_by_first,
-    is_first,
-    join,
-    leave,
-    require_same,
-    wait_for_all,
-)
 from jaxformer.training.run_folders import newest_unfinished, read_run, run_name, write_run
 
 RUNS = Path("runs")
@@ -126,21 +118,21 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
 
     config, params = arguments.training, None
     require_trackers(config.trackers)
-    join(arguments.processes)
-    first = arguments.processes.coordinator is None or is_first()
-    require_same(_shared_settings(config))
+    processes.join(arguments.processes)
+    first = arguments.processes.coordinator is None or processes.is_first()
+    processes.require_same(_shared_settings(config))
     screen, kind = Screen(quiet=not first), task_of(config)
     start_jax()
     mesh = mesh_of(config, screen.say)
-    spread = _spread(config, mesh)
+    mesh_config = _on_mesh(config, mesh)
     if base is not None:
         params, origin = base.read(mesh)
         inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as locks:
             start = partial(prepare_run, folder, inputs, config, screen, locks, resume, base)
-            done_by_first("the text is read", start)
-            task = kind.read(folder, spread)
+            processes.done_by_first("the text is read", start)
+            task = kind.read(folder, mesh_config)
             for line in task.description():
                 screen.say(line)
             if inputs.origin is None:
@@ -149,14 +141,15 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
                 params = origin_of(folder, inputs.origin, config, mesh)
             if first:
                 write_run(folder, inputs, config)
-            _run(_spread(config, mesh), folder, task, screen, mesh, resume, params, inputs.origin)
+            _run(_on_mesh(config, mesh), folder, task, screen, mesh, resume, params, inputs.origin)
     except KeyboardInterrupt:
         if folder.holds_run:  # otherwise there is nothing to continue
             raise Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
         raise
     except Exception as error:
-        if are_several() and isinstance(error, RuntimeError):  # raised by JAX's runtime
-            leave(f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})")
+        if processes.are_several() and isinstance(error, RuntimeError):  # raised by JAX's runtime
+            message = f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})"
+            processes.leave(message)
         if is_out_of_memory(error):
             raise Ended(
                 f"out of memory; reduce --batch-size (or --batch-tokens) and increase "
@@ -170,7 +163,7 @@ def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=N
         raise
     if first:
         _report(folder, task, screen.say)
-    wait_for_all("the end")
+    processes.wait_for_all("the end")
     return 0
 
 
@@ -185,7 +178,7 @@ def _shared_settings(config: TrainingConfig) -> dict[str, object]:
     return {**flags, "--model": kind_of(config.model), "the version of JAX": __version__}
 
 
-def _spread(config: TrainingConfig, mesh) -> TrainingConfig:
+def _on_mesh(config: TrainingConfig, mesh) -> TrainingConfig:
     """Returns the config with the sizes of the actual mesh; raises ValueError for a bad batch size.
 
     config.json stores the mesh that the user gave, so that the run can continue on other devices.

@@ -6,22 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import tyro
 
 from jaxformer.cli.arguments import UsageError, parse, read_mesh
 from jaxformer.models.config import KINDS
+from jaxformer.models.config.check import type_hints
 from jaxformer.training.config import (
     RESUMABLE,
     Inputs,
@@ -115,7 +106,7 @@ def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> No
     if "steps" in changed and arguments.training.steps is not None:
         from jaxformer.artifacts.checkpoint import Checkpoints
 
-        *_, last = (0, *Checkpoints(folder.checkpoints).steps())
+        last = max(Checkpoints(folder.checkpoints).steps(), default=0)
         if arguments.training.steps < last:
             raise ValueError(
                 f"--steps is {arguments.training.steps}, but the run in {folder.path} is at {last}"
@@ -245,11 +236,11 @@ def attributed(training: TrainingConfig, set_fields: SetFields, owner: str) -> I
 
 def _hints(training: TrainingConfig) -> dict[str, Any]:
     """Returns the types of the fields of a run and of its nested dataclasses."""
-    hints = get_type_hints(type(training))
+    hints = type_hints(type(training)).copy()
     for entry in fields(training):
         value = getattr(training, entry.name)
         if is_dataclass(value) and not isinstance(value, Mesh):
-            hints |= get_type_hints(type(value))
+            hints |= type_hints(type(value))
     return hints
 
 

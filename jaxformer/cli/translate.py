@@ -96,24 +96,20 @@ def lines_of(path: Path | None) -> Iterator[str]:
     Raises:
         ValueError: A line is not UTF-8 text, or the file cannot be read.
     """
-    name = "standard input" if path is None else path
+    name, number = "standard input" if path is None else path, 0
     opened = nullcontext(sys.stdin) if path is None else _open(path)
     try:
         with opened as file:
-            for number, line in enumerate(getattr(file, "buffer", file), 1):
-                text = _text_of(line, f"line {number} of {name}")
+            for line in getattr(file, "buffer", file):
+                number += 1
+                text = line.decode() if isinstance(line, bytes) else line
                 text = text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
                 yield text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {number} of {name} is not UTF-8 text: {error}") from None
     except (OSError, EOFError) as error:
         raise ValueError(f"{name} cannot be read: {error}") from None
 
 
 def _open(path: Path):
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-
-
-def _text_of(line: bytes | str, where: str) -> str:
-    try:
-        return line.decode() if isinstance(line, bytes) else line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error}") from None

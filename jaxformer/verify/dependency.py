@@ -112,7 +112,7 @@ def dependency_matrix(
     if unchanged.any():
         place = place_name(np.unravel_index(int(unchanged.argmax()), before))
         raise ValueError(f"others are what inputs are at {place}; they must differ everywhere")
-    effects, num_pairs, remarks, notes = {}, {}, [], []
+    effects, num_pairs, remarks, notes = {}, {}, (), ()
     for witness in witnesses:
         whole = np.full(size, np.nan)
         axis = 0 if witness == "derivative" else 1
@@ -129,7 +129,7 @@ def dependency_matrix(
             except Exception as error:  # JAX raises many types, for loops, callbacks and refs
                 if not by_default:
                     raise
-                remarks.append(f"there is no derivative: {str(error).splitlines()[0]}")
+                remarks += (f"there is no derivative: {str(error).splitlines()[0]}",)
                 continue
         else:
             whole[:, tested] = by_change(applied, inputs, num_positions, tested, others)
@@ -137,14 +137,9 @@ def dependency_matrix(
     matrix = np.any([effect > 0 for effect in effects.values()], axis=0)
     measured = [effect for witness, effect in effects.items() if witness != "taint"]
     largest = np.fmax.reduce([np.full(size, np.nan), *measured])
-    return Dependency(
-        matrix.reshape(*after, *before),
-        largest.reshape(*after, *before),
-        num_pairs,
-        tuple(_disagreements(effects, after, before)),
-        tuple(remarks),
-        tuple(notes),
-    )
+    matrix, largest = (x.reshape(*after, *before) for x in (matrix, largest))
+    disagreements = tuple(_disagreements(effects, after, before))
+    return Dependency(matrix, largest, num_pairs, disagreements, remarks, notes)
 
 
 def _array(inputs):

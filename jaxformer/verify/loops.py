@@ -73,9 +73,9 @@ def _replaced(x: Marked, where, marks) -> Marked:
     """Replaces the marks of some rows."""
     if not np.size(x.value):
         return x
-    own = np.uint8(0) if x.marks is None else x.marks
+    before = np.uint8(0) if x.marks is None else x.marks
     where = _of_all(where[..., None], x.value)
-    return Marked(x.value, m.compressed(np.where(where, _of_all(marks, x.value), own)))
+    return Marked(x.value, m.compressed(np.where(where, _of_all(marks, x.value), before)))
 
 
 # ---- steps
@@ -95,7 +95,7 @@ def where(goes_on, x: Marked, y: Marked) -> Marked:
         return x
     rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
     whole = np.broadcast_to(rows, np.shape(x.value))
-    marks = m.union(m.kept(x.marks, whole), m.kept(y.marks, ~whole))
+    marks = m.union(m.only_where(x.marks, whole), m.only_where(y.marks, ~whole))
     return Marked(jnp.where(whole, x.value, y.value), marks, chosen(whole, x, y))
 
 
@@ -109,20 +109,19 @@ def at(x: Marked, step: int) -> Marked:
     return Marked(x.value[step], marks, bounds)
 
 
-def stacked(some) -> Marked:
+def stacked(steps) -> Marked:
     """Stacks the outputs of all steps."""
-    value = jnp.stack([x.value for x in some])
-    present = [x.marks for x in some if x.marks is not None]
+    value = jnp.stack([x.value for x in steps])
+    present = [x.marks for x in steps if x.marks is not None]
     if not present:
         return Marked(value)
-    shape = np.broadcast_shapes(*(marks.shape for marks in present))
-    empty = np.zeros(shape, np.uint8)
-    rows = [empty if x.marks is None else np.broadcast_to(x.marks, shape) for x in some]
-    return Marked(value, np.stack(rows), _stacked_bounds(some))
+    empty = np.zeros_like(present[0])
+    marks = np.broadcast_arrays(*(empty if x.marks is None else x.marks for x in steps))
+    return Marked(value, np.stack(marks), _stacked_bounds(steps))
 
 
-def _stacked_bounds(some) -> Bounds | None:
-    if all(x.bounds is None for x in some):
+def _stacked_bounds(steps) -> Bounds | None:
+    if all(x.bounds is None for x in steps):
         return None
-    each = [[np.broadcast_to(bound, np.shape(x.value)) for bound in bounds_of(x)] for x in some]
+    each = [[np.broadcast_to(bound, np.shape(x.value)) for bound in bounds_of(x)] for x in steps]
     return Bounds(*map(np.stack, zip(*each, strict=True)))

@@ -84,7 +84,7 @@ def merged(marks, axes):
     return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True) if axes else marks
 
 
-def kept(marks, where):
+def only_where(marks, where):
     """Removes the marks where `where` (bool [*shape]; None: true everywhere) is false."""
     if marks is None or where is None or where.all():
         return marks

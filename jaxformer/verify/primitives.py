@@ -39,7 +39,7 @@ def _absorbed(is_absorbing):
 
 def _beside(other: Marked, is_absorbing, x: Marked):
     """Returns the marks of x without those beside an unmarked absorbing element of `other`."""
-    return None if x.marks is None else m.kept(x.marks, counts(other, is_absorbing))
+    return None if x.marks is None else m.only_where(x.marks, counts(other, is_absorbing))
 
 
 def _quotient(params, inputs, outputs):
@@ -58,7 +58,7 @@ def _extreme(sign: int):
         (a_top, a_bottom), (b_top, b_bottom) = _ordered(sign, a), _ordered(sign, b)
         a_loses = np.broadcast_to(a_top < b_bottom, np.shape(outputs[0]))
         b_loses = np.broadcast_to(b_top < a_bottom, np.shape(outputs[0]))
-        return [m.union(m.kept(a.marks, ~a_loses), m.kept(b.marks, ~b_loses))]
+        return [m.union(m.only_where(a.marks, ~a_loses), m.only_where(b.marks, ~b_loses))]
 
     return rule
 
@@ -74,7 +74,7 @@ def _select(params, inputs, outputs):
     which, *cases = inputs
     choice = np.asarray(which.value)
     undecided = m.marked(which.marks, choice.shape)
-    chosen = [m.kept(case.marks, undecided | (choice == i)) for i, case in enumerate(cases)]
+    chosen = [m.only_where(case.marks, undecided | (choice == i)) for i, case in enumerate(cases)]
     return [m.union(which.marks, *chosen)]
 
 
@@ -133,7 +133,7 @@ def _reduced_extreme(sign: int):
         if informative(x) and np.size(x.value):
             top, bottom = (np.broadcast_to(y, np.shape(x.value)) for y in _ordered(sign, x))
             largest = bottom.max(axis=tuple(params["axes"]), keepdims=True)
-            x = x._replace(marks=m.kept(x.marks, ~(top < largest)))
+            x = x._replace(marks=m.only_where(x.marks, ~(top < largest)))
         return [None] if x.marks is None else _reduced(params, [x], outputs)
 
     return rule
@@ -153,10 +153,10 @@ def _pooled(params, inputs, outputs):
     (x,) = inputs
     bits = jax.numpy.asarray(np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1))
     names = "window_dimensions window_strides base_dilation window_dilation".split()
-    how = {name: (*params[name], 1) for name in names}
+    options = {name: (*params[name], 1) for name in names}
     padding = (*params["padding"], (0, 0))
-    found = jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **how)
-    return [np.packbits(np.asarray(found), axis=-1)]
+    pooled = jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **options)
+    return [np.packbits(np.asarray(pooled), axis=-1)]
 
 
 def _transformed(params, inputs, outputs):

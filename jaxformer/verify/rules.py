@@ -124,10 +124,10 @@ def composed(layers, alive, residual=True):
     alive = _ids(alive)
     length = len(alive)
     reached = [{i} if alive[i] else set() for i in range(length)]
-    for seen in layers:
-        through = [set().union(*(reached[j] for j in np.flatnonzero(row))) for row in seen]
+    for table in layers:
+        through = [set().union(*(reached[j] for j in np.flatnonzero(row))) for row in table]
         if residual:
-            through = [own | others for own, others in zip(reached, through, strict=True)]
+            through = [before | seen for before, seen in zip(reached, through, strict=True)]
         reached = through
     table = np.zeros((length, length), bool)
     for i, sources in enumerate(reached):

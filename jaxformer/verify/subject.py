@@ -43,11 +43,6 @@ class Subject:
         return self.model.config
 
     @property
-    def is_autoregressive(self) -> bool:
-        """Whether the model is autoregressive; only encoders are not."""
-        return not self.config.bidirectional
-
-    @property
     def tolerance(self) -> float:
         """Accepted difference of equal values, relative to max(1, the largest value)."""
         return TOLERANCES[self.config.dtype]
@@ -79,8 +74,7 @@ class Subject:
         """The same source for one row, with padding before, inside and after it."""
         if self.source is None:
             return {}
-        room = self.config.max_source_length - self.source.shape[1]
-        length = self.source.shape[1] + min(3, room)
+        length = min(self.source.size + 3, self.config.max_source_length)
         places = np.sort(np.random.default_rng(self.seed).permutation(length)[: self.source.size])
         source, segments = np.zeros((2, 1, length), np.int32)
         source[0, places], segments[0, places] = self.source[0], 1

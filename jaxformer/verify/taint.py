@@ -115,7 +115,7 @@ class _Run:
             return Marked(value)
         mark = np.zeros((1,) * np.ndim(value) + (self.width,), np.uint8)
         mark[..., -1] = VARIES
-        return Marked(value, m.kept(mark, where))
+        return Marked(value, m.only_where(mark, where))
 
     def captured(self, value) -> Marked:
         """Returns a constant of the jaxpr, an array that the function has captured, with marks."""
@@ -184,7 +184,7 @@ class _Run:
             shape = np.shape(value)
             if not m.fits(marks, shape):
                 raise RuntimeError(f"taint's rule for {primitive.name} gave marks of another shape")
-            marks = m.kept(marks, not_constant(limits, shape)) if np.size(value) else None
+            marks = m.only_where(marks, not_constant(limits, shape)) if np.size(value) else None
             outputs.append(Marked(value, marks, None if marks is None else limits))
         self.thresholds.see(primitive.name, inputs, outputs)
         return outputs

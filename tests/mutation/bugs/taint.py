@@ -134,8 +134,8 @@ BUGS = (
         "a pool needs the mark on its whole window",
         "verify.primitives:_pooled",
         Replace(
-            "jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **how)",
-            "jax.lax.reduce_window(bits, np.uint8(1), jax.lax.min, padding=padding, **how)",
+            "jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **options)",
+            "jax.lax.reduce_window(bits, np.uint8(1), jax.lax.min, padding=padding, **options)",
         ),
         TAINT,
     ),

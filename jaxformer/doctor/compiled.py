@@ -104,8 +104,7 @@ def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decodi
         chosen = _outputs(choose_first, read.logits, read.captured, choice)
         state = State(read.cache, chosen.token, chosen.stopped, step)
         live = live_slots(read.cache, length)
-        block = decode_block.lower(model, weights, state, choice, live)
-        program = block.compile()
+        program = decode_block.lower(model, weights, state, choice, live).compile()
     (temporaries, _), cache_size = _memory_of(program), bytes_per_device(read.cache)
     layer = None
     if read.cache.capacity is not None:

@@ -46,19 +46,19 @@ def examine_step(
         ValueError: The mesh does not divide the rows, or does not suit the machine.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    model, made, notes = _prepared(config, execution, target, mesh, rows)
+    model, device_mesh, notes = _prepared(config, execution, target, mesh, rows)
     with _compiling(target) as seconds:
         optimizer = make_optimizer(recipe or OptimizerConfig())
-        program, memory = compile_step(model, optimizer, made, rows, length)
+        program, memory = compile_step(model, optimizer, device_mesh, rows, length)
     found = by_kind(collectives(program.as_text() or ""))
     sent = sum(total.sent for total in found.values())
     flops, device = training_flops(config, length) * rows / target.count, target.device
     return {
-        **_circumstances(target, made, model, rows, length),
+        **_circumstances(target, device_mesh, model, rows, length),
         "memory": {**memory._asdict(), **_room(target, memory.total)},
         "exchanges": {kind: total._asdict() for kind, total in found.items()},
         "exchanged": sent,
-        "least": least_exchange(config, made, rows, length),
+        "least": least_exchange(config, device_mesh, rows, length),
         "flops": flops,
         "seconds": device and {"operations": flops / device.flops, "links": sent / device.links},
         "compiled_in": seconds[0],
@@ -86,16 +86,16 @@ def examine_decoding(
         ValueError: The mesh does not divide the rows, or does not suit the machine.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    model, made, notes = _prepared(config, execution, target, mesh, rows)
+    model, device_mesh, notes = _prepared(config, execution, target, mesh, rows)
     with _compiling(target) as seconds:
-        found = compile_decoding(model, made, rows, max(1, length // 2), length)
+        found = compile_decoding(model, device_mesh, rows, max(1, length // 2), length)
     text = found.program.as_text() or ""
     exchanged = [one for one in collectives(text) if one.times >= STEPS]  # those inside the loop
     gathered = sum(one.sent for one in exchanged if one.kind == "all-gather")
     memory = {name: getattr(found, name) for name in ("weights", "cache", "temporaries")}
     total, device = sum(memory.values()), target.device
     return {
-        **_circumstances(target, made, model, rows, length),
+        **_circumstances(target, device_mesh, model, rows, length),
         "memory": {**memory, "total": total, **_room(target, total)},
         "exchanges": {kind: total._asdict() for kind, total in by_kind(exchanged).items()},
         "steps": STEPS,
@@ -111,8 +111,8 @@ def examine_decoding(
 
 def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int):
     """Returns the model, the mesh and notes about the difference from the real machine."""
-    made, notes = make_mesh(mesh, devices_of(target)), []
-    parts = made.shape["data"] * made.shape["fsdp"]
+    device_mesh, notes = make_mesh(mesh, devices_of(target)), []
+    parts = device_mesh.shape["data"] * device_mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
     if target.platform == "gpu" and execution.attention == "auto":
@@ -121,7 +121,7 @@ def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int
             "attention is blockwise here; on the machine itself cuDNN's fused kernel runs where it "
             "can, which is compiled by the device alone"
         )
-    return build(config, execution), made, notes
+    return build(config, execution), device_mesh, notes
 
 
 @contextmanager

@@ -82,11 +82,8 @@ def missing(target: Target) -> str | None:
     if target.platform == "gpu" and not any(
         find_spec("jax_plugins") and find_spec(f"jax_plugins.xla_cuda{n}") for n in (12, 13)
     ):
-        jax = version("jax")
-        return (
-            f"pip install --no-deps jax-cuda12-plugin=={jax} jax-cuda12-pjrt=={jax} "
-            "nvidia-cuda-nvcc-cu12"
-        )
+        plugins = "jax-cuda12-plugin=={0} jax-cuda12-pjrt=={0}".format(version("jax"))
+        return f"pip install --no-deps {plugins} nvidia-cuda-nvcc-cu12"
     return None
 
 

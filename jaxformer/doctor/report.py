@@ -17,6 +17,11 @@ OPTIONAL = {
     "gguf": ("export to llama.cpp", 'pip install "jaxformer[gguf]"'),
     "transformers": ("check of imported models", 'pip install "transformers>=5" torch'),
 }
+_TIMES = {
+    "operations": "at the device's peak FLOP/s",
+    "links": "with all links of the device in use",
+    "memory": "to read weights and cache once",
+}
 TARGETS = {"gpu": "gpu:h100:8", "tpu": "tpu:v5e:4x4"}
 
 
@@ -89,9 +94,7 @@ def _cache(folder: Path) -> dict:
 
 def _missing() -> dict[str, str]:
     """Returns the missing optional packages: name and purpose, and how to install them."""
-    found = {
-        f"{name}: {what}": how for name, (what, how) in OPTIONAL.items() if find_spec(name) is None
-    }
+    found = {f"{x}: {use}": how for x, (use, how) in OPTIONAL.items() if find_spec(x) is None}
     for name, target in TARGETS.items():
         if how := missing(parse_target(target)):
             found[f"compiler for {name.upper()}s, to examine them without having one"] = how
@@ -104,48 +107,31 @@ def _gigabytes(size: int) -> str:
 
 def lines_of_step(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a training step: (label, value, remark)."""
-    memory, least = found["memory"], found["least"]
+    least = found["least"]
     needed = sum(least.values())
     ratio = f"{found['exchanged'] / needed:.2f} × the minimum" if needed else "the minimum is 0"
-    return [
-        *_circumstances(found, "training step"),
-        (),
-        ("memory of each device", "", ""),
-        ("  parameters", _bytes(memory["parameters"]), ""),
-        ("  optimizer", _bytes(memory["optimizer"]), ""),
-        ("  activations, gradients, …", _bytes(memory["temporaries"]), ""),
-        _total(memory),
-        (),
-        ("sent by each device, per step", "", ""),
+    sent = [
         *_exchanges(found["exchanges"]),
         ("  total", _bytes(found["exchanged"]), ratio),
-        *((f"  minimum for {axis}", _bytes(sent), "") for axis, sent in least.items() if sent),
-        (),
-        ("FLOP of each device, per step", f"{found['flops']:.3g}", "by formula (models/flops.py)"),
-        *_times_and_notes(found),
+        *((f"  minimum for {axis}", _bytes(size), "") for axis, size in least.items() if size),
     ]
+    names = {"temporaries": "activations, gradients, …"}
+    flops = f"{found['flops']:.3g}", "by formula (models/flops.py)"
+    return _lines_of_program(found, "training step", "step", names, sent, flops)
 
 
 def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a decoding loop: (label, value, remark)."""
-    memory, gathered = found["memory"], found["gathered_per_token"]
-    return [
-        *_circumstances(found, "decoding, one token per row"),
-        (),
-        ("memory of each device", "", ""),
-        ("  weights, prepared", _bytes(memory["weights"]), ""),
-        ("  cache", _bytes(memory["cache"]), ""),
-        ("  temporaries", _bytes(memory["temporaries"]), ""),
-        _total(memory),
-        (),
-        ("sent by each device, per token", "", ""),
+    gathered, copies = found["gathered_per_token"], found["cache_copies_per_token"]
+    share = f"{gathered / found['memory']['weights']:.1%} of its weights"
+    sent = [
         *_exchanges(found["exchanges"], found["steps"]),
-        ("  gathered", _bytes(gathered), f"{gathered / memory['weights']:.1%} of its weights"),
-        ("cache update", _copied(found["cache_copies_per_token"]), ""),
-        (),
-        ("FLOP of each device, per token", f"{found['flops_per_token']:.3g}", "by formula"),
-        *_times_and_notes(found),
+        ("  gathered", _bytes(gathered), share),
+        ("cache update", _copied(copies), ""),
     ]
+    names = {"weights": "weights, prepared"}
+    flops = f"{found['flops_per_token']:.3g}", "by formula"
+    return _lines_of_program(found, "decoding, one token per row", "token", names, sent, flops)
 
 
 def _copied(copies: float | None) -> str:
@@ -154,12 +140,38 @@ def _copied(copies: float | None) -> str:
     return f"{copies:g} copies of a layer's cache per token" if copies else "in place"
 
 
-def _circumstances(found: dict, what: str) -> list[tuple[str, ...]]:
+def _lines_of_program(found: dict, title: str, unit: str, names: dict, sent: list, flops: tuple):
+    """Returns the lines of the table for a program.
+
+    Args:
+        found: The values that the program's examination found.
+        title: What the program does.
+        unit: What the program repeats: "step" or "token".
+        names: The names of kinds of memory that differ from their keys.
+        sent: The lines about the bytes that a device sends.
+        flops: The FLOP of a device, and a remark.
+    """
     mesh = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items() if size > 1)
-    how = f"{found['dtype']}, layers {found['layers']}, remat {found['remat']}"
+    settings = f"{found['dtype']}, layers {found['layers']}, remat {found['remat']}"
+    memory = {
+        x: size for x, size in found["memory"].items() if x not in ("total", "device", "fits")
+    }
+    # The times are lower bounds, from the published figures of the device.
+    times = (found["seconds"] or {}).items()
     return [
-        (what, f"{found['rows']} rows × {found['length']} tokens", how),
+        (title, f"{found['rows']} rows × {found['length']} tokens", settings),
         ("mesh", mesh or "one device", f"compiled in {found['compiled_in']:.0f} s"),
+        (),
+        ("memory of each device", "", ""),
+        *((f"  {names.get(x, x)}", _bytes(size), "") for x, size in memory.items()),
+        _total(found["memory"]),
+        (),
+        (f"sent by each device, per {unit}", "", ""),
+        *sent,
+        (),
+        (f"FLOP of each device, per {unit}", *flops),
+        *((f"minimum time: {x}", f"{1e3 * value:,.2f} ms", _TIMES[x]) for x, value in times),
+        *(("note", note, "") for note in found["notes"]),
     ]
 
 
@@ -173,20 +185,6 @@ def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:
     return [
         (f"  {kind}", _bytes(total["sent"] / steps), f"number: {total['count'] / steps:g}")
         for kind, total in exchanges.items()
-    ]
-
-
-def _times_and_notes(found: dict) -> list[tuple[str, ...]]:
-    """Returns lower bounds of the time, from the published figures of the device, and the notes."""
-    remarks = {
-        "operations": "at the device's peak FLOP/s",
-        "links": "with all links of the device in use",
-        "memory": "to read weights and cache once",
-    }
-    times = (found["seconds"] or {}).items()
-    return [
-        *((f"minimum time: {x}", f"{1e3 * value:,.2f} ms", remarks[x]) for x, value in times),
-        *(("note", note, "") for note in found["notes"]),
     ]
 
 

@@ -155,15 +155,14 @@ def is_whole(number) -> bool:
 
 
 def _checked_witnesses(witnesses, is_ids: bool):
+    names = ", ".join(WITNESSES)
     if isinstance(witnesses, str) or not isinstance(witnesses, tuple | list | None):
-        raise ValueError(
-            f"witnesses is {witnesses!r}; it must be a tuple of {', '.join(WITNESSES)}"
-        )
+        raise ValueError(f"witnesses is {witnesses!r}; it must be a tuple of {names}")
     possible = [name for name in WITNESSES if not (is_ids and name == "derivative")]
     chosen = tuple(possible if witnesses is None else witnesses)
     for name in chosen:
         if name not in WITNESSES:
-            raise ValueError(f"witness is {name!r}; it must be one of {', '.join(WITNESSES)}")
+            raise ValueError(f"witness is {name!r}; it must be one of {names}")
         if name not in possible:
             raise ValueError("inputs are integers, of which there is no derivative; give floats")
     if not chosen:

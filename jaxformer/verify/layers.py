@@ -53,11 +53,7 @@ def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
     inner = [point for point in points if point in model.layer_points]
     first = points.index(inner[0])
     outer = [Value(x, None, captured[x]) for x in points if x not in inner]
-    blocks = [
-        Value(x, layer, captured[x][layer])
-        for layer in range(model.config.num_layers)
-        for x in inner
-    ]
+    blocks = [Value(x, i, captured[x][i]) for i in range(model.config.num_layers) for x in inner]
     values = [*outer[:first], *blocks, *outer[first:], Value("logits", None, logits)]
     return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
 

@@ -111,9 +111,9 @@ def compressed(marks):
     return marks
 
 
-def permuted(marks, shape, order):
-    """Returns the marks and the shape with their axes permuted."""
-    return np.transpose(marks, (*order, len(order))), tuple(shape[axis] for axis in order)
+def permuted(marks, order):
+    """Permutes the axes of the marked array."""
+    return np.transpose(marks, (*order, len(order)))
 
 
 def fits(marks, shape) -> bool:

@@ -161,30 +161,26 @@ def _pooled(params, inputs, outputs):
 
 def _transformed(params, inputs, outputs):
     """Rule of a Fourier transform: it mixes the last axes."""
-    (x,) = inputs
-    rank = np.ndim(x.value)
-    return [m.merged(x.marks, range(rank - len(params["fft_lengths"]), rank))]
+    rank = np.ndim(inputs[0].value)
+    return [m.merged(inputs[0].marks, range(rank - len(params["fft_lengths"]), rank))]
 
 
 def _sorted(params, inputs, outputs):
     """Rule of sorting: it mixes one axis of all operands."""
     names = ("dimension", "axis", "reduction_dimension")
     axis = next((params[name] for name in names if name in params), -1) % np.ndim(inputs[0].value)
-    whole = m.merged(m.union(*(x.marks for x in inputs)), (axis,))
-    return [whole] * len(outputs)
+    return [m.merged(m.union(*(x.marks for x in inputs)), (axis,))] * len(outputs)
 
 
 # ---- shapes alone
 
 
 def _transposed(params, inputs, outputs):
-    (x,) = inputs
-    return [m.permuted(x.marks, np.shape(x.value), params["permutation"])[0]]
+    return [m.permuted(inputs[0].marks, params["permutation"])]
 
 
 def _squeezed(params, inputs, outputs):
-    (x,) = inputs
-    return [np.squeeze(x.marks, axis=tuple(params["dimensions"]))]
+    return [np.squeeze(inputs[0].marks, axis=tuple(params["dimensions"]))]
 
 
 def _broadcast(params, inputs, outputs):
@@ -198,7 +194,8 @@ def _reshaped(params, inputs, outputs):
     """Splits or merges groups of axes. Groups along which the marks are constant keep size 1."""
     marks, old, new = inputs[0].marks, np.shape(inputs[0].value), np.shape(outputs[0])
     if params.get("dimensions") is not None:  # order="F": the axes are permuted first
-        marks, old = m.permuted(marks, old, params["dimensions"])
+        marks = m.permuted(marks, params["dimensions"])
+        old = [old[axis] for axis in params["dimensions"]]
     shape, full = [], []
     for old_axes, new_axes in _groups(old, new):
         uniform = all(marks.shape[axis] == 1 for axis in old_axes)
@@ -257,7 +254,7 @@ _RULES = {
     "scatter": scattered,
     **{f"scatter{x}{y}": added_at for x in "-_" for y in "add sub mul min max".split()},
 }
-_MADE = {"gather": gathered, "conv_general_dilated": convolved}
+_MADE = dict.fromkeys(MOVED, moved) | {"gather": gathered, "conv_general_dilated": convolved}
 
 
 # Primitives whose operands are aligned to the rank of the output.
@@ -273,8 +270,5 @@ RESHAPED = frozenset("transpose squeeze broadcast_in_dim reshape".split())
 
 def rule_of(primitive):
     """Returns the rule of a primitive; None if it has none."""
-    if primitive.name in _RULES:
-        return _RULES[primitive.name]
-    if primitive.name in _MADE:
-        return _MADE[primitive.name](primitive)
-    return moved(primitive) if primitive.name in MOVED else None
+    make = _MADE.get(primitive.name)
+    return make(primitive) if make else _RULES.get(primitive.name)

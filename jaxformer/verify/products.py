@@ -61,8 +61,7 @@ class _Side:
             sizes = [1] * len(axes) if uniform else self.sizes(group)
             full += sizes
             merged.append(int(np.prod(sizes)))
-        marks, _ = m.permuted(self.x.marks, self.shape, self.order)
-        return m.expand(marks, full).reshape(*merged, marks.shape[-1])
+        return m.expand(m.permuted(self.x.marks, self.order), full).reshape(*merged, shape[-1])
 
     def shaped(self, passed, other):
         """Reshapes [batch, own free, other's free, bytes] to the axes of the product."""

@@ -85,7 +85,9 @@ def follow(closed, inputs, num_positions: int, weights=(), varies=None) -> Taint
     arguments = [run.varying(x, np.ones(np.shape(x), bool)) for x in weights]
     (output,) = run.closed(closed, [*arguments, Marked(jnp.asarray(inputs), unit)])
     bits = m.bits_of(output.marks, np.shape(output.value), int(np.prod(positions)))
-    return Taint(bits, tuple(run.remarks()), tuple(run.thresholds.notes()))
+    names = ", ".join(sorted(run.unknown))
+    remark = f"{NO_RULE} {names}: each output is marked by all inputs of it"
+    return Taint(bits, (remark,) if names else (), tuple(run.thresholds.notes()))
 
 
 class _Run:
@@ -103,11 +105,6 @@ class _Run:
     def __init__(self, width: int, varies=None):
         self.width, self.varies = width, varies
         self.unknown, self.thresholds, self.imagined = Counter(), Thresholds(), False
-
-    def remarks(self):
-        if self.unknown:
-            names = ", ".join(sorted(self.unknown))
-            yield f"{NO_RULE} {names}: each output is marked by all inputs of it"
 
     def varying(self, value, where) -> Marked:
         """Marks the elements where `where` is true as values that may change."""
@@ -235,10 +232,8 @@ class _Run:
             decided = m.union(decided, goes_on.marks)
             if not np.any(goes_on.value):
                 break
-            entered, following = carry, step(consts, carry)
-            carry = [
-                loops.where(goes_on.value, x, y) for x, y in zip(following, carry, strict=True)
-            ]
+            entered, after = carry, step(consts, carry)
+            carry = [loops.where(goes_on.value, x, y) for x, y in zip(after, carry, strict=True)]
         if decided is None:
             return carry
         if np.ndim(goes_on.value) == 0:

@@ -74,25 +74,20 @@ class _Captured:
         return np.abs(np.asarray(array).astype(np.float64)) < REACH
 
     def notes(self):
-        if not self.wholly:
-            return ()
         names = ", ".join(self.wholly)
-        return (f"captured arrays of zeros ({names}) are taken for weights that may change",)
+        note = f"captured arrays of zeros ({names}) are taken for weights that may change"
+        return (note,) if names else ()
 
 
 def _is_zero(array):
     """Returns bool [*shape], true at the zeros of a float array."""
-    if not is_float(array):
-        return np.zeros(np.shape(array), bool)
-    return np.asarray(array) == 0
+    return np.asarray(array) == 0 if is_float(array) else np.zeros(np.shape(array), bool)
 
 
 def _by_position(found: Taint, num_positions: int):
     """Returns bool [outputs, inputs]: the union over the features of an output."""
-    bits = found.bits
-    outputs = int(np.prod(bits.shape[:num_positions]))
-    features = int(np.prod(bits.shape[num_positions:-1]))
-    return bits.reshape(outputs, features, bits.shape[-1]).any(axis=1)
+    features = tuple(range(num_positions, found.bits.ndim - 1))
+    return found.bits.any(axis=features).reshape(-1, found.bits.shape[-1])
 
 
 def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):

@@ -89,9 +89,7 @@ def _scaling_rule(info):
         given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
         return ",".join([scaling.kind, *(f"{k}={json_text(v)}" for k, v in given)])
 
-    return (
-        _one_word("KIND,FACTOR=X,…", RotaryScaling, read, write) if info.type is Scaling else None
-    )
+    return _spec("KIND,FACTOR=X,…", RotaryScaling, read, write) if info.type is Scaling else None
 
 
 def _mesh_rule(info):
@@ -99,10 +97,10 @@ def _mesh_rule(info):
     from jaxformer.cli.help import words_of
     from jaxformer.training.config import Mesh, MeshSizes
 
-    return _one_word("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
+    return _spec("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
 
 
-def _one_word(metavar: str, kind: type, read, write):
+def _spec(metavar: str, kind: type, read, write):
     """Returns the specification of an argument that is one word.
 
     Args:

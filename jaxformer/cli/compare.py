@@ -1,6 +1,7 @@
 """`jaxformer compare RUN RUN…`: compares runs in a table and a picture."""
 
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -52,11 +53,8 @@ def main(argv: list[str]) -> int:
 
 def _free(path: Path) -> Path:
     """Returns the first of compare.png, compare-2.png, … that does not exist yet."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_stem(f"{path.stem}-{number}")
-    return free
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(x for x in chain([path], others) if not x.exists())
 
 
 def _print_table(rows: dict[str, list]) -> None:

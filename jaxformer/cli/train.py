@@ -233,10 +233,8 @@ def fitted(model, tokenizer, say):
             f"vocabulary: {tokenizer.vocab_size:,} tokens (the text yields no more; vocab_size was "
             f"{model.vocab_size:,})"
         )
-    sizes = {"vocab_size": tokenizer.vocab_size}
-    if isinstance(model, ReadsSource):
-        sizes["source_vocab_size"] = None
-    return replace(model, **sizes)
+    source = {"source_vocab_size": None} if isinstance(model, ReadsSource) else {}
+    return replace(model, vocab_size=tokenizer.vocab_size, **source)
 
 
 def _report(folder: RunFolder, task, say) -> None:

@@ -218,7 +218,8 @@ class _Run:
         first, second = params["cond_nconsts"], params["body_nconsts"]
         consts, begin = inputs[: first + second], inputs[first + second :]
         if self.imagined:  # the loop may never end
-            return self.unreal(inputs, begin)
+            varying = self.varying(np.zeros(()), np.ones((), bool))
+            return _marked_by([*inputs, varying], begin)
 
         def decide(consts, carry):
             return self.closed(params["cond_jaxpr"], [*consts[:first], *carry])[0]
@@ -237,8 +238,7 @@ class _Run:
         if decided is None:
             return carry
         if np.ndim(goes_on.value) == 0:
-            values = [x.value for x in carry]
-            return list(map(Marked, values, everything(params, [*inputs, *carry], values)))
+            return _marked_by([*inputs, *carry], carry)
         with_room = list(map(loops.widened, consts))
         with self.imagining(entered is None):
             return loops.of_any_length(
@@ -276,11 +276,11 @@ class _Run:
         finally:
             self.imagined = before
 
-    def unreal(self, inputs, values) -> list[Marked]:
-        """Returns outputs with unknown values, each marked by all inputs and by VARIES."""
-        unknown = self.varying(np.zeros(()), np.ones((), bool))
-        marks = everything({}, [*inputs, unknown], [x.value for x in values])
-        return [Marked(x.value, some) for x, some in zip(values, marks, strict=True)]
+
+def _marked_by(inputs, outputs) -> list[Marked]:
+    """Marks each output by all inputs. The bounds of the outputs become unknown."""
+    values = [x.value for x in outputs]
+    return list(map(Marked, values, everything({}, inputs, values)))
 
 
 def _variables(atoms) -> set:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.errors import TraceContextError
 
+from jaxformer.verify.bounds import is_float
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
 WITNESSES = ("taint", "derivative", "change")
@@ -95,7 +96,7 @@ def dependency_matrix(
         ValueError: An argument is not as described, or the function changes an nnx object.
     """
     inputs = _array(inputs)
-    is_ids = not jnp.issubdtype(inputs.dtype, jnp.floating)
+    is_ids = not is_float(inputs)
     by_default, witnesses = witnesses is None, _checked_witnesses(witnesses, is_ids)
     for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
         if number is not None and not (is_whole(number) and number >= least):
@@ -194,7 +195,7 @@ def _positions(function, inputs, num_positions: int):
 
 def _others(inputs, rng):
     """Draws another value for each position."""
-    if jnp.issubdtype(inputs.dtype, jnp.floating):
+    if is_float(inputs):
         size = max(float(jnp.std(inputs.astype(jnp.float32))), 1.0)
         return jnp.asarray(size * rng.normal(size=inputs.shape), inputs.dtype)
     ids = np.unique(np.append(np.asarray(inputs), [0, 1]))  # at least two ids

@@ -115,13 +115,6 @@ def not_constant(bounds: Bounds | None, shape):
     return None if differ.all() else np.broadcast_to(differ, shape)
 
 
-def chosen(where, x: Marked, y: Marked) -> Bounds | None:
-    """Returns the bounds of x where `where` is true, and those of y elsewhere."""
-    if x.bounds is None and y.bounds is None:
-        return None
-    return Bounds(*map(np.where, (where, where), bounds_of(x), bounds_of(y)))
-
-
 def hull(*some: Marked) -> Bounds | None:
     """Returns bounds that hold for all of these arrays, which have one shape."""
     if not any(map(informative, some)):

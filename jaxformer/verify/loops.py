@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.bounds import bounds_of, chosen
+from jaxformer.verify.bounds import bounds_of
 from jaxformer.verify.marks import Bounds, Marked
 
 # Flags in an additional last byte of all marks in `of_any_length`.
@@ -96,7 +96,14 @@ def where(goes_on, x: Marked, y: Marked) -> Marked:
     rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
     whole = np.broadcast_to(rows, np.shape(x.value))
     marks = m.union(m.only_where(x.marks, whole), m.only_where(y.marks, ~whole))
-    return Marked(jnp.where(whole, x.value, y.value), marks, chosen(whole, x, y))
+    return Marked(jnp.where(whole, x.value, y.value), marks, _chosen_bounds(whole, x, y))
+
+
+def _chosen_bounds(where, x: Marked, y: Marked) -> Bounds | None:
+    """Returns the bounds of x where `where` is true, and those of y elsewhere."""
+    if x.bounds is None and y.bounds is None:
+        return None
+    return Bounds(*map(np.where, (where, where), bounds_of(x), bounds_of(y)))
 
 
 def at(x: Marked, step: int) -> Marked:

@@ -145,6 +145,12 @@ def everything(params, inputs, outputs):
     return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]
 
 
+def marked_by(inputs, outputs) -> list[Marked]:
+    """Marks each output by all inputs. The bounds of the outputs become unknown."""
+    values = [x.value for x in outputs]
+    return list(map(Marked, values, everything({}, inputs, values)))
+
+
 def counts(x: Marked, is_absorbing):
     """Returns bool [*shape], false at unmarked absorbing elements; None if there are none.
 

@@ -219,7 +219,7 @@ class _Run:
         consts, begin = inputs[: first + second], inputs[first + second :]
         if self.imagined:  # the loop may never end
             varying = self.varying(np.zeros(()), np.ones((), bool))
-            return _marked_by([*inputs, varying], begin)
+            return m.marked_by([*inputs, varying], begin)
 
         def decide(consts, carry):
             return self.closed(params["cond_jaxpr"], [*consts[:first], *carry])[0]
@@ -238,7 +238,7 @@ class _Run:
         if decided is None:
             return carry
         if np.ndim(goes_on.value) == 0:
-            return _marked_by([*inputs, *carry], carry)
+            return m.marked_by([*inputs, *carry], carry)
         with_room = list(map(loops.widened, consts))
         with self.imagining(entered is None):
             return loops.of_any_length(
@@ -275,12 +275,6 @@ class _Run:
             yield
         finally:
             self.imagined = before
-
-
-def _marked_by(inputs, outputs) -> list[Marked]:
-    """Marks each output by all inputs. The bounds of the outputs become unknown."""
-    values = [x.value for x in outputs]
-    return list(map(Marked, values, everything({}, inputs, values)))
 
 
 def _variables(atoms) -> set:

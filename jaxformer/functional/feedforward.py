@@ -7,6 +7,7 @@ Reference:
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.arguments import check_maps, checks_arguments, one_of
@@ -19,6 +20,7 @@ _PLAIN = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # x Φ(x), by erf
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's approximation
     "silu": jax.nn.silu,
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),  # Primer (So et al. 2021)
 }
 _GATES = {
     "swiglu": _PLAIN["silu"],

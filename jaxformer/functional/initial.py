@@ -24,7 +24,7 @@ from jaxformer.functional.linear import init_linear
 from jaxformer.functional.norms import init_norm
 
 # E[act(z)²] for z ~ N(0, 1).
-POWERS = {"relu": 0.5, "gelu": 0.4252, "gelu_tanh": 0.4252, "silu": 0.3557}
+POWERS = {"relu": 0.5, "gelu": 0.4252, "gelu_tanh": 0.4252, "silu": 0.3557, "squared_relu": 1.5}
 # A gate squares the size of its input, so without norm and residual no size is stable. Four layers
 # of 64 features grew to 440 with E[u²] = 1; with 1.5 they end between 0.02 and 10.
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}

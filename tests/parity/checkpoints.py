@@ -86,6 +86,7 @@ FAMILIES = {
         {},
         {"n_inner": 40, "tie_word_embeddings": False, "activation_function": "relu"},
         {"scale_attn_weights": False, "activation_function": "gelu", "layer_norm_epsilon": 1e-3},
+        {"activation_function": "relu2"},
     ),
     "gpt_neox": (
         "GPTNeoXConfig",

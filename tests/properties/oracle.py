@@ -128,6 +128,7 @@ ACTIVATIONS = {
     "gelu": lambda x: x * 0.5 * (1 + _ERF(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "squared_relu": lambda x: np.where(x > 0, x * x, 0.0),
 }
 
 

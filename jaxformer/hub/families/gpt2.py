@@ -17,6 +17,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "swish": "silu",
     "silu": "silu",
+    "relu2": "squared_relu",
 }
 
 ROWS = table("""

@@ -27,7 +27,7 @@ class ConvolutionalConfig(ModelConfig):
     causal: bool = True
     """the kernel at a position covers this position and earlier ones; False: the kernel is centred,
     so that it covers later positions too"""
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"] = "relu"
     """activation after each convolution"""
     norm: Literal["layer", "rms", "none"] = "layer"
     """normalisation over the features, before each convolution and after the last layer"""

@@ -113,6 +113,7 @@ def test_the_original_length_outside_has_priority(kind, option):
 
 
 WHOLE_HEADS = ["llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3", "gemma", "gemma2"]
+WHOLE_HEADS += ["starcoder2"]
 
 
 @pytest.mark.parametrize("family", [*WHOLE_HEADS, "gemma3_text", "modernbert"])

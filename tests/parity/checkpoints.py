@@ -129,6 +129,14 @@ FAMILIES = {
         {"attention_bias": True, "tie_word_embeddings": True},
         {"use_sliding_window": True, "sliding_window": 30, "max_window_layers": 1, **YARN},
     ),
+    "starcoder2": (
+        "Starcoder2Config",
+        "Starcoder2ForCausalLM",
+        GROUPED,
+        {"sliding_window": 50},
+        {"use_bias": False, "tie_word_embeddings": False, "hidden_act": "relu2", **YARN},
+        {"num_key_value_heads": 1, "norm_epsilon": 1e-3, **LINEAR},
+    ),
     "gemma": (
         "GemmaConfig",
         "GemmaForCausalLM",

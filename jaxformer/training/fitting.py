@@ -205,7 +205,7 @@ def _round_up(value: int, unit: int) -> int:
 
 # The rules about the config's field of each name.
 _RULES = {
-    "num_heads": (_grouped_heads, _width, _grouped_heads, _relative_distances, _parallel_layers),
+    "num_kv_heads": (_grouped_heads, _width, _grouped_heads, _relative_distances, _parallel_layers),
     "num_labels": (_pooler,),
     "hidden_dim": (_tied_width,),
     "source_vocab_size": (_source_vocabulary,),

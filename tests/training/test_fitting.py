@@ -1,6 +1,6 @@
 """Presets change to suit the user's values, so that no single flag contradicts a preset."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxformer.cli import main, train
 from jaxformer.cli.train_arguments import field_values, fields_set_in
-from jaxformer.models.config import KINDS, PRESETS, kind_of
+from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.prepare import _refuse_beginning
 from jaxformer.training.fitting import fit_preset
@@ -103,6 +103,19 @@ def test_heads_and_widths_are_refused_only_if_given_values_contradict(name, chan
 def test_values_that_are_not_set_come_from_the_preset(name):
     assert fit_preset(EVERY[name], {}) == EVERY[name]
     assert fit_preset(EVERY[name], {"seed": 3}) == replace(EVERY[name], seed=3)
+
+
+@dataclass(frozen=True)
+class Headed(RecurrentConfig):
+    """A kind of model with heads that need not divide anything."""
+
+    num_heads: int = 4
+
+
+def test_a_new_kind_of_model_may_have_num_heads_alone(monkeypatch):
+    """The rules about heads are those of a Transformer, and do not ask for its other fields."""
+    monkeypatch.setitem(KINDS, "headed", Headed)
+    assert fit_preset(TextTraining(model=Headed()), {"num_heads": 3}).model.num_heads == 3
 
 
 @pytest.mark.parametrize("mesh, batch", [("data=3", 9), ("fsdp=4,data=2", 8), ("fsdp=5", 10)])

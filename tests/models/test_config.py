@@ -1,6 +1,7 @@
 """Configs: rejected values, derived sizes, parameter counts and initial weights."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -51,6 +52,16 @@ def test_an_invalid_field_is_rejected_by_name_and_value(message):
     """The config raises ValueError when it is created, not when the model runs."""
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**WRONG[message])
+
+
+def test_a_constant_of_a_config_is_not_a_field():
+    """A class attribute with an annotation is not checked, as the base class has such ones."""
+
+    @dataclass(frozen=True)
+    class Own(jf.RecurrentConfig):
+        learns: ClassVar[str] = "next tokens"
+
+    assert Own(vocab_size=np.int64(3)).vocab_size == 3
 
 
 def test_numpy_integers_are_accepted():

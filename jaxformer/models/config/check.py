@@ -46,7 +46,7 @@ def check_fields(config: Any) -> None:
     Raises:
         ValueError: A field has the wrong type, or is none of the choices of a `Literal`.
     """
-    for name in type(config).__dataclass_fields__:
+    for name in (field.name for field in fields(config)):
         value = converted(name, getattr(config, name), type_hints(type(config))[name])
         for entry in entries(value):
             _refuse_unfit(name, entry)

@@ -180,10 +180,9 @@ def of(config, segments, num_layers: int | None = None, mask=None):
     """
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, length), bool)
-    residual = getattr(config, "residual", False)
     for row, ids in enumerate(segments):
         layers = of_layers(config, ids, mask)[:num_layers]
-        table[row, :, row] = composed(layers, ids, residual)
+        table[row, :, row] = composed(layers, ids, config.residual)
     return table
 
 

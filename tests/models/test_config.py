@@ -64,6 +64,12 @@ def test_a_constant_of_a_config_is_not_a_field():
     assert Own(vocab_size=np.int64(3)).vocab_size == 3
 
 
+def test_every_config_says_whether_its_layers_have_a_residual():
+    """The rules of `verify` ask every kind of model."""
+    assert jf.DecoderConfig().residual and not jf.DecoderConfig(residual=False).residual
+    assert not jf.RecurrentConfig().residual
+
+
 def test_numpy_integers_are_accepted():
     """The config converts them to Python integers, which JSON can serialize."""
     config = jf.DecoderConfig(vocab_size=np.array([3, 299]).max() + 1)

@@ -49,6 +49,11 @@ class ModelConfig:
         return True
 
     @property
+    def residual(self) -> bool:
+        """Whether each layer's input is added to its output."""
+        return False
+
+    @property
     def window(self) -> int | tuple[int | None, ...] | None:
         """How many tokens a token sees; None: all."""
         return None

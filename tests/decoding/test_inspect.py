@@ -3,6 +3,7 @@
 The modes are one pass, chunks with a cache, and the compiled loop of `generate`, for every model.
 """
 
+from collections import defaultdict
 from functools import cache
 
 import jax
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
 GREEDY = jf.Sampler(temperature=0.0)
 few = settings(max_examples=max(4, settings().max_examples // 5))  # an example runs several loops
-CHANGED = {  # the point to patch for each kind of model
+CHANGED = defaultdict(lambda: "block.output")  # the point to patch for each kind of model
+CHANGED |= {
     jf.DecoderConfig: "block.middle",
     jf.EncoderDecoderConfig: "block.crossed",
     jf.RecurrentConfig: "recurrent.hidden",
     jf.RecurrentEncoderDecoderConfig: "recurrent.hidden",
-    jf.ConvolutionalConfig: "block.output",
 }
 
 

@@ -10,9 +10,9 @@ from jaxformer.models.config import PRESETS
 from jaxformer.training.presets import RUNS
 
 PROMPT = "def read(self"
-WITHOUT_CLASS = ("recurrent", "convolutional", "recurrent-encoder-decoder")
 MODELS = {f"{name}-{kind}": run.model for name, runs in RUNS.items() for kind, run in runs.items()}
-EXPORTED = {name: config for name, config in MODELS.items() if not name.endswith(WITHOUT_CLASS)}
+WITH_CLASS = {family.config for family in FAMILIES.values()}
+EXPORTED = {name: config for name, config in MODELS.items() if type(config) in WITH_CLASS}
 EXPORTED |= PRESETS
 
 

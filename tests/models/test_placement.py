@@ -185,9 +185,7 @@ def test_any_number_of_heads_and_words_is_placed_as_each_stack_computes(kind, da
         is_pair = isinstance(config, EncoderDecoderConfig)
         own = config.encoder if stack and is_pair else config
         words = config.source_vocab_size if stack and hasattr(config, "source_vocab_size") else 16
-        numbers = {"words": [words if stack else config.vocab_size]}
-        if hasattr(own, "num_heads"):
-            numbers["heads"] = [own.num_heads, own.num_kv_heads]
+        numbers = {"words": [words if stack else config.vocab_size], "heads": own.heads}
         for path, (name, axis) in PATHS.items():
             where = flat(placed).get(stack + path)
             if where is not None:

@@ -31,8 +31,8 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.family import CacheSize, Family, Weights
-from jaxformer.functional.feedforward import activate
-from jaxformer.functional.initial import activation_power, embedding_stddev
+from jaxformer.functional.feedforward import activate, activation_power
+from jaxformer.functional.initial import embedding_stddev
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import init_linear, linear

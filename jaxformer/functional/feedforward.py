@@ -15,12 +15,13 @@ from jaxformer.functional.family import Weights
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.taps import NO_TAP, TapFunction
 
+# Each function with E[act(z)²] for z ~ N(0, 1), from which `initial` scales the weights.
 _PLAIN = {
-    "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),  # x Φ(x), by erf
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),  # GPT-2's approximation
-    "silu": jax.nn.silu,
-    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),  # Primer (So et al. 2021)
+    "relu": (jax.nn.relu, 0.5),
+    "gelu": (lambda x: jax.nn.gelu(x, approximate=False), 0.4252),  # x Φ(x), by erf
+    "gelu_tanh": (lambda x: jax.nn.gelu(x, approximate=True), 0.4252),  # GPT-2's approximation
+    "silu": (jax.nn.silu, 0.3557),
+    "squared_relu": (lambda x: jnp.square(jax.nn.relu(x)), 1.5),  # Primer (So et al. 2021)
 }
 _GATES = {
     "swiglu": _PLAIN["silu"],
@@ -33,7 +34,12 @@ ACTIVATIONS = (*_PLAIN, *_GATES)
 def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
     """Applies an activation; for the name of a gated one, the activation of its gate."""
     one_of("activation", activation, ACTIVATIONS)
-    return (_PLAIN | _GATES)[activation](x)
+    return (_PLAIN | _GATES)[activation][0](x)
+
+
+def activation_power(activation: str, of_gate: float = 1.0) -> float:
+    """Returns E[act(z)²] for z ~ N(0, 1); for a gated activation, `of_gate` times that."""
+    return (_PLAIN | _GATES)[activation][1] * (of_gate if activation in _GATES else 1.0)
 
 
 def _check(weights: Any, x: Float[Any, "*batch dim"], activation: str, **_: object) -> None:

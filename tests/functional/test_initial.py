@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional import cross_entropy
-from jaxformer.functional.feedforward import activate
-from jaxformer.functional.initial import POWERS
+from jaxformer.functional import cross_entropy, feedforward
+from jaxformer.functional.feedforward import activate, activation_power
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -95,11 +94,11 @@ def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
         np.testing.assert_allclose(kernel.std(), stddev, rtol=0.05)
 
 
-@pytest.mark.parametrize("name", POWERS)
+@pytest.mark.parametrize("name", feedforward.ACTIVATIONS)
 def test_powers_are_the_mean_squares_of_activations(name):
     z, weights = np.polynomial.hermite_e.hermegauss(200)
     power = (weights * np.asarray(activate(jnp.asarray(z), name)) ** 2).sum() / weights.sum()
-    np.testing.assert_allclose(POWERS[name], power, rtol=2e-3)
+    np.testing.assert_allclose(activation_power(name), power, rtol=2e-3)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxformer.models.config.check import at_least, check_fields, fraction, positive
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.transformer import Plain
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ConvolutionalConfig(ModelConfig):
     causal: bool = True
     """the kernel at a position covers this position and earlier ones; False: the kernel is centred,
     so that it covers later positions too"""
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"] = "relu"
+    activation: Plain = "relu"
     """activation after each convolution"""
     norm: Literal["layer", "rms", "none"] = "layer"
     """normalisation over the features, before each convolution and after the last layer"""

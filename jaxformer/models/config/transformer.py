@@ -8,9 +8,8 @@ from jaxformer.models.config.check import at_least, check_fields, fraction, not_
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.rotary import Scaling
 
-Activation = Literal[
-    "relu", "gelu", "gelu_tanh", "silu", "squared_relu", "swiglu", "geglu", "geglu_tanh"
-]
+Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
+Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
 Positions = Literal[
     "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "alibi", "none"

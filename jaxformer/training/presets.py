@@ -12,14 +12,12 @@ from jaxformer.training.config import (
     TrainingConfig,
 )
 
-TRAININGS = {
-    "decoder": TextTraining,
-    "recurrent": TextTraining,
-    "convolutional": TextTraining,
-    "encoder": HiddenTraining,
-    "encoder-decoder": PairTraining,
-    "recurrent-encoder-decoder": PairTraining,
+_TASKS = {
+    "next tokens": TextTraining,
+    "hidden tokens": HiddenTraining,
+    "translations": PairTraining,
 }
+TRAININGS = {kind: _TASKS[config.learns] for kind, config in KINDS.items()}
 _UNROLLED = Execution(layers="unrolled")
 _WINDOW = 128  # tokens per window in runs on the standard library
 

@@ -22,7 +22,8 @@ from tests.mutation.warm import run_pytest
 # Failures that do not detect the bug: tests that cannot be imported, a change that raises itself,
 # and a change that uses a name that no longer exists.
 _FAILED_OTHERWISE = re.compile(
-    r"ERROR collecting|^tests/mutation/bugs/\S+:\d+: \w+|^E +(?:NameError|UnboundLocalError): ",
+    r"ERROR collecting|^tests/mutation/(?:bugs|changes)\S+:\d+: (?!in )\w+"
+    r"|^E +(?:NameError|UnboundLocalError): ",
     re.MULTILINE,
 )
 

@@ -49,6 +49,7 @@ class Bug:
     def _put_into(self, node) -> None:
         if isinstance(self.change, Replace):
             return syntax.replace(node, self.change.old, self.change.new)
+        syntax.check_names(node, getattr(self.change, "names", ()))
         # When the module runs, it looks up the change by the bug's name.
         found = f'__import__("tests.mutation.bugs").mutation.bugs.change_of({self.name!r})'
         change = ast.parse(found, mode="eval").body

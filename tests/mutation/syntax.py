@@ -39,6 +39,19 @@ def _names(node):
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
+def check_names(node, names) -> None:
+    """Checks that a definition has each of these names, such as "x" or "jnp.where".
+
+    Raises:
+        LookupError: it does not.
+    """
+    inner = list(ast.walk(node))
+    found = {x.arg for x in inner if isinstance(x, ast.arg)}
+    found |= {ast.unparse(x) for x in inner if isinstance(x, ast.Name | ast.Attribute)}
+    if missing := set(names) - found:
+        raise LookupError(f"{', '.join(missing)} does not occur")
+
+
 def replace(node, old: str, new: str) -> None:
     """Replaces `old`, an expression or consecutive statements, by `new` inside the node.
 

@@ -1,15 +1,17 @@
 """A bug changes its target, exactly once, in every process."""
 
 import ast
+import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.mutation import syntax
-from tests.mutation.bug import Bug, environment
+from tests.mutation.bug import PROJECT, Bug, environment
 from tests.mutation.bugs import BUGS
-from tests.mutation.changes import Replace, changed, gives, then
+from tests.mutation.changes import Replace, changed, gives, having, inside, takes, then
 
 MODULE = """
 LIMIT = 3 * 3
@@ -51,19 +53,56 @@ def test_what_is_replaced_stands_there_once(old, times):
         syntax.replace(ast.parse(MODULE), old, "4")
 
 
+@pytest.mark.parametrize(
+    "change", [takes(folder=abs), inside("_read", gives(None)), inside("json.dumps", gives(None))]
+)
+def test_names_that_a_change_needs_must_occur(change):
+    with pytest.raises(LookupError, match="does not occur"):
+        Bug("no such name", "artifacts.run:_whole_lines", change, "").source()
+
+
+def test_an_object_is_copied_with_other_attributes():
+    path = having(name="another")(PROJECT)
+    assert path.name == "another" and path.parent == PROJECT.parent and isinstance(path, Path)
+
+
 def test_a_class_is_changed_by_its_methods():
     with pytest.raises(LookupError, match="name one of its methods"):
         Bug("no such class", "artifacts.run:RunFolder", gives(None), "").source()
 
 
-def test_a_change_is_called_as_the_original_is():
-    def half(number, by=2):
-        return number / by
+def half(number, by=2):
+    return number / by
 
+
+def root_of_halves(numbers, *, plus=0):
+    return math.sqrt(sum(half(number) for number in numbers)) + plus
+
+
+def test_a_change_is_called_as_the_original_is():
     assert changed(then(lambda result: result + 1), half)(4, by=4) == 2
     assert changed(gives(7), half)(4) == 7
     with pytest.raises(TypeError, match="half"):
         changed(lambda half: lambda number, of=2: 0, half)
+
+
+def test_an_argument_is_changed_however_it_is_given():
+    broken = changed(takes(by=lambda by: by + 1), half)
+    assert broken(12) == broken(12, 2) == broken(number=12, by=2) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "result"),
+    [
+        ("half", gives(18), 7.0),
+        ("sum", gives(36), 7.0),
+        ("math.sqrt", lambda sqrt: lambda x: -sqrt(x), -1.0),
+    ],
+)
+def test_a_name_is_changed_inside_one_function(name, change, result):
+    broken = changed(inside(name, change), root_of_halves)
+    assert broken([8, 0], plus=1) == result
+    assert root_of_halves([8, 0], plus=1) == 3.0
 
 
 @pytest.mark.parametrize(

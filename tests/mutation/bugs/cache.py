@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.mutation.bug import AUTOREGRESSIVE, CHUNKING, INSPECT, REWIND, Bug
-from tests.mutation.changes import Replace
+from tests.mutation.changes import Replace, gives, inside, takes
 
 CACHE_MODEL = "decoding/test_cache_model.py::test_any_sequence_of_operations_is_a_full_pass"
 ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
@@ -18,27 +18,32 @@ def without_hooks(forward):
     return broken
 
 
+def forgets_oldest(append):
+    def broken(self, is_real, slots):
+        ring, written = append(self, is_real, slots)
+        return replace(ring, oldest=ring.next_token - slots), written
+
+    return broken
+
+
 BUGS = (
     # ---- cache: x-transformers#219, torchtune#959, transformers#15751
     Bug(
         "positions restart in each cached chunk",
         "functional.positions:document_positions",
-        Replace("-cursor.position[:, None]", "0"),
+        takes(cursor=lambda cursor: cursor._replace(position=0 * cursor.position)),
         ANY_CHUNKING,
     ),
     Bug(
         "cached tokens are read one position too far",
         "functional.positions:document_positions",
-        Replace(
-            "-cursor.position[:, None]",
-            "-cursor.position[:, None] - (cursor.position > 0)[:, None]",
-        ),
+        takes(cursor=lambda x: x._replace(position=x.position + (x.position > 0))),
         ANY_CHUNKING,
     ),
     Bug(
         "slots already used are not counted",
         "decoding.autoregressive:_check_room",
-        Replace("int(cache.length)", "0"),
+        inside("int", gives(0)),  # the slots in use
         f"{CHUNKING}::test_a_chunk_that_does_not_fit_is_refused",
     ),
     Bug(
@@ -50,13 +55,13 @@ BUGS = (
     Bug(
         "without segments a chunk starts a new document",
         "functional.positions:continued_segments",
-        Replace("jnp.maximum(cursor.segment, 1)", "jnp.ones_like(cursor.segment)"),
+        takes(cursor=lambda x: x._replace(segment=1 + 0 * x.segment)),
         f"{CHUNKING}::test_without_segments_a_row_goes_on",
     ),
     Bug(
         "the cache ignores the config's dtype",
         "functional.cache:init_cache",
-        Replace("jnp.zeros(shape, config.dtype)", "jnp.zeros(shape, jnp.float32)"),
+        takes(config=lambda config: replace(config, dtype="float32")),
         f"{CHUNKING}::test_chunks_in_bfloat16_stay_near_one_pass_in_float32",
     ),
     Bug(
@@ -70,10 +75,7 @@ BUGS = (
     Bug(
         "a ring's keys and values are written one slot late",
         "functional.slots:write_slots",
-        Replace(
-            "slots.at[rows, :, written]",
-            "slots.at[rows, :, written + 1]",
-        ),
+        takes(written=lambda written: written + 1 if written.ndim else written),
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),
     Bug(
@@ -85,13 +87,13 @@ BUGS = (
     Bug(
         "a rewound ring writes after the forgotten tokens",
         "functional.ring:Ring.rewind",
-        Replace("self.next_token - lengths", "self.next_token"),
+        lambda rewind: lambda self, lengths: self,
         f"{REWIND}::test_a_ring_can_be_rewound_by_its_spare_slots",
     ),
     Bug(
         "a rewound ring forgets which tokens were overwritten",
         "functional.ring:Ring.append",
-        Replace("jnp.maximum(self.oldest, next_token - slots)", "next_token - slots"),
+        forgets_oldest,
         CACHE_MODEL,
     ),
 )

@@ -1,35 +1,45 @@
 """Bugs of training data: reading, splitting, packing and sharing between processes."""
 
+import jax
 import numpy as np
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, then
+from tests.mutation.changes import Replace, gives, inside, takes, then
 
 CORPUS, RECORDS = "training/data/test_corpus.py", "training/data/test_records.py"
 SPLIT, HELD_OUT = "training/data/test_split.py", "training/data/test_held_out.py"
 PACKING, PARALLEL = "training/data/test_packing.py", "training/data/test_parallel.py"
 TOKENS, WINDOWS = "training/data/test_tokens.py", "training/data/test_windows.py"
 
+
+def of_one_batch(rows):
+    return lambda self, batch_size, accumulate=1: rows(self, batch_size * accumulate)
+
+
+def of_own_key(hidden):
+    def broken(self, key, tokens, is_text):
+        return hidden(self, jax.random.fold_in(key, self._rows[0]), tokens, is_text)
+
+    return broken
+
+
 BUGS = (
     Bug(
         "documents of a window see each other",
         "training.data.windows:document_segments",
-        Replace("places_in_documents(starts, places) == 0", "places < 0"),
+        inside("places_in_documents", then(lambda places: places + 1)),
         f"{WINDOWS}::test_each_document_of_a_window_is_a_segment",
     ),
     Bug(
         "a masked window uses the previous tokens' documents",
-        "training.tasks.hidden_tokens:HiddenBatches.__next__",
-        Replace(
-            "self._windows.places(self._number)[..., 1:]",
-            "self._windows.places(self._number)[..., :-1]",
-        ),
+        "training.tasks.next_tokens:MicroBatches.places",
+        then(lambda places: np.roll(places, 1, axis=-1)),
         f"{PACKING}::test_marks_and_special_tokens_are_never_hidden_nor_drawn",
     ),
     Bug(
         "document marks are masked like words",
-        "training.tasks.hidden_tokens:HiddenBatches.__next__",
-        Replace("places_in_documents(self._starts, places) >= self._opening", "places >= 0"),
+        "training.tasks.hidden_tokens:HiddenBatches._hidden",
+        takes(is_text=np.ones_like),
         f"{PACKING}::test_marks_and_special_tokens_are_never_hidden_nor_drawn",
     ),
     Bug(
@@ -59,8 +69,8 @@ BUGS = (
     ),
     Bug(
         "the remainder of an epoch is trained on twice",
-        "training.data.windows:WindowBatches._read",
-        Replace("np.arange(self._length) < left[:, None]", "np.arange(self._length) < left.max()"),
+        "training.data.windows:WindowBatches._at",
+        then(lambda found: (found[0], np.full_like(found[1], found[1].max()))),
         f"{WINDOWS}::test_each_token_of_packed_documents_is_a_target_once_per_epoch",
     ),
     Bug(
@@ -72,22 +82,19 @@ BUGS = (
     Bug(
         "every block is shuffled with the same random words",
         "training.data.windows:WindowBatches._words",
-        Replace("random.advance(start // 4)", "start % 4"),
+        takes(start=lambda start: start % 4),
         f"{WINDOWS}::test_the_words_of_an_epoch_are_one_stream",
     ),
     Bug(
         "a process reads whole micro-batches, not a share of each",
         "training.batch:Share.rows",
-        Replace("rows[:, self.index].ravel()", "rows.reshape(self.count, -1)[self.index]"),
+        of_one_batch,
         f"{WINDOWS}::test_what_processes_read_together_is_the_batch_of_one",
     ),
     Bug(
         "each process masks with its own key",
-        "training.tasks.hidden_tokens:HiddenBatches.__next__",
-        Replace(
-            "jax.random.fold_in(self._key, self._number)",
-            "jax.random.fold_in(self._key, self._rows[0])",
-        ),
+        "training.tasks.hidden_tokens:HiddenBatches._hidden",
+        of_own_key,
         f"{PACKING}::test_what_processes_read_together_is_the_batch_of_one",
     ),
     Bug(
@@ -105,7 +112,7 @@ BUGS = (
     Bug(
         "a damaged record ends the file silently",
         "training.data.records:_refused",
-        Replace("NotText if number == 1 else ValueError", "NotText"),
+        takes(number=lambda _: 1),
         f"{RECORDS}::test_a_damaged_record_is_named",
     ),
     Bug(
@@ -123,7 +130,7 @@ BUGS = (
     Bug(
         "tokenized documents are tokenized again after a kill",
         "training.data.tokens:_Progress.read",
-        Replace('found["header"] == header', "False"),
+        lambda _: lambda cls, journal, header, unfinished: cls(),
         f"{TOKENS}::test_a_start_that_was_ended_is_gone_on_with",
     ),
     Bug(

@@ -1,7 +1,7 @@
 """Bugs of importing and exporting foreign model folders."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives
+from tests.mutation.changes import Replace, gives, inside, takes
 
 BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
 ROUND_TRIP = "hub/test_folders.py"
@@ -16,7 +16,7 @@ BUGS = (
     Bug(
         "a duplicate JSON key is accepted",
         "artifacts.files:_once",
-        Replace("len(found) < len(pairs)", "False"),
+        lambda _: lambda pairs: dict(pairs),
         f"{BROKEN}[config-has-a-key-twice]",
     ),
     Bug(
@@ -27,14 +27,14 @@ BUGS = (
     ),
     Bug(
         "an unused tensor is ignored",
-        "hub.foreign:found_names",
-        Replace("name not in used and not family.is_ignored(name)", "False"),
+        "hub.family:Family.is_ignored",
+        gives(True),
         f"{BROKEN}[a-layer-fewer-than-weights]",
     ),
     Bug(
         "a tensor's dtype is not checked",
         "artifacts.tensors:Tensor.check",
-        Replace("self.dtype not in DTYPES", "False"),
+        takes(self=lambda tensor: tensor._replace(dtype="F32")),
         f"{BROKEN}[a-type-is-of-integers]",
     ),
     Bug(
@@ -46,7 +46,7 @@ BUGS = (
     Bug(
         "a tokenizer may grow a text without limit",
         "artifacts.backend:_growth",
-        Replace("sum(map(_growth, parts))", "max(map(_growth, parts), default=0.0)"),
+        inside("sum", lambda _: lambda growths: max(growths, default=0.0)),
         f"{BROKEN}[tokenizer-makes-a-text-longer-by-steps]",
     ),
     Bug(
@@ -70,22 +70,19 @@ BUGS = (
     Bug(
         "the kind of a saved model is forgotten",
         "artifacts.run:parse_kind",
-        Replace('sections.get("kind", "decoder")', '"decoder"'),
+        takes(sections=lambda sections: {**sections, "kind": "decoder"}),
         ROUND_TRIP,
     ),
     Bug(
         "the family that a model came from is forgotten",
         "hub.export:preferred",
-        Replace("name != family", "False"),
+        takes(family=lambda _: None),
         "hub/test_family.py::test_an_imported_model_is_exported_as_what_it_was[phi3]",
     ),
     Bug(
         "an original length outside the rotary options is dropped",
         "hub.rotary:Entry.scaling",
-        Replace(
-            'length or fields.get("original_length", longest)',
-            'fields.get("original_length", longest)',
-        ),
+        takes(length=lambda _: None),
         "hub/test_options.py::test_the_original_length_outside_has_priority",
     ),
     Bug(
@@ -97,7 +94,7 @@ BUGS = (
     Bug(
         "every layer is read into the first",
         "hub.table:fill",
-        Replace("... if entry.layer is None else entry.layer", "... if entry.layer is None else 0"),
+        takes(entry=lambda x: x if x.layer is None else x._replace(layer=0)),
         ROUND_TRIP,
     ),
 )

@@ -1,15 +1,31 @@
 """Bugs of recurrent states and convolutions."""
 
+from dataclasses import replace
+
+import jax.numpy as jnp
+
 from tests.mutation.bug import AUTOREGRESSIVE, Bug
-from tests.mutation.changes import Replace
+from tests.mutation.changes import Replace, having, inside, takes
 
 JACOBIAN = f"{AUTOREGRESSIVE}::test_jacobian_is_the_composed_rule"
+
+
+def reaches_further(kernel_offsets):
+    def broken(kernel_size, dilation, causal):
+        return tuple(x + dilation * causal for x in kernel_offsets(kernel_size, dilation, causal))
+
+    return broken
+
+
+def as_if_causal(model):
+    return having(config=having(causal=True)(model.config))(model)
+
 
 BUGS = (
     Bug(
         "the state continues into the next document",
         "functional.recurrent:read",
-        Replace("valid & (positions == 0)", "None"),
+        inside("Times", lambda times: lambda begins, *others: times(None, *others)),
         JACOBIAN,
     ),
     Bug(
@@ -24,19 +40,19 @@ BUGS = (
     Bug(
         "a causal kernel reaches one position ahead",
         "functional.convolution:kernel_offsets",
-        Replace("-(kernel_size - 1)", "-(kernel_size - 2)"),
+        reaches_further,
         f"{AUTOREGRESSIVE}::test_another_input_changes_nothing_beyond_the_rule",
     ),
     Bug(
         "every layer has the first layer's dilation",
         "functional.convolution:layer_offsets",
-        Replace("config.dilation_growth**layer", "1"),
+        takes(config=lambda config: replace(config, dilation_growth=1)),
         JACOBIAN,
     ),
     Bug(
         "a kernel reaches into the previous document",
         "functional.convolution:convolution",
-        Replace("same & (here != 0)", "here != 0"),
+        takes(documents=lambda x: None if x is None else jnp.minimum(x, 1)),
         JACOBIAN,
     ),
     Bug(
@@ -48,7 +64,7 @@ BUGS = (
     Bug(
         "a centred convolution may generate",
         "models.language_model:LanguageModel.unsupported_reason",
-        Replace("not self.config.causal", "False"),
+        takes(self=as_if_causal),
         f"{AUTOREGRESSIVE}::test_a_centred_convolution_sees_what_is_to_come",
     ),
 )

@@ -1,9 +1,10 @@
 """Bugs of files: checkpoints lost or mixed up, undetected damage, and lossy tokenizers."""
 
 import shutil
+from contextlib import suppress
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives
+from tests.mutation.changes import Replace, gives, inside, takes, then
 
 TESTS = "artifacts/test_checkpoint.py"
 DAMAGE = "artifacts/test_damage.py"
@@ -31,6 +32,22 @@ def blind_to_normalizers(lossy_part):
     return lambda parts, token_bytes: lossy_part({**parts, "normalizer": None}, token_bytes)
 
 
+def drops_errors(wait):
+    def broken(self):
+        with suppress(Exception):
+            wait(self)
+
+    return broken
+
+
+def splits_always(init):
+    def broken(self, backend):
+        init(self, backend)
+        self._may_be_cut = True
+
+    return broken
+
+
 BUGS = (
     Bug(
         "a checkpoint with other shapes is accepted",  # orbax#2972
@@ -47,19 +64,19 @@ BUGS = (
     Bug(
         "an error of the background writer is dropped",
         "artifacts.checkpoint_writer:CheckpointWriter.wait",
-        Replace("writing.result()", "writing.exception()"),
+        drops_errors,
         f"{TESTS}::test_what_fails_beside_training_is_raised",
     ),
     Bug(
         "keep_every is ignored",
         "artifacts.checkpoint_writer:CheckpointWriter.__init__",
-        Replace("[EveryNSteps(keep_every)] if keep_every else []", "[]"),
+        takes(keep_every=lambda _: None),
         f"{TESTS}::test_the_newest_and_every_so_many_are_kept",
     ),
     Bug(
         "a half-deleted checkpoint ends the run",
         "artifacts.checkpoint:Checkpoints.restore",
-        Replace("Unreadable", "KeyError"),
+        inside("Unreadable", lambda _: KeyError),
         f"{TESTS}::test_one_that_a_kill_left_half_deleted_is_passed_over",
     ),
     Bug(
@@ -72,19 +89,19 @@ BUGS = (
     Bug(
         "a damaged checkpoint is restored",
         "artifacts.checkpoint:_read",
-        Replace("_refuse_damage(folder)", "None"),
+        inside("_refuse_damage", gives(None)),
         f"{DAMAGE}::test_the_checkpoint_before_is_restored_and_the_file_is_named",
     ),
     Bug(
         "a damaged checkpoint is called the last good one",
         "artifacts.checkpoint:Checkpoints.last",
-        Replace("_refuse_damage(folder)", "None"),
+        inside("_refuse_damage", gives(None)),
         f"{DAMAGE}::test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one",
     ),
     Bug(
         "a damaged checkpoint is skipped without a warning",
         "artifacts.checkpoint:_warn_of",
-        Replace("_step(folder) > _step(used)", "False"),
+        inside("_step", gives(0)),  # no checkpoint counts as newer
         f"{DAMAGE}::test_the_checkpoint_before_is_restored_and_the_file_is_named "
         "cli/test_damage.py::test_it_is_named_and_the_one_before_is_used",
     ),
@@ -109,20 +126,20 @@ BUGS = (
     Bug(
         "non-finite arrays are saved",
         "artifacts.checkpoint_writer:CheckpointWriter.save",
-        Replace('not_finite({"params": params, "rest": rest})', "None"),
+        inside("not_finite", gives(None)),
         f"{DAMAGE}::test_what_is_not_finite_is_not_saved "
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),
     Bug(
         "non-finite arrays are restored",
         "artifacts.checkpoint:_read_arrays",
-        Replace("not_finite(arrays)", "None"),
+        inside("not_finite", gives(None)),
         f"{DAMAGE}::test_what_is_not_finite_is_not_restored",
     ),
     Bug(
         "a refused save does not name the last good checkpoint",
         "training.loop:Training.save",
-        Replace("NotFinite", "KeyError"),
+        inside("NotFinite", lambda _: KeyError),
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),
     # ---- tokenizers
@@ -135,13 +152,13 @@ BUGS = (
     Bug(
         "a pre-tokenizer that drops separators counts as lossless",
         "artifacts.byte_vocabulary:lossy_part",
-        Replace('step["type"] not in _DIVIDES or removes', 'step["type"] not in _DIVIDES'),
+        inside("_steps", then(lambda steps: [{"type": step["type"]} for step in steps])),
         f"{LOSSLESS}::test_what_may_change_a_text_is_named",
     ),
     Bug(
         "an added token that strips spaces is not reported",
         "artifacts.byte_vocabulary:lossy_part",
-        Replace('token["lstrip"] or token["rstrip"]', "False"),
+        inside("_plain", then(lambda all: [{**x, "lstrip": False, "rstrip": False} for x in all])),
         f"{LOSSLESS}::test_what_may_change_a_text_is_named",
     ),
     Bug(
@@ -160,7 +177,7 @@ BUGS = (
     Bug(
         "long texts are split for every tokenizer",
         "artifacts.byte_tokenizer:ByteTokenizer.__init__",
-        Replace("self.lossless and divides_at_spaces(parts)", "True"),
+        splits_always,
         f"{LOSSLESS}::test_no_text_is_cut_where_that_changes_its_tokens",
     ),
     Bug(
@@ -179,7 +196,7 @@ BUGS = (
     Bug(
         "a line cut off by a kill is read",
         "artifacts.run:_whole_lines",
-        Replace('data[: data.rfind(b"\\n") + 1].decode(errors="replace")', "data.decode()"),
+        lambda _: lambda path: path.read_text() if path.exists() else "",
         f"{RUN}::test_a_file_of_samples_may_be_cut_at_any_byte "
         f"{RUN}::test_a_file_of_metrics_may_be_cut_at_any_byte",
     ),

@@ -11,6 +11,8 @@ SPLIT, HELD_OUT = "training/data/test_split.py", "training/data/test_held_out.py
 PACKING, PARALLEL = "training/data/test_packing.py", "training/data/test_parallel.py"
 TOKENS, WINDOWS = "training/data/test_tokens.py", "training/data/test_windows.py"
 
+WRITTEN = '_ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize'
+
 
 def of_one_batch(rows):
     return lambda self, batch_size, accumulate=1: rows(self, batch_size * accumulate)
@@ -136,9 +138,7 @@ BUGS = (
     Bug(
         "half-written tokens stay after a kill",
         "training.data.tokens:write_tokens",
-        Replace(
-            "_ids_offset(header) + done.num_tokens * np.dtype(header['dtype']).itemsize", "None"
-        ),
+        Replace(WRITTEN, f"max({WRITTEN}, unfinished.stat().st_size)"),
         f"{TOKENS}::test_a_start_that_was_ended_is_gone_on_with",
     ),
     Bug(

@@ -4,9 +4,10 @@ from signal import SIGINT
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tests.mutation.bug import DISCIPLINE, LOSSES, STEP, Bug
-from tests.mutation.changes import Replace, gives, then
+from tests.mutation.changes import Replace, gives, inside, takes, then, unchanged, without
 
 
 def counts_padding(weighted_sum):
@@ -30,6 +31,14 @@ def wraps_targets(token_losses):
 
 def always_with_a_key(dropout):
     return lambda key, x, rate: dropout(jax.random.key(0) if key is None else key, x, rate)
+
+
+def takes_decoded(score_pairs):
+    def broken(model, variables, tokenizer, pairs, *_, **options):
+        references = [tokenizer.decode(ids) for _, ids in pairs]
+        return score_pairs(model, variables, tokenizer, pairs, references, **options)
+
+    return broken
 
 
 BUGS = (
@@ -74,7 +83,7 @@ BUGS = (
     Bug(
         "the same dropout key in each step",
         "training.step:make_step.step",
-        Replace("jax.random.fold_in(state.key, state.step)", "state.key"),
+        inside("jax.random.fold_in", unchanged),
         f"{STEP}::test_dropout_differs_from_step_to_step_and_repeats_with_the_seed",
     ),
     Bug(
@@ -86,13 +95,13 @@ BUGS = (
     Bug(
         "an explicit held-out fraction has a minimum",
         "training.data.prepare:_how_much",
-        Replace("(config.held_out, 0, math.inf)", "(config.held_out, 500_000, math.inf)"),
+        then(lambda found: (found[0], max(found[1], 500_000), found[2])),
         "training/data/test_prepare.py::test_the_flag_says_how_much_is_held_out",
     ),
     Bug(
         "a carriage return within a line ends it",
         "training.data.parallel:_read_lines",
-        Replace("read_lines(str(path), file)", "file.read().splitlines()"),
+        inside("read_lines", lambda _: lambda path, file: file.read().splitlines()),
         "training/data/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
     ),
     Bug(
@@ -104,22 +113,19 @@ BUGS = (
     Bug(
         "only the first windows are scored",
         "training.evaluate:spread",
-        Replace(
-            "np.linspace(0, len(rows) - 1, min(number, len(rows)))",
-            "np.arange(min(number, len(rows)))",
-        ),
+        inside("np.linspace", lambda _: lambda first, last, number: np.arange(number)),
         "training/test_evaluate.py::test_windows_are_spread_over_the_whole_text",
     ),
     Bug(
         "a loss curve joins scores of different tokens",
         "training.log:held_out_scores",
-        Replace("line.get(scored)", "None"),
+        takes(metrics=lambda lines: list(map(without("scored", "part_scored"), lines))),
         "training/test_picture.py::test_a_curve_connects_scores_of_the_same_tokens",
     ),
     Bug(
         "a seed beyond 32 bits is accepted",
         "training.config:check_seed",
-        Replace("0 <= seed < 2**32", "0 <= seed"),
+        takes(seed=lambda seed: min(seed, 0)),
         "training/test_config.py::test_a_seed_without_a_key_of_its_own_is_refused",
     ),
     Bug(
@@ -132,7 +138,7 @@ BUGS = (
     Bug(
         "a sample is read as markup",
         "training.screen:Screen.say",
-        Replace("_Verbatim(visible(text))", "text"),
+        inside("_Verbatim", unchanged),
         "training/test_screen.py::test_text_is_shown_as_it_is",
     ),
     Bug(
@@ -144,7 +150,7 @@ BUGS = (
     Bug(
         "a character that a terminal lacks ends the run",
         "cli:main",
-        Replace('sys.stdout.reconfigure(errors="backslashreplace")', "None"),
+        inside("isinstance", gives(False)),  # sys.stdout is no TextIOWrapper
         "cli/test_errors.py::test_text_that_a_terminal_cannot_show_does_not_end_a_verb",
     ),
     # ---- checkpoints: orbax#2972, gpt-neox#308
@@ -168,8 +174,8 @@ BUGS = (
     ),
     Bug(
         "a non-finite update is applied",
-        "training.step:make_step.step",
-        Replace("jnp.where(good, new, old)", "new"),
+        "training.step:make_step",
+        takes(skip_non_finite=lambda _: False),
         f"{STEP}::test_an_update_that_is_not_finite_is_left_out",
     ),
     Bug(
@@ -184,47 +190,44 @@ BUGS = (
     Bug(
         "the reported gradient norm is the clipped one",
         "training.step:make_step.step",
-        Replace("optax.global_norm(gradients)", "jnp.minimum(optax.global_norm(gradients), 1)"),
+        inside("optax.global_norm", then(lambda norm: jnp.minimum(norm, 1))),
         f"{STEP}::test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped",
     ),
     Bug(
         "a non-finite value is written to metrics.jsonl",
         "training.log:finite",
-        Replace("not np.isfinite(value)", "False"),
+        lambda _: lambda line: line,
         "training/test_log.py::test_what_is_not_finite_is_named_and_left_out",
     ),
     Bug(
         "a signal waits for the evaluation to finish",
         "training.loop:Training._score",
-        Replace("(signal := self._stop()) and not are_several()", "False"),
+        inside("are_several", gives(True)),
         "cli/test_signals.py::test_the_step_is_saved_and_scored_when_the_run_goes_on",
     ),
     Bug(
         "a run with unreadable checkpoints starts again",
         "artifacts.checkpoint:Checkpoints.is_empty",
-        Replace("not self._numbered()", "not self.steps()"),
+        lambda _: lambda self: not self.steps(),
         "cli/test_damage.py::test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again",
     ),
     Bug(
         "BLEU references are decoded tokens, not the text",
         "training.bleu:score_pairs",
-        Replace(
-            "bleu(found, references, lowercase=lowers_case(tokenizer), tokenize=bleu_tokenize)",
-            "bleu(found, [tokenizer.decode(ids) for _, ids in pairs])",
-        ),
+        takes_decoded,
         "training/test_bleu.py::test_translations_are_compared_with_what_was_written",
     ),
     # ---- tasks and time
     Bug(
         "masked tokens remain visible in the input",
         "training.hidden:hidden_rows",
-        Replace("np.where(weights, np.int32(mask), targets)", "targets"),
+        then(lambda rows: [row._replace(inputs=row.targets) for row in rows]),
         "training/test_hidden.py::test_every_token_stands_once_and_targets_are_what_is_hidden",
     ),
     Bug(
         "a resumed run restarts the masking noise",
         "training.tasks.hidden_tokens:HiddenBatches.restore",
-        Replace('state["number"]', "0"),
+        takes(state=lambda state: {**state, "number": 0}),
         "cli/test_kinds.py::test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been",
     ),
     Bug(
@@ -266,7 +269,7 @@ BUGS = (
     Bug(
         "the updates omit the learning rate",
         "training.step:make_step.step",
-        Replace("learning_rate * update", "update"),
+        takes(learning_rate=lambda _: 1.0),
         "training/test_optimizer.py::test_the_learning_rate_multiplies_the_updates",
     ),
     Bug(

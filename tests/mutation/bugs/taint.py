@@ -1,7 +1,10 @@
 """Bugs of the taint analysis: marks that are missing, and marks too many."""
 
+import jax
+import numpy as np
+
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, without
+from tests.mutation.changes import Replace, gives, inside, takes, unchanged, without
 
 TAINT = "verify/test_taint.py::test_every_path_and_no_other"
 NO_RULE = "verify/test_taint.py::test_what_has_no_rule_lets_everything_through_and_is_named"
@@ -19,6 +22,10 @@ def without_marks(varying):
     return broken
 
 
+def on_whole_windows(reduce_window):
+    return lambda bits, _, largest, **how: reduce_window(bits, np.uint8(1), jax.lax.min, **how)
+
+
 BUGS = (
     # ---- interpreting a jaxpr
     Bug(
@@ -30,7 +37,7 @@ BUGS = (
     Bug(
         "a batched loop condition is treated as a scalar",
         "verify.taint:_Run.while_",
-        Replace("np.ndim(goes_on.value) == 0", "True"),
+        inside("np.ndim", gives(0)),
         PRIMITIVES,
     ),
     Bug(
@@ -48,9 +55,7 @@ BUGS = (
     Bug(
         "a primitive without a rule stops taint",
         "verify.taint:_Run.passed",
-        Replace(
-            "rule = everything", "rule = lambda params, inputs, outputs: [None] * len(outputs)"
-        ),
+        inside("everything", lambda _: lambda params, inputs, outputs: [None] * len(outputs)),
         NO_RULE,
     ),
     Bug(
@@ -75,10 +80,7 @@ BUGS = (
     Bug(
         "a current 0 stops the marks of later loop steps",
         "verify.loops:of_any_length",
-        Replace(
-            "np.where(m.expand(decided, shape).any(axis=-1), VARIES | UNSURE, VARIES)",
-            "np.where(m.expand(decided, shape).any(axis=-1), UNSURE, np.uint8(0))",
-        ),
+        inside("VARIES", np.zeros_like),
         "verify/test_primitives.py::test_a_step_that_is_not_taken_could_have_been_an_earlier_one",
     ),
     # ---- the rules of primitives
@@ -91,13 +93,13 @@ BUGS = (
     Bug(
         "taint ignores the condition of a select",
         "verify.primitives:_select",
-        Replace("m.union(which.marks, *chosen)", "m.union(*chosen)"),
+        inside("m.union", lambda union: lambda which, *chosen: union(*chosen)),
         TAINT,
     ),
     Bug(
         "taint follows only the selected case",
         "verify.primitives:_select",
-        Replace("m.marked(which.marks, choice.shape)", "np.zeros(choice.shape, bool)"),
+        inside("m.marked", gives(False)),
         TAINT,
     ),
     Bug(
@@ -115,7 +117,7 @@ BUGS = (
     Bug(
         "a column-major reshape is treated as row-major",
         "verify.primitives:_reshaped",
-        Replace('params.get("dimensions") is not None', "False"),
+        takes(params=lambda params: {**params, "dimensions": None}),
         TAINT,
     ),
     Bug(
@@ -127,16 +129,13 @@ BUGS = (
     Bug(
         "the axis parameters of reductions are ignored",
         "verify.primitives:_sorted",
-        Replace('("dimension", "axis", "reduction_dimension")', '("dimension",)'),
+        takes(params=without("axis", "reduction_dimension")),
         f"{TAINT} {PRIMITIVES}",
     ),
     Bug(
         "a pool needs the mark on its whole window",
         "verify.primitives:_pooled",
-        Replace(
-            "jax.lax.reduce_window(bits, np.uint8(0), jax.lax.max, padding=padding, **options)",
-            "jax.lax.reduce_window(bits, np.uint8(1), jax.lax.min, padding=padding, **options)",
-        ),
+        inside("jax.lax.reduce_window", on_whole_windows),
         TAINT,
     ),
     Bug(
@@ -161,7 +160,7 @@ BUGS = (
     Bug(
         "a marked index ignores the marks of its operand",
         "verify.indexing:gathered.rule",
-        Replace("m.union(each, _placed(operand.marks, rows, rank))", "each"),
+        inside("m.union", unchanged),
         PRIMITIVES,
     ),
     Bug(
@@ -173,7 +172,7 @@ BUGS = (
     Bug(
         "a marked write index leaves the result unmarked",
         "verify.indexing:_somewhere",
-        Replace("_placed(indices.marks, rows, rank)", "None"),
+        takes(indices=lambda indices: indices._replace(marks=None)),
         PRIMITIVES,
     ),
 )

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace
+from tests.mutation.changes import Replace, gives, having, inside, takes, then, unchanged
 
 COMPARED = "verify/test_dependency.py"
 RULES = "verify/test_rules.py"
@@ -12,7 +12,6 @@ PRECISION = "verify/test_precision.py"
 CERTIFICATE = "verify/test_certificate.py"
 AT_ITS_LAYER = f"{CERTIFICATE}::test_a_bug_fails_its_property_at_its_layer"
 
-FIRST_BROKEN = "first_broken(subject)"
 TWIN = "replace(model.config, dtype=dtype)"
 
 
@@ -38,6 +37,12 @@ def from_the_end(first_difference):
     return broken
 
 
+def of_usual_class(model):
+    from jaxformer import build
+
+    return build(model.config)
+
+
 BUGS = (
     # ---- the other witnesses
     Bug(
@@ -49,10 +54,7 @@ BUGS = (
     Bug(
         "only one output feature is differentiated",
         "verify.witnesses:by_derivative.one_per_position",
-        Replace(
-            "jnp.cos(jnp.arange(y.shape[-1]) + 1.0)",
-            "(jnp.arange(y.shape[-1]) == 0).astype(jnp.float32)",
-        ),
+        inside("jnp.cos", lambda _: lambda x: (x == 1).astype(jnp.float32)),
         f"{COMPARED}::test_every_feature_counts",
     ),
     # ---- rules, and comparison with them
@@ -84,7 +86,7 @@ BUGS = (
     Bug(
         "a witness that disagrees is accepted",
         "verify.certificate:_rule",
-        Replace("compared.holds and not wrong", "compared.holds"),
+        inside("sum", gives(0)),  # of the disagreements
         f"{CERTIFICATE}::test_a_blind_witness_is_told",
     ),
     Bug(
@@ -96,7 +98,7 @@ BUGS = (
     Bug(
         "blocks are not checked one by one",
         "verify.certificate:_rule",
-        Replace(FIRST_BROKEN, f"None if compared.holds else {FIRST_BROKEN}"),
+        inside("first_broken", gives(None)),
         AT_ITS_LAYER,
     ),
     Bug(
@@ -124,7 +126,7 @@ BUGS = (
     Bug(
         "the loss floor includes tokens inside the prefix",
         "verify.certificate:_floor",
-        Replace("subject.minimum_prefill", "1"),
+        takes(subject=having(minimum_prefill=1)),
         f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
     ),
     Bug(
@@ -137,31 +139,31 @@ BUGS = (
     Bug(
         "a bfloat16 model is certified in bfloat16",
         "verify.subject:subject_of",
-        Replace(TWIN, "model.config"),
+        inside("replace", unchanged),  # the config keeps its dtype
         f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
     ),
     Bug(
         "the certified model is of another class",
         "verify.subject:subject_of",
-        Replace(f"model.copy(config={TWIN})", f'__import__("jaxformer").build({TWIN})'),
+        takes(model=of_usual_class),
         f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
     ),
     Bug(
         "sizes missing in a config stay missing",
         "models.language_model:LanguageModel.__post_init__",
-        Replace("self.config.resolved", "self.config"),
+        inside("object.__setattr__", gives(None)),  # the resolved config is dropped
         f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
     ),
     Bug(
         "a certificate's sequences end with the prefix",
         "verify.subject:subject_of",
-        Replace("max(12, model.minimum_prefill + 1)", "12"),
+        takes(model=having(minimum_prefill=1)),
         f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
     ),
     Bug(
         "verify always exits with status 0",
         "cli.verify:main",
-        Replace("0 if holds else 1", "0"),
+        then(lambda status: 0),
         "cli/test_verbs.py::test_a_certificate_is_printed_written_and_drawn",
     ),
 )

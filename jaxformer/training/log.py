@@ -24,12 +24,7 @@ from jaxformer.training.trackers import Tracker, open_trackers
 class RunLog:
     """Log of a run: metrics.jsonl with a line per update and evaluation, trackers and picture."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: TrainingConfig,
-        task: Task,
-    ):
+    def __init__(self, folder: RunFolder, config: TrainingConfig, task: Task):
         """Creates a log in a run's folder.
 
         Args:

@@ -80,11 +80,7 @@ def _translation(model):
         model=model,
         execution=_UNROLLED,
         optimizer=OptimizerConfig(
-            learning_rate=3e-3,
-            warmup_steps=200,
-            final_fraction=0.0,
-            weight_decay=0.01,
-            beta2=0.98,
+            learning_rate=3e-3, warmup_steps=200, final_fraction=0.0, weight_decay=0.01, beta2=0.98
         ),
         steps=None,
         minutes=60.0,

@@ -30,11 +30,7 @@ class Screen:
             **options: Options of rich's `Console` (stderr, file, …).
         """
         self._console = Console(soft_wrap=True, **options)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            _Said(),
-        )
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Said())
         self._bars = Progress(*columns, console=self._console, transient=True)
 
     @property

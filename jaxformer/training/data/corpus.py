@@ -11,14 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.data.documents import (
-    HUB,
-    Document,
-    NotText,
-    Source,
-    TextFile,
-    measure,
-)
+from jaxformer.training.data.documents import HUB, Document, NotText, Source, TextFile, measure
 from jaxformer.training.data.records import HubDataset, source_of
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.

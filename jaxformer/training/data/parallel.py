@@ -52,9 +52,7 @@ def read_pairs(source: Path | str, target: Path | str | None = None) -> list[Pai
 
 
 def split_pairs(
-    pairs: Sequence[Pair],
-    fraction: float | None = None,
-    tokenizer: Tokenizer | None = None,
+    pairs: Sequence[Pair], fraction: float | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[list[Pair], list[Pair]]:
     """Divides pairs into a training part and a held-out part. Both preserve the order.
 

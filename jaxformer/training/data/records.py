@@ -200,12 +200,7 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
         name: The path of the file in it.
         text_field: The field or column of records that holds the text.
     """
-    readers = {
-        ".jsonl": JsonLines,
-        ".ndjson": JsonLines,
-        ".json": JsonArray,
-        ".parquet": Parquet,
-    }
+    readers = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
     reader = readers.get(suffix_of(name))
     return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
 

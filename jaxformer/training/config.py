@@ -5,13 +5,14 @@ import JAX, so that the command line starts quickly.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
-from jaxformer.models.config.check import check_fields, shown
+from jaxformer.models.config.check import check_fields, fraction, positive, shown
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 
@@ -29,12 +30,17 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {shown(seed)}; it must be in 0 … {2**32 - 1}")
 
 
-def _refuse_small(config, least, *names: str) -> None:
+def _check(config, name: str, is_accepted: Callable[[float], bool], accepted: str) -> None:
+    """Raises ValueError if the value of a field is not accepted; None passes."""
+    value = getattr(config, name)
+    if value is not None and not is_accepted(value):
+        raise ValueError(f"{name} is {value}; it must be {accepted}")
+
+
+def _check_least(config, least: int, *names: str) -> None:
     """Raises ValueError if a named field is below `least`; None passes."""
     for name in names:
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
+        _check(config, name, lambda value: value >= least, f"at least {least}")
 
 
 class Inputs(NamedTuple):
@@ -81,7 +87,7 @@ class MeshSizes(Mesh):
     def __post_init__(self):
         """Checks the sizes."""
         check_fields(self)
-        _refuse_small(self, 1, "data", "fsdp", "tensor")
+        _check_least(self, 1, "data", "fsdp", "tensor")
 
     @property
     def parts(self) -> int:
@@ -123,26 +129,14 @@ class OptimizerConfig:
     def __post_init__(self):
         """Checks the settings."""
         check_fields(self)
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate is {self.learning_rate}; it must be above 0 and finite"
-            )
-        _refuse_small(self, 0, "warmup_steps")
-        if not 0 <= self.final_fraction <= 1:
-            raise ValueError(f"final_fraction is {self.final_fraction}; it must be in [0, 1]")
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError(f"decay_fraction is {self.decay_fraction}; it must be in (0, 1]")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                f"weight_decay is {self.weight_decay}; it must be at least 0 and finite"
-            )
-        if self.average_decay is not None and not 0 < self.average_decay < 1:
-            raise ValueError(f"average_decay is {self.average_decay}; it must be in (0, 1)")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0")
+        positive(self, "learning_rate")
+        _check_least(self, 0, "warmup_steps")
+        _check(self, "final_fraction", lambda x: 0 <= x <= 1, "in [0, 1]")
+        _check(self, "decay_fraction", lambda x: 0 < x <= 1, "in (0, 1]")
+        fraction(self, "beta1", "beta2")
+        _check(self, "weight_decay", lambda x: 0 <= x < math.inf, "at least 0 and finite")
+        _check(self, "average_decay", lambda x: 0 < x < 1, "in (0, 1)")
+        _check(self, "clip_norm", lambda x: x > 0, "above 0")
         # JSON has no infinity, and no norm exceeds the largest float32.
         object.__setattr__(self, "clip_norm", min(self.clip_norm, LARGEST_FLOAT))
 
@@ -192,26 +186,20 @@ class TrainingConfig(Generic[Model]):
     def __post_init__(self):
         """Checks the settings."""
         check_fields(self)
-        _refuse_small(self, 1, "steps", "accumulate", "evaluate_every", "checkpoint_every")
-        _refuse_small(self, 1, "keep_every")
+        counts = ("steps", "accumulate", "evaluate_every", "checkpoint_every", "keep_every")
+        _check_least(self, 1, *counts)
         if type(self.model) not in KINDS.values():
             raise ValueError(
                 f"model is {shown(self.model)}; it must be the config of a model, such as "
                 "DecoderConfig"
             )
-        if self.minutes is not None and not 0 < self.minutes < 1e6:
-            raise ValueError(f"minutes is {self.minutes}; it must be above 0 and finite")
+        _check(self, "minutes", lambda x: 0 < x < 1e6, "above 0 and finite")
         if self.steps is None and self.minutes is None:
             raise ValueError("steps and minutes are None; one of them must limit the run")
-        if self.keep < 2:
-            raise ValueError(
-                f"keep is {self.keep}; it must be at least 2, since the newest may be damaged"
-            )
+        _check(self, "keep", lambda x: x >= 2, "at least 2, since the newest may be damaged")
         check_seed(self.seed)
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)")
-        if self.held_out is not None and not 0 < self.held_out <= 0.5:
-            raise ValueError(f"held_out is {self.held_out}; it must be in (0, 0.5]")
+        fraction(self, "label_smoothing")
+        _check(self, "held_out", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
 
 
 @dataclass(frozen=True)
@@ -235,8 +223,8 @@ class TextTraining(TrainingConfig[Model]):
     def __post_init__(self):
         """Checks the settings."""
         super().__post_init__()
-        _refuse_small(self, 1, "batch_size", "evaluation_windows")
-        _refuse_small(self, 0, "sample_tokens")
+        _check_least(self, 1, "batch_size", "evaluation_windows")
+        _check_least(self, 0, "sample_tokens")
         if self.mesh is not None and self.batch_size % self.mesh.parts:
             raise ValueError(
                 f"batch_size is {self.batch_size}; it must be a multiple of data × fsdp "
@@ -252,10 +240,8 @@ class TextTraining(TrainingConfig[Model]):
             )
         if not self.model.causal:
             raise ValueError("causal is False; training on next tokens needs a causal model")
-        if self.window_length is not None and not 1 <= self.window_length <= longest:
-            raise ValueError(
-                f"window_length is {self.window_length}; it must be in 1 … max_length ({longest})"
-            )
+        accepted = f"in 1 … max_length ({longest})"
+        _check(self, "window_length", lambda x: 1 <= x <= longest, accepted)
 
     @property
     def window(self) -> int:
@@ -273,8 +259,7 @@ class HiddenTraining(TextTraining[Model]):
     def __post_init__(self):
         """Checks the settings."""
         super().__post_init__()
-        if not 0 < self.mask_rate < 1:
-            raise ValueError(f"mask_rate is {self.mask_rate}; it must be in (0, 1)")
+        _check(self, "mask_rate", lambda x: 0 < x < 1, "in (0, 1)")
 
 
 @dataclass(frozen=True)
@@ -295,9 +280,8 @@ class PairTraining(TrainingConfig[Model]):
     def __post_init__(self):
         """Checks the settings."""
         super().__post_init__()
-        _refuse_small(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
-        if self.lengths > 8:
-            raise ValueError(f"lengths is {self.lengths}; it must be in 1 … 8")
+        _check_least(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
+        _check(self, "lengths", lambda x: x <= 8, "in 1 … 8")
         if self.bleu_tokenize is not None:
             from jaxformer.training.bleu import bleu_metric
 
@@ -311,19 +295,16 @@ RESUMABLE += ("mesh", "checkpoint_every", "keep", "keep_every", "sample_tokens",
 RESUMABLE += ("profile", *Execution.__dataclass_fields__)
 
 
-def differences(old: TrainingConfig, new: TrainingConfig) -> dict[str, tuple]:
-    """Returns the fields that differ, by the flag's name: (old, new)."""
-    found = {}
+Section = Execution | OptimizerConfig | LoraConfig
+
+
+def differences(old: TrainingConfig | Section, new: TrainingConfig | Section) -> dict[str, tuple]:
+    """Returns the fields that differ, also those in sections, by the flag's name: (old, new)."""
+    changed = {}
     for name in old.__dataclass_fields__:
         before, after = getattr(old, name), getattr(new, name)
-        if before == after:
-            continue
-        if isinstance(before, OptimizerConfig | Execution | LoraConfig) or name == "model":
-            found |= {
-                inner: (getattr(before, inner), getattr(after, inner))
-                for inner in before.__dataclass_fields__
-                if getattr(before, inner) != getattr(after, inner)
-            }
-        else:
-            found[name] = (before, after)
-    return found
+        if isinstance(before, Section) or name == "model":
+            changed |= differences(before, after)
+        elif before != after:
+            changed[name] = (before, after)
+    return changed

@@ -28,10 +28,10 @@ class Settings:
         """Returns whether the field came from the preset, so that it may change."""
         return name not in self.given
 
-    def let(self, name: str, value) -> None:
-        """Sets a field, unless the user set it."""
-        if self.is_free(name):
-            self.values[name] = value
+    def let(self, **values) -> None:
+        """Sets the first of these fields that the user did not set, if there is one."""
+        if (name := next(filter(self.is_free, values), None)) is not None:
+            self.values[name] = values[name]
 
 
 def fit_preset(
@@ -84,24 +84,21 @@ def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:
 def _pooler(settings: Settings) -> None:
     """Classification (`num_labels`) needs the pooler."""
     if settings["num_labels"]:
-        settings.let("pooler", True)
+        settings.let(pooler=True)
 
 
 def _end(settings: Settings) -> None:
     """If the user sets minutes, the preset's steps do not limit the run as well."""
     if not settings.is_free("minutes") and settings["minutes"] is not None:
-        settings.let("steps", None)
+        settings.let(steps=None)
 
 
 def _grouped_heads(settings: Settings) -> None:
     """num_kv_heads divides num_heads."""
     heads, groups = settings["num_heads"], settings["num_kv_heads"]
-    if groups is None or heads % groups == 0:
-        return
-    if settings.is_free("num_kv_heads"):
-        settings.let("num_kv_heads", max(x for x in range(1, groups + 1) if heads % x == 0))
-    else:
-        settings.let("num_heads", _round_up(heads, groups))
+    if groups is not None and heads % groups:
+        divisor = max((x for x in range(1, groups + 1) if heads % x == 0), default=1)
+        settings.let(num_kv_heads=divisor, num_heads=_round_up(heads, groups))
 
 
 def _width(settings: Settings) -> None:
@@ -111,7 +108,7 @@ def _width(settings: Settings) -> None:
     """
     is_odd = settings["embed_dim"] % 2 == 1 and not settings.is_free("embed_dim")
     if is_odd and settings["positions"].startswith("sinusoidal"):
-        settings.let("positions", "learned")
+        settings.let(positions="learned")
     heads = settings["num_heads"] if settings["head_dim"] is None else 1
     of_encoder = settings.values.get("num_encoder_heads") or settings["num_heads"]
     others = heads if of_encoder == settings["num_heads"] else of_encoder
@@ -120,16 +117,16 @@ def _width(settings: Settings) -> None:
     if width % unit == 0:
         return
     if settings.is_free("embed_dim"):
-        settings.let("embed_dim", _round_up(width, unit))
+        settings.let(embed_dim=_round_up(width, unit))
         return
     if not settings.is_free("num_heads"):
         return
     groups = 1 if settings.is_free("num_kv_heads") else settings["num_kv_heads"] or 1
     fitting = [x for x in range(groups, heads + 1, groups) if width % _unit(settings, x) == 0]
     if fitting:
-        settings.let("num_heads", fitting[-1])
+        settings.let(num_heads=fitting[-1])
     else:
-        settings.let("head_dim", _round_up(max(1, width // heads), 2))
+        settings.let(head_dim=_round_up(max(1, width // heads), 2))
 
 
 def _unit(settings: Settings, heads: int) -> int:
@@ -143,40 +140,30 @@ def _unit(settings: Settings, heads: int) -> int:
 def _relative_distances(settings: Settings) -> None:
     """relative_distance is greater than half of relative_buckets."""
     distance, buckets = settings["relative_distance"], settings["relative_buckets"]
-    if distance > buckets // 2:
-        return
-    if settings.is_free("relative_distance"):
-        settings.let("relative_distance", buckets)
-    else:
-        settings.let("relative_buckets", max(4, distance))
+    if distance <= buckets // 2:
+        settings.let(relative_distance=buckets, relative_buckets=max(4, distance))
 
 
 def _parallel_layers(settings: Settings) -> None:
     """Parallel sub-layers need pre-norm and a residual."""
-    if settings["parallel"] == "no":
-        return
     if settings["norm_position"] != "pre" or not settings["residual"]:
-        settings.let("parallel", "no")
+        settings.let(parallel="no")
     if settings["parallel"] != "no":
-        settings.let("norm_position", "pre")
-        settings.let("residual", True)
+        settings.let(norm_position="pre")
+        settings.let(residual=True)
 
 
 def _tied_width(settings: Settings) -> None:
     """With tied embeddings, hidden_dim equals embed_dim."""
     hidden = settings["hidden_dim"]
-    if not settings["tie_embeddings"] or hidden in (None, settings["embed_dim"]):
-        return
-    if settings.is_free("tie_embeddings"):
-        settings.let("tie_embeddings", False)
-    else:
-        settings.let("embed_dim", hidden)
+    if settings["tie_embeddings"] and hidden not in (None, settings["embed_dim"]):
+        settings.let(tie_embeddings=False, embed_dim=hidden)
 
 
 def _source_vocabulary(settings: Settings) -> None:
     """Both sides share one tokenizer, so vocab_size equals source_vocab_size."""
     if settings["source_vocab_size"] is not None:
-        settings.let("vocab_size", settings["source_vocab_size"])
+        settings.let(vocab_size=settings["source_vocab_size"])
 
 
 def _window(settings: Settings) -> None:
@@ -186,16 +173,13 @@ def _window(settings: Settings) -> None:
         return
     learned = settings.values.get("positions") == "learned"
     if window > longest or (learned and window < longest):
-        if settings.is_free("window_length"):
-            settings.let("window_length", None)
-        else:
-            settings.let("max_length", window)
+        settings.let(window_length=None, max_length=window)
 
 
 def _batch(settings: Settings) -> None:
     """batch_size is a multiple of the number of parts into which the mesh divides a batch."""
     if settings["mesh"] is not None:
-        settings.let("batch_size", _round_up(settings["batch_size"], settings["mesh"].parts))
+        settings.let(batch_size=_round_up(settings["batch_size"], settings["mesh"].parts))
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -25,14 +25,13 @@ _WINDOW = 128  # tokens per window in runs on the standard library
 def _stdlib(model, learning_rate: float, steps: int = 2500, batch_size: int = 8):
     """Returns a run of about five minutes on two cores, on the Python standard library."""
     training = HiddenTraining if model.learns == "hidden tokens" else TextTraining
-    window = None if model.max_length == _WINDOW else _WINDOW  # None follows --max-length
     return training(
         model=model,
         execution=_UNROLLED,
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=50, final_fraction=0.0),
         steps=steps,
         batch_size=batch_size,
-        window_length=window,
+        window_length=None if model.max_length == _WINDOW else _WINDOW,  # None: --max-length
         evaluate_every=500,
         checkpoint_every=500,
     )
@@ -55,19 +54,19 @@ _MODERNBERT = configs.EncoderConfig(
 )
 
 
-def _tiny(training, model):
+def _tiny(model):
     """Returns a run of a few seconds that uses every part of training."""
+    training = TRAININGS[configs.kind_of(model)]
+    of_text = {"evaluation_windows": 16, "sample_tokens": 64}
+    of_pairs = {"batch_tokens": 512, "lengths": 2, "evaluation_pairs": 16}
+    sizes: dict[str, Any] = of_pairs if training is PairTraining else of_text
     return training(
         model=model,
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=10),
         steps=60,
         evaluate_every=30,
         checkpoint_every=20,
-        **(
-            {"batch_tokens": 512, "lengths": 2, "evaluation_pairs": 16}
-            if training is PairTraining
-            else {"evaluation_windows": 16, "sample_tokens": 64}
-        ),
+        **sizes,
     )
 
 
@@ -90,11 +89,22 @@ def _translation(model):
     )
 
 
+def _shakespeare(model: dict[str, Any], steps: int, batch_size: int, **settings):
+    """Returns a run on bytes with nanoGPT's settings for Tiny Shakespeare (its README)."""
+    return TextTraining(
+        model=configs.DecoderConfig(use_bias=False, vocab_size=257, **model),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
+        steps=steps,
+        batch_size=batch_size,
+        held_out=0.1,
+        **settings,
+    )
+
+
 # Where the transformers library has a class for the kind, the preset's model exports to it.
 _BERT: dict[str, Any] = {"norm_position": "post", "embedding_norm": True}
 _PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
-_SHAKESPEARE = {"use_bias": False, "vocab_size": 257}
 
 RUNS: dict[str, dict[str, TrainingConfig]] = {
     "stdlib": {
@@ -128,44 +138,26 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
         ),
     },
     "tiny": {
-        "decoder": _tiny(TextTraining, configs.DecoderConfig(**_SMALL, num_heads=2)),
-        "encoder": _tiny(HiddenTraining, configs.EncoderConfig(**_SMALL, **_BERT, num_heads=2)),
-        "recurrent": _tiny(TextTraining, configs.RecurrentConfig(**_SMALL)),
-        "convolutional": _tiny(TextTraining, configs.ConvolutionalConfig(**_SMALL)),
-        "encoder-decoder": _tiny(
-            PairTraining, configs.EncoderDecoderConfig(**_SMALL, **_PEGASUS, num_heads=2)
-        ),
-        "recurrent-encoder-decoder": _tiny(
-            PairTraining, configs.RecurrentEncoderDecoderConfig(**_SMALL)
-        ),
+        "decoder": _tiny(configs.DecoderConfig(**_SMALL, num_heads=2)),
+        "encoder": _tiny(configs.EncoderConfig(**_SMALL, **_BERT, num_heads=2)),
+        "recurrent": _tiny(configs.RecurrentConfig(**_SMALL)),
+        "convolutional": _tiny(configs.ConvolutionalConfig(**_SMALL)),
+        "encoder-decoder": _tiny(configs.EncoderDecoderConfig(**_SMALL, **_PEGASUS, num_heads=2)),
+        "recurrent-encoder-decoder": _tiny(configs.RecurrentEncoderDecoderConfig(**_SMALL)),
     },
-    # nanoGPT's two settings for Tiny Shakespeare (its README), with bytes as tokens.
     "shakespeare": {
-        "decoder": TextTraining(
-            model=configs.DecoderConfig(
-                **_SHAKESPEARE, max_length=64, num_layers=4, embed_dim=128, num_heads=4
-            ),
-            execution=_UNROLLED,
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
+        "decoder": _shakespeare(
+            {"max_length": 64, "num_layers": 4, "embed_dim": 128, "num_heads": 4},
             steps=2000,
             batch_size=12,
-            held_out=0.1,
+            execution=_UNROLLED,
         )
     },
     "shakespeare-gpu": {
-        "decoder": TextTraining(
-            model=configs.DecoderConfig(
-                **_SHAKESPEARE,
-                max_length=256,
-                num_layers=6,
-                embed_dim=384,
-                num_heads=6,
-                dropout=0.2,
-            ),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
+        "decoder": _shakespeare(
+            {"max_length": 256, "num_layers": 6, "embed_dim": 384, "num_heads": 6, "dropout": 0.2},
             steps=5000,
             batch_size=64,
-            held_out=0.1,
         )
     },
 }

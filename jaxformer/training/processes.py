@@ -74,24 +74,22 @@ def join(processes: Processes) -> None:
     missing = Timer(processes.process_timeout, _give_up, [processes])
     missing.daemon = True
     missing.start()
-    later = processes.process_timeout + 60
-    if processes.coordinator == "auto":
-        try:
-            how = {"initialization_timeout": later, "shutdown_timeout_seconds": SHUTDOWN}
-            jax.distributed.initialize(**how)
-        except ValueError as error:  # its message names an argument of JAX
-            raise ValueError(
-                "coordinator is 'auto', but JAX detects no cluster (Slurm, Open MPI, Kubernetes or "
-                f"a TPU pod); give the HOST:PORT of process 0 instead. JAX: {error}"
-            ) from None
-    else:
+    is_auto = processes.coordinator == "auto"
+    try:
         jax.distributed.initialize(
-            processes.coordinator,
+            None if is_auto else processes.coordinator,
             processes.num_processes,
             processes.process_id,
-            initialization_timeout=later,
+            initialization_timeout=processes.process_timeout + 60,
             shutdown_timeout_seconds=SHUTDOWN,
         )
+    except ValueError as error:  # its message names an argument of JAX
+        if not is_auto:
+            raise
+        raise ValueError(
+            "coordinator is 'auto', but JAX detects no cluster (Slurm, Open MPI, Kubernetes or "
+            f"a TPU pod); give the HOST:PORT of process 0 instead. JAX: {error}"
+        ) from None
     missing.cancel()
 
 
@@ -141,21 +139,21 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
         ValueError: In the other processes, if the action raises an exception in process 0.
     """
     if not are_several():
-        return action()
+        action()
+        return
     from orbax.checkpoint import multihost
 
-    told, key = multihost.get_jax_distributed_client(), f"jaxformer {what}"
+    client, key = multihost.get_jax_distributed_client(), f"jaxformer {what}"
     if not is_first():
-        if error := told.blocking_key_value_get(key, _LONG):
+        if error := client.blocking_key_value_get(key, _LONG):
             raise ValueError(f"process 0 failed: {error}")
-        return None
+        return
     try:
         action()
     except BaseException as error:
-        told.key_value_set(key, str(error) or type(error).__name__)
+        client.key_value_set(key, str(error) or type(error).__name__)
         raise
-    told.key_value_set(key, "")
-    return None
+    client.key_value_set(key, "")
 
 
 def require_same(settings: dict[str, object]) -> None:
@@ -169,14 +167,15 @@ def require_same(settings: dict[str, object]) -> None:
     import jax
     from orbax.checkpoint import multihost
 
-    told, names = multihost.get_jax_distributed_client(), sorted(settings)
-    said = json_text([[name, str(settings[name])] for name in names])
-    told.key_value_set(f"jaxformer settings {jax.process_index()}", said)
-    for process in range(1, jax.process_count()):
-        first, other = (
-            dict(json.loads(told.blocking_key_value_get(f"jaxformer settings {number}", _LONG)))
-            for number in (0, process)
-        )
+    client, key = multihost.get_jax_distributed_client(), "jaxformer settings"
+    text = json_text({name: str(value) for name, value in settings.items()})
+    client.key_value_set(f"{key} {jax.process_index()}", text)
+    published = (
+        json.loads(client.blocking_key_value_get(f"{key} {process}", _LONG))
+        for process in range(jax.process_count())
+    )
+    first = next(published)
+    for process, other in enumerate(published, 1):
         for name in sorted(first.keys() | other.keys()):
             if first.get(name) != other.get(name):
                 raise ValueError(

@@ -55,6 +55,5 @@ _KINDS = {
 
 def device_of(device_kind: str) -> Device | None:
     """Returns the figures of a device by JAX's name for it, or None if the table lacks it."""
-    names = (kind for name, kind in _KINDS.items() if device_kind.startswith(name))
-    kind = next(names, None)
-    return None if kind is None else DEVICES[kind]
+    found = (DEVICES[kind] for name, kind in _KINDS.items() if device_kind.startswith(name))
+    return next(found, None)

@@ -106,16 +106,8 @@ def _last(path) -> str:
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
-def _adamw(config):
-    return optax.adamw(
-        1.0, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix
-    )
-
-
-def _lion(config):
-    return optax.lion(
-        1.0, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix
-    )
+def _adamw(config, make=optax.adamw):
+    return make(1.0, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix)
 
 
 def _adafactor(config):
@@ -149,4 +141,5 @@ def _axes_of_kernel(kernel):
     return MuonDimensionNumbers(kernel.ndim - 2, kernel.ndim - 1)
 
 
+_lion = partial(_adamw, make=optax.lion)
 _OPTIMIZERS = {"adamw": _adamw, "lion": _lion, "adafactor": _adafactor, "muon": _muon}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -58,16 +58,10 @@ class Screen:
         if not self.is_interactive:
             yield lambda completed, name, said: None
             return
-        task = self._bars.add_task("", total=total, said="")
-        self._bars.start()
-        try:
+        with self._task("", total, "") as task:
             yield lambda completed, name, said: self._bars.update(
                 task, completed=completed, description=visible(name), said=visible(said)
             )
-        finally:
-            self._bars.remove_task(task)
-            if not self._bars.tasks:
-                self._bars.stop()
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
@@ -76,10 +70,16 @@ class Screen:
             self.say(f"{name} …")
             yield
             return
-        task = self._bars.add_task(name, total=None, said=None)
+        with self._task(name, None, None):
+            yield
+
+    @contextmanager
+    def _task(self, name: str, total: int | None, said: str | None) -> Iterator[TaskID]:
+        """Shows the bar of a new task while the context is open."""
+        task = self._bars.add_task(name, total=total, said=said)
         self._bars.start()
         try:
-            yield
+            yield task
         finally:
             self._bars.remove_task(task)
             if not self._bars.tasks:

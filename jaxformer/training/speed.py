@@ -81,14 +81,12 @@ def update_flops(config: TrainingConfig, batch: Batch) -> int:
     Training a LoRA adapter takes a third less, because frozen weights have no gradient.
     """
     source = None if batch.source is None else batch.source.shape[-1]
-    *rows, length = batch.inputs.shape
-    flops = rows[0] * rows[1] * _of_row(config.model, length, source)
+    accumulate, rows, length = batch.inputs.shape
+    flops = accumulate * rows * _row_flops(config.model, length, source)
     return flops if config.lora.lora_rank is None else flops * 2 // 3
 
 
-@lru_cache(maxsize=32)
-def _of_row(model, length: int, source_length: int | None) -> int:
-    return training_flops(model, length, source_length)
+_row_flops = lru_cache(maxsize=32)(training_flops)
 
 
 def utilization(flops_per_second: float, mesh) -> dict[str, float]:

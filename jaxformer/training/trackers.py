@@ -89,22 +89,14 @@ def _id_of(folder: RunFolder) -> str:
     return found
 
 
-def _tensorboard(folder: RunFolder, config: dict) -> Tracker:
-    return TensorBoard(folder.path / "tensorboard")
-
-
-def _trackio(folder: RunFolder, config: dict) -> Tracker:
-    return Service(import_module("trackio"), folder, config)
-
-
 def _wandb(folder: RunFolder, config: dict) -> Tracker:
     # wandb needs an id, and a folder for its files.
     return Service(import_module("wandb"), folder, config, id=_id_of(folder), dir=str(folder.path))
 
 
 TRACKERS: dict[str, Callable[[RunFolder, dict], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "trackio": _trackio,
+    "tensorboard": lambda folder, config: TensorBoard(folder.path / "tensorboard"),
+    "trackio": lambda folder, config: Service(import_module("trackio"), folder, config),
     "wandb": _wandb,
 }
 

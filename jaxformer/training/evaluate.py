@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.training.batch import Batch, Ids, Rows, num_targets
-from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches
+from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
 from jaxformer.training.loss import summed_correct, summed_loss
 
 
@@ -189,9 +189,4 @@ def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:
         batch_size: Rows per batch.
     """
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
-    chosen = [rows[place] for place in places]
-    chosen += [jax.tree.map(np.zeros_like, rows[0])] * (-len(chosen) % batch_size)
-    return [
-        jax.tree.map(lambda *x: np.concatenate(x), *chosen[i : i + batch_size])
-        for i in range(0, len(chosen), batch_size)
-    ]
+    return list(in_batches(rows, places, batch_size))

@@ -143,7 +143,7 @@ class Documents:
     @property
     def digests(self) -> np.ndarray:
         """Digest of each document, big-endian uint64 [len, 2], which sorts like the bytes."""
-        return self._all_digests()[self._kept]
+        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)[self._kept]
 
     @property
     def sizes(self) -> np.ndarray:
@@ -154,9 +154,6 @@ class Documents:
     def characters(self) -> np.ndarray:
         """Length of each document in characters, int64 [len]."""
         return np.array(self._characters)[self._kept]
-
-    def _all_digests(self) -> np.ndarray:
-        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)
 
 
 def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -174,9 +174,8 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         """Returns a batch [accumulate, rows, width]. Rows without a pair are padding."""
         places, pairs = self._places(bucket), self._rows(bucket)
         rows = self._share.rows(places, self._accumulate)
-        shape = (len(rows), self.widths[bucket])
-        inputs, targets, source = (np.zeros(shape, np.int32) for _ in range(3))
-        real, source_real = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        shape = (5, len(rows), self.widths[bucket])
+        inputs, targets, source, real, source_real = np.zeros(shape, np.int32)
         for row, (micro, place) in enumerate(zip(*divmod(rows, places), strict=True)):
             number = micro * pairs + place
             if place >= pairs or number >= len(chosen):

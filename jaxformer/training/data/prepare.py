@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -101,15 +102,13 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
 
 def _refuse_beginning(config: TextTraining) -> None:
     """Raises ValueError if vocab_size is too small, or if some positions would not be trained."""
-    special = ("the end of text", *["the mask"] * _hides(config))
-    if config.model.vocab_size < NUM_BYTES + len(special):
+    model, special = config.model, ["the end of text", *["the mask"] * _hides(config)]
+    if model.vocab_size < NUM_BYTES + len(special):
         raise ValueError(
-            f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
+            f"vocab_size is {model.vocab_size}; a byte-level tokenizer needs at least "
             f"{NUM_BYTES + len(special)} ({', '.join([f'{NUM_BYTES} bytes', *special])})"
         )
-    model = config.model
-    learned = model.positions == "learned"
-    if config.window < model.max_length and learned:
+    if config.window < model.max_length and model.positions == "learned":
         raise ValueError(
             f"window_length is {config.window_length}; with learned positions it must be "
             f"max_length ({model.max_length}), because later positions would not be trained"
@@ -173,11 +172,23 @@ def read_data(folder: RunFolder) -> Prepared:
     """
     tokenizer = run_tokenizer(folder)
     paths = (folder.train_tokens, folder.held_out_tokens)
-    train, held_out = map(open_tokens, paths)
-    for path, stream in zip(paths, (train, held_out), strict=True):
+    train, held_out = open_streams(folder, paths, tokenizer)
+    return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
+
+
+def open_streams(
+    folder: RunFolder, paths: Iterable[Path], tokenizer: Tokenizer
+) -> list[TokenStream]:
+    """Opens files of tokens.
+
+    Raises:
+        ValueError: A file was made by another tokenizer than that of the folder.
+    """
+    streams = [open_tokens(path) for path in paths]
+    for path, stream in zip(paths, streams, strict=True):
         if stream.tokenizer != tokenizer.fingerprint:
             raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
-    return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
+    return streams
 
 
 def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
@@ -194,8 +205,8 @@ def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Scree
     share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
     if share < 1:
         screen.say(f"tokenizer: trained on {share:.1%} of the text, in pieces from all over it")
-    texts = _sample(train, share)
-    tokenizer = ByteTokenizer.train(texts, config.model.vocab_size, mask=_hides(config))
+    model, mask = config.model, _hides(config)
+    tokenizer = ByteTokenizer.train(_sample(train, share), model.vocab_size, mask=mask)
     tokenizer.save(folder.tokenizer)
     return tokenizer
 

@@ -83,15 +83,12 @@ class JsonArray(File):
         with opened(self.path) as file:
             data, error = read_piece(file)
             first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-            if error is None and first == b"[":
-                records = self._records(data, file)
-            else:
-                lines = JsonLines(self.folder, self.name, self.text_field)
-                yield from lines.documents()
+            if error is not None or first != b"[":
+                yield from JsonLines(self.folder, self.name, self.text_field).documents()
                 return
+            records = self._records(data, file)
         for number, record in enumerate(records, 1):
-            text = _of_record(record, self, f"record {number}", number)
-            yield Document(self.name, text)
+            yield Document(self.name, _of_record(record, self, f"record {number}", number))
 
     def _records(self, data: bytes, file) -> list:
         parts = [data]
@@ -143,8 +140,7 @@ class Parquet(File):
                 for batch in file.iter_batches(_ROWS, **columns):
                     for value in batch.column(0).to_pylist():
                         number += 1
-                        text = _text_of(value, self, f"row {number}", number)
-                        yield Document(self.name, text)
+                        yield Document(self.name, _text_of(value, self, f"row {number}", number))
         except (OSError, pyarrow.ArrowException) as error:
             problem = f"damaged at row {number + 1} or after it: {error}"
             raise _refused(self.path, problem, number + 1) from None

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,22 +216,22 @@ def _encode(
     """
     waiting: deque[tuple[int, Future]] = deque()
 
-    def take(done: _Progress) -> tuple[_Progress, np.ndarray, np.ndarray]:
+    def take() -> tuple[_Progress, np.ndarray, np.ndarray]:
+        nonlocal done
         num_bytes, future = waiting.popleft()
         ids, starts = future.result()
         more = (1, len(ids), num_bytes, len(starts))
-        return _Progress(*(old + new for old, new in zip(done, more, strict=True))), ids, starts
+        done = _Progress(*map(add, done, more))
+        return done, ids, starts
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for group in islice(groups(documents, tokenizer), done.groups, None):
             num_bytes = sum(len(piece.encode()) for *_, piece in group)
             waiting.append((num_bytes, pool.submit(_encode_group, group, tokenizer, after)))
             if len(waiting) > _THREADS:
-                done, ids, starts = take(done)
-                yield done, ids, starts
+                yield take()
         while waiting:
-            done, ids, starts = take(done)
-            yield done, ids, starts
+            yield take()
 
 
 def groups(
@@ -255,14 +256,12 @@ def groups(
 
 def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
     """Yields (whether the piece is the first, whether it is the last, piece)."""
-    begins, held = True, None
-    for piece in pieces:
-        if held is not None:
-            yield begins, False, held
-            begins = False
-        held = piece
-    if held is not None:
-        yield begins, True, held
+    remaining = iter(pieces)
+    begins, piece = True, next(remaining, None)
+    while piece is not None:
+        following = next(remaining, None)
+        yield begins, following is None, piece
+        begins, piece = False, following
 
 
 def _encode_group(group, tokenizer, after: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch, Ids
+from jaxformer.training.batch import Batch, Ids, Rows
 from jaxformer.training.data.tokens import fingerprint
 
 # Number of windows that are shuffled together. Such a block has windows from the whole text. Only
@@ -266,7 +266,22 @@ def evaluation_batches(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     windows = EvaluationWindows(documents, length, stride)
-    for start in range(0, len(windows), batch_size):
-        rows = [windows[n] for n in range(start, min(start + batch_size, len(windows)))]
-        rows += [jax.tree.map(np.zeros_like, rows[0])] * (batch_size - len(rows))
-        yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)
+    yield from in_batches(windows, range(len(windows)), batch_size)
+
+
+def in_batches(
+    rows: Rows[Batch], numbers: Sequence[int] | np.ndarray, batch_size: int
+) -> Iterator[Batch]:
+    """Yields the rows with these numbers in batches of one shape.
+
+    The last batch is filled up with rows of weight 0.
+
+    Args:
+        rows: Batches of one row.
+        numbers: The numbers of the rows to read.
+        batch_size: Rows per batch.
+    """
+    for start in range(0, len(numbers), batch_size):
+        chosen = [rows[number] for number in numbers[start : start + batch_size]]
+        chosen += [jax.tree.map(np.zeros_like, chosen[0])] * (batch_size - len(chosen))
+        yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *chosen)

@@ -1,6 +1,6 @@
 """Task of encoders: predict hidden tokens of a text from the tokens on both sides."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -166,17 +166,12 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         key = jax.random.fold_in(self._key, self._number)
         inputs, weights = self._hidden(key, tokens, is_text)
         self._number += 1
-        before, after = self._around
-        zeros = [0.0] * len(before), [0.0] * len(after)
-        batch = Batch(
-            _between(before, inputs, after),
-            _between(before, tokens, after),
-            _between(zeros[0], weights, zeros[1]),
-        )
-        if (real := windows.weights) is not None:
+        if (real := windows.weights) is not None:  # packed: without ids around a window
             segments = document_segments(self._starts, places)
-            batch = Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
-        return batch
+            return Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
+        around = self._around
+        zeros = [[0] * len(side) for side in around]
+        return Batch(_between(around, inputs), _between(around, tokens), _between(zeros, weights))
 
     def _hidden(self, key, tokens: np.ndarray, is_text: np.ndarray):
         """Returns the rows with some tokens hidden, and the weights: 1 for each hidden token.
@@ -206,12 +201,10 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         self._number = state["number"]
 
 
-def _between(before: list, rows, after: list):
-    """Returns rows [*batch, length] with `before` in front of and `after` behind each row."""
-    if not before and not after:
-        return rows
-    left, right = (
+def _between(around: Sequence[list[int]], rows: np.ndarray) -> np.ndarray:
+    """Returns rows [*batch, length] with the first of `around` before and the second after each."""
+    before, after = (
         np.broadcast_to(np.asarray(side, rows.dtype), (*rows.shape[:-1], len(side)))
-        for side in (before, after)
+        for side in around
     )
-    return np.concatenate([left, rows, right], axis=-1)
+    return np.concatenate([before, rows, after], axis=-1)

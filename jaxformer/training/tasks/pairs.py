@@ -19,8 +19,8 @@ from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.pairs import PairBatches, best_widths
 from jaxformer.training.data.parallel import Pair, read_pairs, split_pairs
-from jaxformer.training.data.prepare import given_tokenizer
-from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
+from jaxformer.training.data.prepare import given_tokenizer, open_streams
+from jaxformer.training.data.tokens import TokenStream, write_tokens
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 
@@ -152,20 +152,15 @@ class Pairs:
             ValueError: A file of tokens was made by another tokenizer.
         """
         tokenizer = run_tokenizer(folder)
-        parts = []
-        for part in ("train", "held_out"):
-            sides = [open_tokens(path) for path in folder.pairs[part]]
-            for path, side in zip(folder.pairs[part], sides, strict=True):
-                if side.tokenizer != tokenizer.fingerprint:
-                    raise ValueError(
-                        f"{path} was made by another tokenizer than {folder.tokenizer}"
-                    )
-            parts.append(EncodedPairs(sides, tokenizer))
+        train, held_out = (
+            EncodedPairs(open_streams(folder, folder.pairs[part], tokenizer), tokenizer)
+            for part in ("train", "held_out")
+        )
         if folder.references.exists():
             references = read_whole(folder.references, tuple[str, ...])
         else:  # an earlier version wrote the run, without this file
-            references = [tokenizer.decode(target.tolist()) for _, target in parts[1]]
-        return cls(config, tokenizer, *parts, references=references)
+            references = [tokenizer.decode(target.tolist()) for _, target in held_out]
+        return cls(config, tokenizer, train, held_out, references)
 
     @property
     def num_targets(self) -> int:
@@ -202,10 +197,9 @@ class Pairs:
 
     def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
-        number = (
-            len(self.held_out) if whole else min(self.config.evaluation_pairs, len(self.held_out))
-        )
-        places = np.linspace(0, len(self.held_out) - 1, number).round().astype(int)
+        total = len(self.held_out)
+        number = total if whole else min(self.config.evaluation_pairs, total)
+        places = np.linspace(0, total - 1, number).round().astype(int)
         found = score_pairs(
             model,
             variables,

@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import asdict
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -60,11 +59,7 @@ class RunLog:
         Args:
             pace: Further figures for the newest line.
         """
-        found: list[Measured] = jax.device_get([measured for *_, measured in self._pending])
-        lines = [
-            _line(step, rate, measured)
-            for (step, rate, _), measured in zip(self._pending, found, strict=True)
-        ]
+        lines = [_line(*update) for update in jax.device_get(self._pending)]
         if lines:
             lines[-1] |= pace
         self._pending = []
@@ -92,14 +87,10 @@ class RunLog:
         """Draws the picture of the run from its metrics."""
         inputs, config = read_run(self._folder)
         name = run_name(inputs, kind_of(config.model), tuned=inputs.origin is not None)
-        draw_run(
-            self._folder.read_metrics(),
-            self._folder.picture,
-            f"{name}: {parameter_count(config.model) / 1e6:.1f} M parameters",
-            self._task.measure,
-            self._task.baselines,
-            self._task.num_targets,
-        )
+        title = f"{name}: {parameter_count(config.model) / 1e6:.1f} M parameters"
+        metrics, task = self._folder.read_metrics(), self._task
+        figure = figure_of(metrics, task.measure, task.baselines, task.num_targets)
+        write_figure(figure, title, self._folder.picture, dpi=120)
 
     def has_scored(self, step: int, least: int = 1) -> bool:
         """Returns whether an evaluation after this step scored at least `least` targets."""
@@ -118,9 +109,9 @@ class RunLog:
             file.writelines(json_text(line) + "\n" for line in lines)
         for line in lines:
             figures = {k: v for k, v in line.items() if isinstance(v, int | float)}
-            self._tell(int(figures.pop("step")), figures)
+            self._track(int(figures.pop("step")), figures)
 
-    def _tell(self, step: int, figures: dict[str, float]) -> None:
+    def _track(self, step: int, figures: dict[str, float]) -> None:
         """Sends figures to the trackers. Removes a tracker that fails, so that training goes on."""
         for tracker in tuple(self._trackers):
             try:
@@ -160,30 +151,12 @@ def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
     """
     line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
     if part is not None:
-        line |= {"part_loss": part.loss, f"part_{measure}": part.measure}
-        line["part_scored"] = part.targets
+        line |= {
+            "part_loss": part.loss,
+            f"part_{measure}": part.measure,
+            "part_scored": part.targets,
+        }
     return line
-
-
-def draw_run(
-    metrics: list[dict],
-    path: Path,
-    title: str,
-    measure: Measure,
-    baselines: dict[str, float],
-    whole: int,
-) -> None:
-    """Draws the metrics of a run to a PNG file.
-
-    Args:
-        metrics: The lines of metrics.jsonl.
-        path: The PNG file.
-        title: The title of the picture.
-        measure: See `figure_of`.
-        baselines: See `figure_of`.
-        whole: See `figure_of`.
-    """
-    write_figure(figure_of(metrics, measure, baselines, whole), title, path, dpi=120)
 
 
 def figure_of(
@@ -222,12 +195,12 @@ def figure_of(
     for (name, value), dashes in zip(baselines.items(), ("--", ":", "-."), strict=False):
         right.axhline(value, color="grey", linestyle=dashes, label=f"{name} ({value:.2f})")
 
-    said = "held-out text"
+    title = "held-out text"
     if whole in scores:
         step, _, value = scores[whole][-1]
-        said = f"all held-out text at step {step}: {value:.3f} {measure.label}"
+        title = f"all held-out text at step {step}: {value:.3f} {measure.label}"
     left.set(xlabel="step", ylabel="loss (nats per token)", title="loss")
-    right.set(xlabel="step", ylabel=measure.label, title=said)
+    right.set(xlabel="step", ylabel=measure.label, title=title)
     for axes in (left, right):
         finish(axes)
     return figure
@@ -246,15 +219,14 @@ def held_out_scores(
     metrics: list[dict], measure: str
 ) -> dict[int | None, list[tuple[int, float, float]]]:
     """Returns (step, loss, measure) of each evaluation, by the number of scored tokens."""
-    names = (("held_out_loss", measure, "scored"),)
-    names += (("part_loss", f"part_{measure}", "part_scored"),)
-    found = {}
+    names = (("held_out_loss", measure, "scored"), ("part_loss", f"part_{measure}", "part_scored"))
+    scores = {}
     for line in metrics:
         for loss, figure, scored in names:
             if loss in line:
                 point = (line["step"], line[loss], line[figure])
-                found.setdefault(line.get(scored), []).append(point)
-    return found
+                scores.setdefault(line.get(scored), []).append(point)
+    return scores
 
 
 def smoothed(losses):

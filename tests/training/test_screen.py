@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from jaxformer.artifacts.files import write_figure
 from jaxformer.terminal import visible
-from jaxformer.training.log import draw_run
+from jaxformer.training.log import figure_of
 from jaxformer.training.screen import Screen, progress, progress_line, vanishing
 from jaxformer.training.tasks.task import Measure
 
@@ -110,6 +111,7 @@ def test_vanishing_gradients_give_a_warning(norms, warned):
 @pytest.mark.parametrize("title", ["$x_{$", "$a$ and $\\alpha$", "猫", "two\nlines\t\x07"])
 def test_a_picture_of_any_title(title, tmp_path):
     """A title is not parsed as mathematics, and characters without a glyph cause no error."""
-    draw_run(METRICS, tmp_path / "loss.png", title, Measure("bits_per_byte", "$"), {"$": 2.0}, 100)
+    figure = figure_of(METRICS, Measure("bits_per_byte", "$"), {"$": 2.0}, 100)
+    write_figure(figure, title, tmp_path / "loss.png", dpi=120)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]

@@ -192,15 +192,10 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
 
 def _folders_below(folder: Path) -> Iterator[RunFolder]:
     """Yields the folders of runs. It searches neither inside them nor through links."""
-    try:
-        paths = sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:  # missing or unreadable
-        return
-    for path in paths:
-        if RunFolder(path).holds_run:
-            yield RunFolder(path)
-        elif not path.is_symlink():
-            yield from _folders_below(path)
+    for path, names, _ in os.walk(folder):  # skips what cannot be read
+        folders = [RunFolder(Path(path, name)) for name in sorted(names)]
+        yield from (inner for inner in folders if inner.holds_run)
+        names[:] = [inner.path.name for inner in folders if not inner.holds_run]
 
 
 def _trained_at(folder: RunFolder) -> float:
@@ -212,19 +207,15 @@ def _trained_at(folder: RunFolder) -> float:
 def _read(folder: RunFolder) -> Run | None:
     """Returns the run; None if the folder holds a saved model, or a config that cannot be read."""
     from jaxformer.artifacts.checkpoint import Checkpoints
+    from jaxformer.training.optimizer import Schedule
 
     try:
         _, config = read_run(folder)
     except ValueError:
         return None
     step, progress = Checkpoints(folder.checkpoints).progress()
-    finished = _is_finished(folder, config, step, progress.get("seconds", 0.0))
-    return Run(folder, kind_of(config.model), step, finished)
-
-
-def _is_finished(folder: RunFolder, config: TrainingConfig, step: int, seconds: float) -> bool:
-    from jaxformer.training.optimizer import Schedule
-
-    if Schedule(config.optimizer, config.steps, config.minutes).done(step, seconds) < 1:
-        return False
-    return any(x["step"] == step and "held_out_loss" in x for x in folder.read_metrics())
+    schedule = Schedule(config.optimizer, config.steps, config.minutes)
+    is_finished = schedule.done(step, progress.get("seconds", 0.0)) >= 1 and any(
+        line["step"] == step and "held_out_loss" in line for line in folder.read_metrics()
+    )
+    return Run(folder, kind_of(config.model), step, is_finished)

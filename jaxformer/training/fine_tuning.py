@@ -39,8 +39,7 @@ def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
         )
     chosen = settings[kind]
     if isinstance(chosen, TextTraining) and chosen.window_length is not None:
-        window = min(chosen.window_length, model.max_length)
-        return replace(chosen, model=model, window_length=window)
+        chosen = replace(chosen, window_length=min(chosen.window_length, model.max_length))
     return replace(chosen, model=model)
 
 

@@ -135,9 +135,9 @@ class Training:
             return self._stop()
         if self.step % FLUSH_EVERY:
             return None
-        told = gather(self._clock.seconds, float(self._stop() or 0))
-        self._agreed = told[0][0]
-        received = max(int(signal) for _, signal in told)
+        gathered = gather(self._clock.seconds, float(self._stop() or 0))
+        self._agreed = gathered[0][0]
+        received = max(int(signal) for _, signal in gathered)
         return Signals(received) if received else None
 
     def run(self) -> None:
@@ -242,9 +242,8 @@ class Training:
                 too many consecutive updates were skipped.
         """
         jax.block_until_ready(self.state.step)  # the timed updates are finished
-        seconds = round(self._clock.seconds, 1)
         tokens, flops = self._clock.lap()
-        pace = {"tokens_per_second": round(tokens, 1), "seconds": seconds}
+        pace = {"tokens_per_second": round(tokens, 1), "seconds": round(self._clock.seconds, 1)}
         pace |= utilization(flops, self.mesh)
         lines = self.log.flush(pace)
         for line in lines:

@@ -1,5 +1,7 @@
 """Cross-entropy loss of a batch, for every kind of model."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -33,16 +35,10 @@ def summed_loss(
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
     count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
+    mean_loss = partial(chunked_cross_entropy, bias=head.get("bias"), cap=head.get("cap"))
+
     def of_rows(hidden, targets, weights):
-        mean = chunked_cross_entropy(
-            hidden,
-            kernel,
-            targets,
-            weights,
-            bias=head.get("bias"),
-            cap=head.get("cap"),
-            label_smoothing=label_smoothing,
-        )
+        mean = mean_loss(hidden, kernel, targets, weights, label_smoothing=label_smoothing)
         return mean * (jnp.float32(targets.size) if weights is None else weights.sum())
 
     rows = (hidden, batch.targets, batch.weights)

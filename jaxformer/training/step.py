@@ -147,12 +147,11 @@ def make_step(
             (loss, count), gradients = gradient(params, *micro)
             return jax.tree.map(jnp.add, sums, (loss, count, gradients)), None
 
-        first, rest = (
-            jax.tree.map(lambda x, i=i: x[i], (batch, keys)) for i in (0, slice(1, None))
-        )
+        first = jax.tree.map(lambda x: x[0], (batch, keys))
         (loss, count), gradients = gradient(params, *first)
         if len(batch.inputs) == 1:
             return loss, count, gradients
+        rest = jax.tree.map(lambda x: x[1:], (batch, keys))
         return jax.lax.scan(add, (loss, count, gradients), rest)[0]
 
     @partial(jax.jit, donate_argnums=0)

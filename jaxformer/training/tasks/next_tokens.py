@@ -90,16 +90,12 @@ class MicroBatches(Iterator[Batch[np.ndarray]]):
             starts: Indices in `tokens` where documents start.
             share: The rows of each micro-batch to read.
         """
-        rows = config.accumulate * config.batch_size
-        self._shape = (config.accumulate, config.batch_size // share.count, config.window)
+        accumulate, batch_size, length = config.accumulate, config.batch_size, config.window
+        self._shape = (accumulate, batch_size // share.count, length)
         self._packed = config.packing == "documents"
+        rows, borders = share.rows(batch_size, accumulate), starts if self._packed else None
         self._windows = WindowBatches(
-            tokens,
-            config.window,
-            rows,
-            config.seed,
-            rows=share.rows(config.batch_size, config.accumulate),
-            starts=starts if self._packed else None,
+            tokens, length, accumulate * batch_size, config.seed, rows=rows, starts=borders
         )
         self.state, self.restore = self._windows.state, self._windows.restore
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.data.documents import HUB, Document, NotText, Source, TextFile, measure
+from jaxformer.training.data.documents import HUB, Document, Source, TextFile, measure
+from jaxformer.training.data.reading import NotText
 from jaxformer.training.data.records import HubDataset, source_of
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.

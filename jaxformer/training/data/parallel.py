@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.data.documents import opened, read_lines, suffix_of
+from jaxformer.training.data.reading import opened, read_lines, suffix_of
 from jaxformer.training.data.split import groups_of_alike
 
 Pair = tuple[str, str]

@@ -7,13 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxformer.training.data.documents import (
-    HUB,
-    Document,
-    File,
+from jaxformer.training.data.documents import HUB, Document, File, Source, TextFile
+from jaxformer.training.data.reading import (
     NotText,
-    Source,
-    TextFile,
     damaged,
     needed,
     opened,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.data import documents, held_out
+from jaxformer.training.data import held_out, reading
 from jaxformer.training.data.corpus import standard_library
-from jaxformer.training.data.documents import Document
+from jaxformer.training.data.documents import Document, TextFile
 from jaxformer.training.data.held_out import baselines, repeated_lines
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from tests.errors import error_of
@@ -82,8 +82,8 @@ def test_long_lines_that_stand_in_both_parts_are_counted(train, held, together):
 def test_repeated_lines_across_pieces_are_found(tmp_path, monkeypatch):
     line = "this line is long enough that to meet it twice cannot be an accident\n"
     (tmp_path / "a.txt").write_text("short\n" + line * 3 + "a short end")
-    file = documents.TextFile(str(tmp_path), "a.txt")
-    monkeypatch.setattr(documents, "PIECE_BYTES", 10)
+    file = TextFile(str(tmp_path), "a.txt")
+    monkeypatch.setattr(reading, "PIECE_BYTES", 10)
     assert repeated_lines([file], [Document("", line)]) == (1, 1)
     assert repeated_lines([Document("", "other")], [file]) == (3, 0)
 

@@ -1,6 +1,6 @@
 """Batches of tokens, for training and scoring every kind of model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -8,6 +8,11 @@ import numpy as np
 Ids = Sequence[int] | np.ndarray  # token ids of one text
 Row = TypeVar("Row", covariant=True)
 Leaf = TypeVar("Leaf")  # an array of NumPy (on the host) or of JAX, or its shape
+OnScored = Callable[[int], None]  # receives the number of targets that are scored so far
+
+
+def ignore(count: int) -> None:
+    """Does nothing: the default of `OnScored` arguments."""
 
 
 class Batch(NamedTuple, Generic[Leaf]):

@@ -1,7 +1,7 @@
 """Scores of a model on text: loss, perplexity, bits per byte."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.training.batch import Batch, Ids, Rows, num_targets
+from jaxformer.training.batch import Batch, Ids, OnScored, Rows, ignore, num_targets
 from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
 from jaxformer.training.loss import summed_correct, summed_loss
 
@@ -51,7 +51,7 @@ def evaluate(
     model,
     variables,
     batches: Iterable[Batch],
-    on_scored: Callable[[int], None] = lambda count: None,
+    on_scored: OnScored = ignore,
     *,
     correct: bool = False,
 ) -> Sums:
@@ -118,7 +118,7 @@ def evaluate_documents(
     *,
     stride: int | None = None,
     batch_size: int = 16,
-    on_scored: Callable[[int], None] = lambda count: None,
+    on_scored: OnScored = ignore,
 ) -> Evaluation:
     """Scores every token of every document once.
 
@@ -149,7 +149,7 @@ def evaluate_windows(
     *,
     windows: int,
     batch_size: int = 16,
-    on_scored: Callable[[int], None] = lambda count: None,
+    on_scored: OnScored = ignore,
 ) -> Evaluation:
     """Scores some of the windows of `evaluate_documents`, evenly spaced over the text.
 

@@ -1,12 +1,12 @@
 """Scores of encoders on hidden tokens, which they predict from the tokens on both sides."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import Batch, Ids
+from jaxformer.training.batch import Batch, Ids, OnScored, ignore
 from jaxformer.training.evaluate import evaluate
 
 
@@ -100,10 +100,7 @@ def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
 
 
 def score_hidden(
-    model,
-    variables,
-    batches: Iterable[Batch],
-    on_scored: Callable[[int], None] = lambda count: None,
+    model, variables, batches: Iterable[Batch], on_scored: OnScored = ignore
 ) -> HiddenScore:
     """Scores a model on batches of rows from `hidden_rows`.
 

@@ -12,12 +12,12 @@ from jaxformer.training.config import (
     TrainingConfig,
 )
 
-_TASKS = {
+_LEARNING = {
     "next tokens": TextTraining,
     "hidden tokens": HiddenTraining,
     "translations": PairTraining,
 }
-TRAININGS = {kind: _TASKS[config.learns] for kind, config in KINDS.items()}
+TRAININGS = {kind: _LEARNING[model.learns] for kind, model in KINDS.items()}
 _UNROLLED = Execution(layers="unrolled")
 _WINDOW = 128  # tokens per window in runs on the standard library
 

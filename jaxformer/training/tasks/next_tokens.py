@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.training.batch import WHOLE, Batch, Share
+from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, ignore
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.windows import WindowBatches
 from jaxformer.training.evaluate import evaluate_documents, evaluate_windows
@@ -38,7 +38,7 @@ class NextTokens(TextTask):
         """Returns the training batches from the beginning, or the share of one process."""
         return MicroBatches(self.data.train.ids, self.config, self.data.train.starts, share)
 
-    def score(self, model, variables, *, whole: bool, on_scored=lambda count: None) -> Score:
+    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ignore) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
         how = {"batch_size": self.config.batch_size, "on_scored": on_scored}

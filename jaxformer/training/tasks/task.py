@@ -1,11 +1,11 @@
 """Interface of the tasks: the training data and the score of a kind of run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import WHOLE, Batch, Share
+from jaxformer.training.batch import WHOLE, Batch, OnScored, Share
 from jaxformer.training.config import Inputs
 from jaxformer.training.screen import Screen
 
@@ -108,9 +108,7 @@ class Task(Protocol):
     def batches(self, share: Share = WHOLE) -> Batches:
         """Returns the training batches from the beginning, or the share of one process."""
 
-    def score(
-        self, model, variables, *, whole: bool, on_scored: Callable[[int], None] = ...
-    ) -> Score:
+    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ...) -> Score:
         """Scores the model on held-out data.
 
         Args:

@@ -9,6 +9,7 @@ class Device:
 
     Attributes:
         name: The name of the product.
+        kind: The beginning of JAX's `device_kind`.
         memory: Bytes of memory.
         flops: bfloat16 operations per second. A multiplication and an addition count as two.
         bandwidth: Bytes per second between the device and its memory.
@@ -17,6 +18,7 @@ class Device:
     """
 
     name: str
+    kind: str
     memory: int
     flops: float
     bandwidth: float
@@ -29,6 +31,7 @@ DEVICES = {
     # NVLink 4: 900 GB/s in both directions together. Memory as the driver reports it.
     "gpu:h100": Device(
         "NVIDIA H100 SXM, 80 GB",
+        "NVIDIA H100",
         84_929_347_584,
         989.4e12,
         3.35e12,
@@ -36,24 +39,16 @@ DEVICES = {
         "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet",
     ),
     # Published link figures are for both directions (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
-    "tpu:v4": Device("TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
-    "tpu:v5e": Device("TPU v5e", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"),
-    "tpu:v5p": Device("TPU v5p", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
-    "tpu:v6e": Device("TPU v6e", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_GOOGLE}/v6e"),
-}
-
-
-# JAX's names of these devices: prefixes of `device_kind`.
-_KINDS = {
-    "NVIDIA H100": "gpu:h100",
-    "TPU v4": "tpu:v4",
-    "TPU v5 lite": "tpu:v5e",
-    "TPU v5": "tpu:v5p",
-    "TPU v6": "tpu:v6e",
+    # v5e stands before v5p, since JAX's name of v5e begins with that of v5p.
+    "tpu:v4": Device("TPU v4", "TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
+    "tpu:v5e": Device(
+        "TPU v5e", "TPU v5 lite", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"
+    ),
+    "tpu:v5p": Device("TPU v5p", "TPU v5", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
+    "tpu:v6e": Device("TPU v6e", "TPU v6", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_GOOGLE}/v6e"),
 }
 
 
 def device_of(device_kind: str) -> Device | None:
     """Returns the figures of a device by JAX's name for it, or None if the table lacks it."""
-    found = (DEVICES[kind] for name, kind in _KINDS.items() if device_kind.startswith(name))
-    return next(found, None)
+    return next((x for x in DEVICES.values() if device_kind.startswith(x.kind)), None)

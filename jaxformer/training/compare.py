@@ -63,14 +63,14 @@ def summary(run: Compared) -> dict:
     trained = [line for line in run.metrics if "loss" in line]
     speeds = [line["tokens_per_second"] for line in trained if "tokens_per_second" in line]
     seconds = [line["seconds"] for line in trained if "seconds" in line]
-    found = {"run": run.name, "parameters": parameter_count(run.config.model)}
-    found |= {"steps": trained[-1]["step"], "loss": smoothed([x["loss"] for x in trained])[-1]}
+    figures = {"run": run.name, "parameters": parameter_count(run.config.model)}
+    figures |= {"steps": trained[-1]["step"], "loss": smoothed([x["loss"] for x in trained])[-1]}
     if speeds:
-        found |= {"seconds": seconds[-1], "tokens_per_second": median(speeds)}
+        figures |= {"seconds": seconds[-1], "tokens_per_second": median(speeds)}
     scored = [line for line in run.metrics if "held_out_loss" in line]
     if scored:
-        found |= {name: scored[-1][name] for name in ("held_out_loss", run.measure.name)}
-    return found
+        figures |= {name: scored[-1][name] for name in ("held_out_loss", run.measure.name)}
+    return figures
 
 
 def changed(runs: list[Compared]) -> dict[str, list]:
@@ -80,8 +80,8 @@ def changed(runs: list[Compared]) -> dict[str, list]:
     """
     first, *others = settings = [_settings(run) for run in runs]
     names = [name for name in first if all(name in other for other in others)]
-    found = {name: [some[name] for some in settings] for name in names}
-    return {name: values for name, values in found.items() if any(x != values[0] for x in values)}
+    values = {name: [each[name] for each in settings] for name in names}
+    return {name: row for name, row in values.items() if any(x != row[0] for x in row)}
 
 
 def _settings(run: Compared) -> dict:
@@ -90,9 +90,9 @@ def _settings(run: Compared) -> dict:
     paths = {"text": " ".join(map(str, text)) or None, "source": source, "target": target}
     paths["from"] = None if origin is None else origin.path
     parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
-    own = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
+    plain = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
     inner = {x: getattr(part, x) for part in parts.values() for x in part.__dataclass_fields__}
-    return {"model": kind_of(config.model), **paths, **own, **inner}
+    return {"model": kind_of(config.model), **paths, **plain, **inner}
 
 
 def draw(runs: list[Compared], path: Path) -> None:

@@ -54,9 +54,9 @@ def stop_signal() -> Iterator[Callable[[], Signals | None]]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Returns whether a device ran out of memory. XLA reports this only in the message's text."""
-    said = str(error)
+    text = str(error)
     return isinstance(error, RuntimeError) and (
-        "Out of memory" in said or ("RESOURCE_EXHAUSTED" in said and not disk_is_full(error))
+        "Out of memory" in text or ("RESOURCE_EXHAUSTED" in text and not disk_is_full(error))
     )
 
 

@@ -104,10 +104,8 @@ def summarise(loss: float, tokens: int, num_bytes: float) -> Evaluation:
         tokens: The number of scored tokens.
         num_bytes: The number of bytes that they encode.
     """
-    mean = loss / tokens
-    return Evaluation(
-        mean, math.exp(min(mean, 700)), loss / math.log(2) / num_bytes, tokens, num_bytes
-    )
+    mean, bits = loss / tokens, loss / math.log(2)
+    return Evaluation(mean, math.exp(min(mean, 700)), bits / num_bytes, tokens, num_bytes)
 
 
 def evaluate_documents(
@@ -165,17 +163,12 @@ def evaluate_windows(
         batch_size: Windows per batch.
         on_scored: Called with the number of targets scored so far.
     """
-    chosen = spread_windows(documents, model.config.max_length, windows, batch_size)
-    loss, tokens, _ = evaluate(model, variables, chosen, on_scored)
+    length = model.config.max_length
+    rows = EvaluationWindows(documents, length, half(length))
+    batches = spread(rows, windows, batch_size)
+    loss, tokens, _ = evaluate(model, variables, batches, on_scored)
     targets = sum(len(document) - 1 for document in documents)
     return summarise(loss, tokens, tokens * num_bytes / targets)
-
-
-def spread_windows(
-    documents: Sequence[Ids], length: int, number: int, batch_size: int
-) -> list[Batch]:
-    """Returns `number` evenly spaced evaluation windows in batches; all, if there are fewer."""
-    return spread(EvaluationWindows(documents, length, half(length)), number, batch_size)
 
 
 def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:

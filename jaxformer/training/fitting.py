@@ -55,7 +55,7 @@ def fit_preset(
     """
     model = training.model
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
-    of_training = {x.name: getattr(training, x.name) for x in fields(training)}
+    of_training = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
     # The section `optimizer` has a field `optimizer`.
     sections = {
@@ -67,8 +67,7 @@ def fit_preset(
     for follow in _rules_of(training):
         follow(settings)
     model = replace(model, **{name: settings[name] for name in of_model})
-    names = of_training.keys() - {"model"}
-    return replace(training, model=model, **{name: settings[name] for name in names})
+    return replace(training, model=model, **{name: settings[name] for name in of_training})
 
 
 def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:

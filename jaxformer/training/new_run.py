@@ -9,7 +9,7 @@ from jaxformer.training.config import Inputs
 from jaxformer.training.run_folders import locked, write_run
 
 
-def prepare_run(folder, inputs: Inputs, config, screen, held, resume: bool, base) -> None:
+def prepare_run(folder, inputs: Inputs, config, screen, stack, resume: bool, base) -> None:
     """Creates and locks the run folder, and writes the tokenized data unless it already exists.
 
     Args:
@@ -17,7 +17,7 @@ def prepare_run(folder, inputs: Inputs, config, screen, held, resume: bool, base
         inputs: The text or the pairs to read.
         config: The `TrainingConfig`.
         screen: Where progress is shown.
-        held: An `ExitStack` that holds the lock until it is closed.
+        stack: An `ExitStack` that holds the lock until it is closed.
         resume: Whether the run continues; otherwise the folder must not hold a run.
         base: The `Base` of a new run; None: the run starts from fresh parameters.
 
@@ -27,12 +27,12 @@ def prepare_run(folder, inputs: Inputs, config, screen, held, resume: bool, base
     from jaxformer.training.data.prepare import is_prepared
     from jaxformer.training.tasks import task_of
 
-    kind, gathered, made = task_of(config), None, False
+    kind, gathered, is_new = task_of(config), None, False
     if not resume:
-        _refuse_taken(folder)
+        _check_free(folder)
         gathered = kind.gather(inputs, config, screen)  # raises before the folder is created
-        made = claim(folder)
-    _hold_alone(folder, screen.say, held)
+        is_new = claim(folder)
+    _lock(folder, screen.say, stack)
     if not is_prepared(folder):
         gathered = kind.gather(inputs, config, screen) if resume else gathered
         if base is not None:
@@ -43,15 +43,15 @@ def prepare_run(folder, inputs: Inputs, config, screen, held, resume: bool, base
             kind.write(folder, config, gathered, screen)
         except ValueError:
             if not resume:  # the data were rejected late: remove the new run
-                _empty(folder.path, remove=made)
+                _empty(folder.path, remove=is_new)
             raise
     screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
 
 
-def _hold_alone(folder: RunFolder, say, held: ExitStack) -> None:
-    """Locks the folder against other training processes until `held` is closed."""
+def _lock(folder: RunFolder, say, stack: ExitStack) -> None:
+    """Locks the folder against other training processes until `stack` is closed."""
     try:
-        if not held.enter_context(locked(folder.lock)):
+        if not stack.enter_context(locked(folder.lock)):
             say(
                 f"warning: no locks for {folder.path} on this system; a second process that trains "
                 "in this folder would not be detected"
@@ -97,7 +97,7 @@ def _empty(path: Path, remove: bool) -> None:
         path.rmdir()
 
 
-def _refuse_taken(folder: RunFolder) -> None:
+def _check_free(folder: RunFolder) -> None:
     if folder.holds_run:
         raise ValueError(
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"

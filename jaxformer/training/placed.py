@@ -48,8 +48,8 @@ def mesh_of(config, say):
             f"using {mesh.size} of {jax.device_count()} devices: no larger number divides the batch"
         )
     placement.shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
-    said = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    say(f"mesh: {said} ({mesh.devices.flat[0].device_kind})")
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    say(f"mesh: {axes} ({mesh.devices.flat[0].device_kind})")
     return mesh
 
 
@@ -71,15 +71,15 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
     )
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
-    def is_masked(kept) -> bool:  # a parameter of another part of the optimizer, as in Muon
-        return isinstance(kept, optax.MaskedNode)
+    def is_masked(leaf) -> bool:  # a parameter of another part of the optimizer, as in Muon
+        return isinstance(leaf, optax.MaskedNode)
 
-    def beside(kept, param, sharding):
-        if is_masked(kept):
-            return kept
-        return sharding if kept.shape == param.shape else whole
+    def beside(leaf, param, sharding):
+        if is_masked(leaf):
+            return leaf
+        return sharding if leaf.shape == param.shape else whole
 
-    kept = optax.tree_map_params(
+    state = optax.tree_map_params(
         optimizer,
         beside,
         shapes.optimizer,
@@ -89,7 +89,7 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
         is_leaf=is_masked,
     )
     average = None if shapes.average is None else learnt
-    return TrainState._make((whole, params, kept, whole, average))  # of shardings, not arrays
+    return TrainState._make((whole, params, state, whole, average))  # of shardings, not arrays
 
 
 def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) -> TrainState:
@@ -122,9 +122,9 @@ def share_of(mesh) -> Share:
         return WHOLE
     parts = placement.num_row_parts(mesh)
     where = placement.batch_sharding(mesh).addressable_devices_indices_map((parts,))
-    held = sorted({rows.indices(parts)[0] for (rows,) in filter(None, where.values())})
-    first, number = held[0], len(held)
-    if held != list(range(first, first + number)) or parts % number or first % number:
+    local = sorted({rows.indices(parts)[0] for (rows,) in filter(None, where.values())})
+    first, number = local[0], len(local)
+    if local != list(range(first, first + number)) or parts % number or first % number:
         return WHOLE
     return Share(first // number, parts // number)
 

@@ -71,7 +71,12 @@ def join(processes: Processes) -> None:
         return
     import jax  # here, so that the command line starts quickly
 
-    missing = Timer(processes.process_timeout, _give_up, [processes])
+    message = (
+        f"not all processes connected within {processes.process_timeout} s (--process-timeout; "
+        f"--coordinator {processes.coordinator}); start every process, each with a different "
+        "--process-id"
+    )
+    missing = Timer(processes.process_timeout, leave, [message, 2])
     missing.daemon = True
     missing.start()
     is_auto = processes.coordinator == "auto"
@@ -91,15 +96,6 @@ def join(processes: Processes) -> None:
             f"a TPU pod); give the HOST:PORT of process 0 instead. JAX: {error}"
         ) from None
     missing.cancel()
-
-
-def _give_up(processes: Processes) -> None:
-    leave(
-        f"not all processes connected within {processes.process_timeout} s (--process-timeout; "
-        f"--coordinator {processes.coordinator}); start every process, each with a different "
-        "--process-id",
-        status=2,
-    )
 
 
 def is_first() -> bool:

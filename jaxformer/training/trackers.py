@@ -62,9 +62,10 @@ class Service:
             **options: Further options of the package's `init`.
         """
         self._package = package
-        own = _id_of(folder)  # distinguishes runs whose folders have the same name
-        run = {"project": "jaxformer", "name": f"{folder.path.resolve().name}-{own}"}
-        self._run = package.init(config=config, resume="allow", **run, **options)
+        # The id distinguishes runs whose folders have the same name.
+        name = f"{folder.path.resolve().name}-{_id_of(folder)}"
+        options |= {"project": "jaxformer", "name": name, "resume": "allow"}
+        package.init(config=config, **options)
 
     def __str__(self) -> str:
         """Returns the name of the tracker."""
@@ -83,10 +84,10 @@ def _id_of(folder: RunFolder) -> str:
     """Returns the random id of a run, which is stored in its folder."""
     if not folder.tracker_id.exists():
         write_whole(folder.tracker_id, uuid4().hex[:8])
-    found = folder.tracker_id.read_text()
-    if not re.fullmatch("[0-9a-f]{8}", found):
-        raise ValueError(f"{folder.tracker_id} holds {shown(found)}; it must be 8 hex digits")
-    return found
+    text = folder.tracker_id.read_text()
+    if not re.fullmatch("[0-9a-f]{8}", text):
+        raise ValueError(f"{folder.tracker_id} holds {shown(text)}; it must be 8 hex digits")
+    return text
 
 
 def _wandb(folder: RunFolder, config: dict) -> Tracker:

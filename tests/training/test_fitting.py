@@ -11,7 +11,7 @@ from jaxformer.cli import main, train
 from jaxformer.cli.train_arguments import field_values, fields_set_in
 from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
 from jaxformer.training.config import TextTraining
-from jaxformer.training.data.prepare import _refuse_beginning
+from jaxformer.training.data.prepare import _check_new_model
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.presets import RUNS, TRAININGS, training_preset
 
@@ -52,7 +52,7 @@ def accepted(run, changes):
     if hasattr(resolved, "num_encoder_layers"):
         assert resolved.encoder.num_layers == resolved.num_encoder_layers
     if isinstance(fitted, TextTraining):
-        _refuse_beginning(fitted)
+        _check_new_model(fitted)
     return fitted
 
 

@@ -35,7 +35,7 @@ class Documents:
         self._sources: list[Source] = []
         self._ends: list[int] = []  # number of documents up to the end of each source
         self._digests, self._sizes, self._characters = bytearray(), array("q"), array("q")
-        self._kept = np.ones(0, bool)
+        self._is_present = np.ones(0, bool)
         for source in sources:
             self.add(source)
 
@@ -58,7 +58,7 @@ class Documents:
             raise
         self._sources.append(source)
         self._ends.append(len(self._sizes))
-        self._kept = np.ones(len(self._sizes), bool)
+        self._is_present = np.ones(len(self._sizes), bool)
 
     def drop_copies(self) -> list[str]:
         """Drops documents that are empty or equal to an earlier one.
@@ -66,7 +66,7 @@ class Documents:
         Returns:
             A line for each source that has such documents.
         """
-        before, self._kept = self._kept, self._kept & (np.array(self._sizes) > 0)
+        before, self._is_present = self._is_present, self._is_present & (np.array(self._sizes) > 0)
         return self._drop(before, self.digests, "a copy of", "copies of others or empty")
 
     def drop_alike(self, digests: np.ndarray) -> list[str]:
@@ -80,7 +80,7 @@ class Documents:
             A line for each source that has such documents.
         """
         same = "the same tokens as"
-        return self._drop(self._kept, digests, same, f"{same} others")
+        return self._drop(self._is_present, digests, same, f"{same} others")
 
     def _drop(self, before, digests: np.ndarray, of_file: str, of_records: str) -> list[str]:
         """Drops documents whose digest equals that of an earlier one.
@@ -95,22 +95,23 @@ class Documents:
         Returns:
             A line for each source that had such documents.
         """
-        kept, first = np.flatnonzero(self._kept), np.arange(len(before))
-        if len(kept):
+        present, first = np.flatnonzero(self._is_present), np.arange(len(before))
+        if len(present):
             order, group = grouped(digests)
             begins = np.append(0, np.flatnonzero(np.diff(group)) + 1)
-            first[kept[order]] = kept[order[begins][group]]
-            self._kept = self._kept & (first == np.arange(len(before)))
-        dropped, found = before & ~self._kept, []
+            first[present[order]] = present[order[begins][group]]
+            self._is_present = self._is_present & (first == np.arange(len(before)))
+        dropped, reports = before & ~self._is_present, []
         for source, begin, end in zip(self._sources, [0, *self._ends], self._ends, strict=False):
             if not (number := int(dropped[begin:end].sum())):
                 continue
             if isinstance(source, TextFile):
                 original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
-                found.append(f"{source.path}: {of_file} {original.path}")
+                reports.append(f"{source.path}: {of_file} {original.path}")
             else:
-                found.append(f"{source.path}: {number:,} of {end - begin:,} records, {of_records}")
-        return found
+                records = f"{number:,} of {end - begin:,} records"
+                reports.append(f"{source.path}: {records}, {of_records}")
+        return reports
 
     def __iter__(self) -> Iterator[Document | TextFile]:
         """Yields the documents in order.
@@ -121,7 +122,7 @@ class Documents:
         number = 0
         for source, end in zip(self._sources, self._ends, strict=True):
             for document in source.documents():
-                if number < end and self._kept[number]:
+                if number < end and self._is_present[number]:
                     yield document
                 number += 1
             if number != end:
@@ -129,7 +130,7 @@ class Documents:
 
     def __len__(self) -> int:
         """Returns the number of documents."""
-        return int(self._kept.sum())
+        return int(self._is_present.sum())
 
     @property
     def num_sources(self) -> int:
@@ -144,17 +145,17 @@ class Documents:
     @property
     def digests(self) -> np.ndarray:
         """Digest of each document, big-endian uint64 [len, 2], which sorts like the bytes."""
-        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)[self._kept]
+        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)[self._is_present]
 
     @property
     def sizes(self) -> np.ndarray:
         """Length of each document in UTF-8 bytes, int64 [len]."""
-        return np.array(self._sizes)[self._kept]
+        return np.array(self._sizes)[self._is_present]
 
     @property
     def characters(self) -> np.ndarray:
         """Length of each document in characters, int64 [len]."""
-        return np.array(self._characters)[self._kept]
+        return np.array(self._characters)[self._is_present]
 
 
 def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -73,13 +73,13 @@ def repeated_lines(
         held_out: The held-out part.
         normalized: Returns a line as the model reads it, for example in lower case.
     """
-    asked = np.concatenate([np.zeros(0, np.int64), *_hashes(held_out, normalized)])
-    known = np.unique(asked)
-    found = np.zeros(len(known), bool)
-    for some in _hashes(train, normalized) if len(known) else ():
-        place = np.minimum(np.searchsorted(known, some), len(known) - 1)
-        found[place[known[place] == some]] = True
-    return Repeated(len(asked), int(found[np.searchsorted(known, asked)].sum()))
+    hashes = np.concatenate([np.zeros(0, np.int64), *_hashes(held_out, normalized)])
+    distinct, numbers = np.unique(hashes, return_inverse=True)
+    is_repeated = np.zeros(len(distinct), bool)
+    for known in _hashes(train, normalized) if len(distinct) else ():
+        place = np.minimum(np.searchsorted(distinct, known), len(distinct) - 1)
+        is_repeated[place[distinct[place] == known]] = True
+    return Repeated(len(hashes), int(is_repeated[numbers].sum()))
 
 
 def _hashes(

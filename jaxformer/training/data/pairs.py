@@ -27,14 +27,14 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
     """
     cuts, longest = np.quantile(lengths, np.linspace(0, 1, 17), method="higher"), lengths.max()
     candidates = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
-    widest, number = candidates[-1], min(number, len(candidates))
-    some, counts = np.unique(lengths, return_counts=True)
+    *narrower, widest = candidates
+    distinct, counts = np.unique(lengths, return_counts=True)
 
-    def places(widths):
-        return counts @ np.array(widths)[np.searchsorted(widths, some)]
+    def padded_size(widths):
+        return counts @ np.array(widths)[np.searchsorted(widths, distinct)]
 
-    choices = combinations(candidates[:-1], number - 1)
-    return min(([*choice, widest] for choice in choices), key=places)
+    choices = combinations(narrower, min(number - 1, len(narrower)))
+    return min(([*choice, widest] for choice in choices), key=padded_size)
 
 
 class PairBatches(Iterator[Batch[np.ndarray]]):
@@ -174,16 +174,16 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         """Returns a batch [accumulate, rows, width]. Rows without a pair are padding."""
         places, pairs = self._places(bucket), self._rows(bucket)
         rows = self._share.rows(places, self._accumulate)
-        shape = (5, len(rows), self.widths[bucket])
-        inputs, targets, source, real, source_real = np.zeros(shape, np.int32)
+        shape = (len(rows), self.widths[bucket])
+        inputs, targets, source, real, source_real = np.zeros((5, *shape), np.int32)
         for row, (micro, place) in enumerate(zip(*divmod(rows, places), strict=True)):
             number = micro * pairs + place
             if place >= pairs or number >= len(chosen):
                 continue
-            read, said = self._pairs[chosen[number]]
-            inputs[row, : len(said) + 1] = [self._start, *said]
-            targets[row, : len(said) + 1] = [*said, self._end]
+            read, written = self._pairs[chosen[number]]
+            inputs[row, : len(written) + 1] = [self._start, *written]
+            targets[row, : len(written) + 1] = [*written, self._end]
             source[row, : len(read)] = read
-            real[row, : len(said) + 1] = source_real[row, : len(read)] = 1
+            real[row, : len(written) + 1] = source_real[row, : len(read)] = 1
         batch = Batch(inputs, targets, real.astype(np.float32), real, source, source_real)
         return jax.tree.map(lambda x: x.reshape(self._accumulate, -1, x.shape[1]), batch)

@@ -86,7 +86,7 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
         ValueError: There is no text, or too little for one window.
     """
     if inputs.origin is None:
-        _refuse_beginning(config)
+        _check_new_model(config)
     paths = inputs.text
     with _megabytes(screen, total_size(paths), "reading") as read:
         documents, skipped = (
@@ -100,7 +100,7 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
     return documents, skipped
 
 
-def _refuse_beginning(config: TextTraining) -> None:
+def _check_new_model(config: TextTraining) -> None:
     """Raises ValueError if vocab_size is too small, or if some positions would not be trained."""
     model, special = config.model, ["the end of text", *["the mask"] * _hides(config)]
     if model.vocab_size < NUM_BYTES + len(special):

@@ -57,16 +57,11 @@ class JsonLines(File):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonArray(File):
+class JsonArray(JsonLines):
     """A .json file (also .gz or .zst): a list of objects with a text field, or one object per line.
 
     A list is loaded into memory as a whole, so its size is limited.
-
-    Attributes:
-        text_field: The name of the field.
     """
-
-    text_field: str
 
     def documents(self) -> Iterator[Document]:
         """Yields the text of each object.
@@ -80,7 +75,7 @@ class JsonArray(File):
             data, error = read_piece(file)
             first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             if error is not None or first != b"[":
-                yield from JsonLines(self.folder, self.name, self.text_field).documents()
+                yield from JsonLines.documents(self)
                 return
             records = self._records(data, file)
         for number, record in enumerate(records, 1):
@@ -180,8 +175,9 @@ class HubDataset:
         if self.text_field not in table.column_names:
             raise _without_field(self, table.column_names)
         for start in range(0, len(table), _ROWS):
-            for number, value in enumerate(table[start : start + _ROWS][self.text_field], start):
-                yield Document(self.name, _text_of(value, self, f"row {number + 1}", number + 1))
+            rows = table[start : start + _ROWS][self.text_field]
+            for number, value in enumerate(rows, start + 1):
+                yield Document(self.name, _text_of(value, self, f"row {number}", number))
 
 
 def source_of(folder: str, name: str, text_field: str) -> Source:

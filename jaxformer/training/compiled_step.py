@@ -50,5 +50,5 @@ def num_bytes(program: jax.stages.Compiled) -> int | None:
     used = program.memory_analysis()
     if used is None:
         return None
-    made = used.output_size_in_bytes - used.alias_size_in_bytes
-    return used.argument_size_in_bytes + used.temp_size_in_bytes + made
+    output = used.output_size_in_bytes - used.alias_size_in_bytes
+    return used.argument_size_in_bytes + used.temp_size_in_bytes + output

@@ -67,16 +67,16 @@ def evaluate(
     Raises:
         ValueError: There are no batches.
     """
-    found, count = [], 0
+    results, count = [], 0
     for batch in batches:
-        found.append(_compiled(model, correct)(variables, batch))
+        results.append(_compiled(model, correct)(variables, batch))
         # Wait for the batch before this one: the reported count is exact, the device stays busy.
-        jax.block_until_ready(found[-2:-1])
+        jax.block_until_ready(results[-2:-1])
         on_scored(count)
         count += num_targets(batch)
-    if not found:
+    if not results:
         raise ValueError("the text has no tokens to score")
-    losses, right = np.array(jax.device_get(found), np.float64).sum(axis=0)
+    losses, right = np.array(jax.device_get(results), np.float64).sum(axis=0)
     return Sums(float(losses), count, round(right))
 
 

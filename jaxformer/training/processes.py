@@ -196,5 +196,5 @@ def gather(*values: float) -> list[list[float]]:
     from jax.experimental import multihost_utils
 
     words = np.asarray(values, np.float64).view(np.int32)  # JAX would round float64 to float32
-    found = np.asarray(multihost_utils.process_allgather(words, tiled=False))
-    return found.reshape(-1, words.size).view(np.float64).tolist()
+    gathered = np.asarray(multihost_utils.process_allgather(words, tiled=False))
+    return gathered.reshape(-1, words.size).view(np.float64).tolist()

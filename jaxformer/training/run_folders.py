@@ -171,18 +171,18 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
         ValueError: There is none. The message gives the state of the newest run.
     """
     folders = sorted(_folders_below(runs), key=_trained_at, reverse=True)
-    found = [run for run in map(_read, folders) if run and kind in (None, run.kind)]
-    unfinished = [run for run in found if not run.is_finished]
+    candidates = [run for run in map(_read, folders) if run and kind in (None, run.kind)]
+    unfinished = [run for run in candidates if not run.is_finished]
     for run in unfinished:
         if not is_locked(run.folder.lock):
             return run
     of_kind = "" if kind is None else f" of kind {kind}"
     if unfinished:
         state = f"{unfinished[0].folder.path} is being trained by another process"
-    elif found:
-        path = found[0].folder.path
+    elif candidates:
+        path = candidates[0].folder.path
         state = (
-            f"{path} is finished (step {found[0].step}); to train it further, give "
+            f"{path} is finished (step {candidates[0].step}); to train it further, give "
             f"--out {path} and more --steps or --minutes"
         )
     else:

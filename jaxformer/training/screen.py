@@ -52,15 +52,15 @@ class Screen:
             total: The value of `completed` at which the bar is full.
 
         Yields:
-            ``show(completed, name, said)``, which updates the bar, the text on its left and the
+            ``show(completed, name, detail)``, which updates the bar, the text on its left and the
             text on its right.
         """
         if not self.is_interactive:
-            yield lambda completed, name, said: None
+            yield lambda completed, name, detail: None
             return
         with self._task("", total, "") as task:
-            yield lambda completed, name, said: self._bars.update(
-                task, completed=completed, description=visible(name), said=visible(said)
+            yield lambda completed, name, detail: self._bars.update(
+                task, completed=completed, description=visible(name), detail=visible(detail)
             )
 
     @contextmanager
@@ -74,9 +74,9 @@ class Screen:
             yield
 
     @contextmanager
-    def _task(self, name: str, total: int | None, said: str | None) -> Iterator[TaskID]:
+    def _task(self, name: str, total: int | None, detail: str | None) -> Iterator[TaskID]:
         """Shows the bar of a new task while the context is open."""
-        task = self._bars.add_task(name, total=total, said=said)
+        task = self._bars.add_task(name, total=total, detail=detail)
         self._bars.start()
         try:
             yield task
@@ -102,8 +102,8 @@ class Screen:
 
             def advance(done: int) -> None:
                 left = (time.perf_counter() - begin) * (total - done) / max(done, 1)
-                said = f"{done:,} of {total:,} {unit}"
-                show(done, name, said + f" · {left / 60:.1f} min left" * (done > 0))
+                detail = f"{done:,} of {total:,} {unit}"
+                show(done, name, detail + f" · {left / 60:.1f} min left" * (done > 0))
 
             yield advance
 
@@ -112,8 +112,8 @@ class _Said(ProgressColumn):
     """Column with the text on the right of a bar, or the elapsed seconds if there is no text."""
 
     def render(self, task) -> Text:
-        said = task.fields["said"]
-        return Text(f"{task.elapsed or 0.0:.0f} s" if said is None else said)
+        detail = task.fields["detail"]
+        return Text(f"{task.elapsed or 0.0:.0f} s" if detail is None else detail)
 
 
 class _Verbatim:
@@ -149,21 +149,21 @@ def progress(
         clock: Returns the time in seconds, to space the lines of a log file.
 
     Yields:
-        ``show(step, done, said)``: it shows the step, the share of the run that is over, and a
+        ``show(step, done, detail)``: it shows the step, the share of the run that is over, and a
         text.
     """
     name = "step {}" if total is None else f"step {{}}/{total}"
     begin, shown = clock(), float("-inf")
     with screen.bar(1000) as bar:
 
-        def show(step: int, done: float, said: str) -> None:
+        def show(step: int, done: float, detail: str) -> None:
             nonlocal shown
-            bar(round(1000 * done), name.format(step), said)
+            bar(round(1000 * done), name.format(step), detail)
             now = clock()
             gap = _GAP if now - begin < _LONG_GAP else _LONG_GAP
-            if said and not screen.is_interactive and now - shown >= gap:
+            if detail and not screen.is_interactive and now - shown >= gap:
                 shown = now
-                screen.say(f"{name.format(step)}: {said}")
+                screen.say(f"{name.format(step)}: {detail}")
 
         yield show
 

@@ -36,7 +36,7 @@ class Clock:
             done: Share of the run that is over.
         """
         self._since = time.perf_counter()
-        self._begun = (self._since, done)
+        self._started = (self._since, done)
         self._lap = (self.seconds, self._tokens, self._flops)
 
     @property
@@ -71,8 +71,8 @@ class Clock:
         Args:
             done: Share of the run that is over.
         """
-        begun, before = self._begun
-        return (time.perf_counter() - begun) * max(0, 1 - done) / max(done - before, 1e-9)
+        start_time, done_before = self._started
+        return (time.perf_counter() - start_time) * max(0, 1 - done) / max(done - done_before, 1e-9)
 
 
 def update_flops(config: TrainingConfig, batch: Batch) -> int:
@@ -103,10 +103,10 @@ def utilization(flops_per_second: float, mesh) -> dict[str, float]:
         Chowdhery et al. 2022, appendix B.
     """
     devices = jax.devices()[:1] if mesh is None else mesh.devices.ravel()
-    found = device_of(devices[0].device_kind)
-    if found is None:
+    device = device_of(devices[0].device_kind)
+    if device is None:
         return {}
-    return {"model_flops_utilization": round(flops_per_second / (found.flops * len(devices)), 4)}
+    return {"model_flops_utilization": round(flops_per_second / (device.flops * len(devices)), 4)}
 
 
 class Profile:

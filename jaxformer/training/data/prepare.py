@@ -253,8 +253,8 @@ def _list_documents(folder: RunFolder, train, held_out, skipped, repeated: Repea
     temporary = folder.documents.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
         for part, documents in (("train   ", train), ("held out", held_out)):
-            for name, some in groupby(documents, lambda document: document.name):
-                sizes = [document.num_bytes for document in some]
+            for name, group in groupby(documents, lambda document: document.name):
+                sizes = [document.num_bytes for document in group]
                 records = f" ({len(sizes):,} records)" if len(sizes) > 1 else ""
                 file.write(f"{part}  {sum(sizes):9d}  {name}{records}\n")
         file.writelines(f"skipped              {reason}\n" for reason in skipped)

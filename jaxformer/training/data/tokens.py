@@ -196,10 +196,10 @@ class _Progress(NamedTuple):
     def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> _Progress:
         """Returns the part of the same file that an interrupted call has written."""
         try:
-            found = json.loads(journal.read_text())
-            done = cls(**{name: found[name] for name in cls._fields})
+            content = json.loads(journal.read_text())
+            done = cls(**{name: content[name] for name in cls._fields})
             needed = _ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize
-            if found["header"] == header and unfinished.stat().st_size >= needed:
+            if content["header"] == header and unfinished.stat().st_size >= needed:
                 return done
         except (OSError, ValueError, KeyError, TypeError):
             pass

@@ -43,11 +43,11 @@ class NextTokens(TextTask):
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
         how = {"batch_size": self.config.batch_size, "on_scored": on_scored}
         if whole:
-            found = evaluate_documents(model, variables, documents, size, **how)
+            evaluation = evaluate_documents(model, variables, documents, size, **how)
         else:
             windows = self.config.evaluation_windows
-            found = evaluate_windows(model, variables, documents, size, windows=windows, **how)
-        return Score(found.loss, found.bits_per_byte, found.tokens)
+            evaluation = evaluate_windows(model, variables, documents, size, windows=windows, **how)
+        return Score(evaluation.loss, evaluation.bits_per_byte, evaluation.tokens)
 
     def sample(self, model, variables, key) -> str:
         """Returns text that the model generates without a prompt."""

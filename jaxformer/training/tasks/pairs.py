@@ -200,7 +200,7 @@ class Pairs:
         total = len(self.held_out)
         number = total if whole else min(self.config.evaluation_pairs, total)
         places = np.linspace(0, total - 1, number).round().astype(int)
-        found = score_pairs(
+        score = score_pairs(
             model,
             variables,
             self.tokenizer,
@@ -211,17 +211,17 @@ class Pairs:
             bleu_tokenize=self.config.bleu_tokenize,
             on_scored=on_scored,
         )
-        return Score(found.loss, found.bleu.score, found.tokens)
+        return Score(score.loss, score.bleu.score, score.tokens)
 
     def sample(self, model, variables, key) -> str:
         """Returns held-out sources with the model's translations and the correct ones."""
         pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
         sources = [source for source, _ in pairs]
-        found = translate_ids(model, variables, self.tokenizer, sources, beam_width=1)
+        translations = translate_ids(model, variables, self.tokenizer, sources, beam_width=1)
         texts = [[self.tokenizer.decode(side.tolist()) for side in pair] for pair in pairs]
         return "\n".join(
             f"{source}\n  → {text}\n  = {target}"
-            for (source, target), text in zip(texts, found, strict=True)
+            for (source, target), text in zip(texts, translations, strict=True)
         )
 
     def example(self) -> list[str]:

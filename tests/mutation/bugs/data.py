@@ -144,7 +144,7 @@ BUGS = (
     Bug(
         "the unfinished tokens of another text are continued",
         "training.data.tokens:_Progress.read",
-        Replace('found["header"] == header', "True"),
+        Replace('content["header"] == header', "True"),
         f"{TOKENS}::test_what_was_begun_of_another_text_is_begun_anew",
     ),
     Bug(

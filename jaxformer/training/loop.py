@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from signal import SIGINT, Signals
 from typing import NoReturn
 
@@ -154,36 +154,41 @@ class Training:
                 f"step {self.step} was the last; to train further, set more --steps or --minutes"
             )
             return
-        with ExitStack() as opened:
-            opened.enter_context(self.writer)
-            opened.enter_context(self.log)
+        with self.writer, self.log:
             if self._has_base and self.checkpoints.is_empty:
                 self.save()  # so that resuming does not need the base checkpoint
             steps = self._compile()
-            profiled = (self.folder.profile, self.config.profile, self.screen.say)
-            profile = opened.enter_context(Profile(*profiled))
-            self._stop = opened.enter_context(stop_signal())
-            self._show = opened.enter_context(progress(self.screen, self.config.steps))
-            self._show(self.step, self.done, "")
-            if self.log.owes(self.step):  # the run stopped between a checkpoint and its evaluation
-                self.evaluate(whole=False)
-            self._clock.start(self.done)
-            while True:
-                self._update(steps)
-                profile.updated()
-                signal = self._agree()
-                last = self.done >= 1
-                if last or self.step % FLUSH_EVERY == 0:
-                    self._advance(self.flush())
-                    last = self.done >= 1
-                if last or self.step % self.config.checkpoint_every == 0:
-                    self.save()
-                if signal:  # before an evaluation, which would delay the end
-                    self._end(signal)
-                if last or self.step % self.config.evaluate_every == 0:
-                    self.evaluate(whole=last)
-                if last:
-                    return
+            profile = Profile(self.folder.profile, self.config.profile, self.screen.say)
+            bar = progress(self.screen, self.config.steps)
+            with profile, stop_signal() as self._stop, bar as self._show:
+                self._show(self.step, self.done, "")
+                if self.log.owes(self.step):  # the run stopped between saving and evaluating
+                    self.evaluate(whole=False)
+                self._clock.start(self.done)
+                is_over = False
+                while not is_over:
+                    self._update(steps)
+                    profile.updated()
+                    is_over = self._follow_up()
+
+    def _follow_up(self) -> bool:
+        """Reports, saves and evaluates the last update if that is due; ends the run on a signal.
+
+        Returns:
+            Whether the run is over.
+        """
+        signal = self._agree()
+        last = self.done >= 1
+        if last or self.step % FLUSH_EVERY == 0:
+            self._advance(self.flush())
+            last = self.done >= 1
+        if last or self.step % self.config.checkpoint_every == 0:
+            self.save()
+        if signal:  # before an evaluation, which would delay the end
+            self._end(signal)
+        if last or self.step % self.config.evaluate_every == 0:
+            self.evaluate(whole=last)
+        return last
 
     def _update(self, step: CompiledStep) -> None:
         """Makes one update with the next batch."""

@@ -26,17 +26,12 @@ class Device:
     source: str
 
 
+_NVIDIA = "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
 _GOOGLE = "https://cloud.google.com/tpu/docs"
 DEVICES = {
     # NVLink 4: 900 GB/s in both directions together. Memory as the driver reports it.
     "gpu:h100": Device(
-        "NVIDIA H100 SXM, 80 GB",
-        "NVIDIA H100",
-        84_929_347_584,
-        989.4e12,
-        3.35e12,
-        450e9,
-        "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet",
+        "NVIDIA H100 SXM, 80 GB", "NVIDIA H100", 84_929_347_584, 989.4e12, 3.35e12, 450e9, _NVIDIA
     ),
     # Published link figures are for both directions (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
     # v5e stands before v5p, since JAX's name of v5e begins with that of v5p.

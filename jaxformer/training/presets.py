@@ -38,19 +38,17 @@ def _stdlib(model, learning_rate: float, steps: int = 2500, batch_size: int = 8)
 
 
 # A gated feed-forward layer of width 344 has the parameter count of a plain one of width 512.
-_LIBRARY: dict[str, Any] = {
-    "vocab_size": 2048,
-    "max_length": _WINDOW,
-    "embed_dim": 128,
-    "num_layers": 4,
-    "num_heads": 2,
-    "mlp_dim": 344,
-    "positions": "rotary",
-    "use_bias": False,
-}
+_LIBRARY: dict[str, Any] = {"vocab_size": 2048, "max_length": _WINDOW, "embed_dim": 128}
+_LIBRARY |= {"num_layers": 4, "num_heads": 2, "mlp_dim": 344}
+_LIBRARY |= {"positions": "rotary", "use_bias": False}
 _LLAMA = configs.DecoderConfig(**_LIBRARY, norm="rms", activation="swiglu")
 _MODERNBERT = configs.EncoderConfig(
     **_LIBRARY, activation="geglu", embedding_norm=True, first_attention_norm=False, pooler=False
+)
+
+
+_WAVENET = configs.ConvolutionalConfig(
+    vocab_size=2048, embed_dim=160, num_layers=7, kernel_size=4, dilation_growth=2
 )
 
 
@@ -105,6 +103,8 @@ def _shakespeare(model: dict[str, Any], steps: int, batch_size: int, **settings)
 _BERT: dict[str, Any] = {"norm_position": "post", "embedding_norm": True}
 _PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
+_FOUR_LAYERS: dict[str, Any] = {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256}
+_FOUR_LAYERS |= {"activation": "relu"}
 
 RUNS: dict[str, dict[str, TrainingConfig]] = {
     "stdlib": {
@@ -114,24 +114,11 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
         "recurrent": _stdlib(
             configs.RecurrentConfig(vocab_size=2048, embed_dim=224, num_layers=2), 1.6e-2
         ),
-        "convolutional": _stdlib(
-            configs.ConvolutionalConfig(
-                vocab_size=2048, embed_dim=160, num_layers=7, kernel_size=4, dilation_growth=2
-            ),
-            8e-3,
-        ),
+        "convolutional": _stdlib(_WAVENET, 8e-3),
     },
     "translation": {
         "encoder-decoder": _translation(
-            configs.EncoderDecoderConfig(
-                **_SENTENCES,
-                num_layers=4,
-                embed_dim=128,
-                num_heads=4,
-                mlp_dim=256,
-                activation="relu",
-                **_PEGASUS,
-            )
+            configs.EncoderDecoderConfig(**_SENTENCES, **_PEGASUS, **_FOUR_LAYERS)
         ),
         "recurrent-encoder-decoder": _translation(
             configs.RecurrentEncoderDecoderConfig(**_SENTENCES, num_layers=2, embed_dim=192)

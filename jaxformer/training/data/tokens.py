@@ -165,16 +165,10 @@ def _describe(documents: Iterable[AnyDocument], tokenizer, after: Sequence[int])
         digest.update(measured.digest)
     if not number:
         raise ValueError("documents: there are none to tokenise")
-    return {
-        "format": _FORMAT,
-        "dtype": _DTYPES[tokenizer.vocab_size > 1 << 16],
-        "num_documents": number,
-        "starts": _STARTS,
-        "num_bytes": num_bytes,
-        "tokenizer": tokenizer.fingerprint,
-        "documents": digest.hexdigest(),
-        **({"after": list(after)} if after else {}),
-    }
+    header: dict[str, Any] = {"format": _FORMAT, "dtype": _DTYPES[tokenizer.vocab_size > 1 << 16]}
+    header |= {"num_documents": number, "starts": _STARTS, "num_bytes": num_bytes}
+    header |= {"tokenizer": tokenizer.fingerprint, "documents": digest.hexdigest()}
+    return header | ({"after": list(after)} if after else {})
 
 
 class _Progress(NamedTuple):

@@ -151,12 +151,9 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         self._rows, self._number = share.rows(config.batch_size), 0
         self._key = jax.random.key(config.seed)
         vocab_size = min(tokenizer.vocab_size, config.model.vocab_size)
-        self._hiding = {
-            "mask_token": tokenizer.mask_token,
-            "vocab_size": vocab_size,
-            "rate": config.mask_rate,
-            "special": never_hidden(tokenizer, vocab_size),
-        }
+        special = never_hidden(tokenizer, vocab_size)
+        self._hiding: dict[str, Any] = {"mask_token": tokenizer.mask_token, "special": special}
+        self._hiding |= {"vocab_size": vocab_size, "rate": config.mask_rate}
 
     def __next__(self) -> Batch[np.ndarray]:
         """Returns the next batch, with micro-batches along the first axis."""

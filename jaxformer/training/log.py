@@ -118,10 +118,8 @@ class RunLog:
                 tracker.log(step, figures)
             except Exception as error:  # of any type, such as a network or a disk error
                 self._trackers.remove(tracker)
-                warnings.warn(
-                    f"the tracker {tracker} failed and receives no more metrics: {error}",
-                    stacklevel=2,
-                )
+                message = f"the tracker {tracker} failed and receives no more metrics: {error}"
+                warnings.warn(message, stacklevel=2)
 
 
 def _line(step: int, learning_rate: float, measured: Measured) -> dict:

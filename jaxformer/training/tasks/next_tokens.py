@@ -55,15 +55,9 @@ class NextTokens(TextTask):
         room = min(self.config.sample_tokens, model.config.max_length - len(opening))
         if room < 1:
             return ""
-        sample = generate(
-            model,
-            variables,
-            [opening],
-            max_new_tokens=room,
-            sampler=Sampler(temperature=0.8, top_p=0.95),
-            key=key,
-            stop_tokens=self.tokenizer.stop_tokens,
-        )
+        sampler, stop_tokens = Sampler(temperature=0.8, top_p=0.95), self.tokenizer.stop_tokens
+        options = {"sampler": sampler, "key": key, "stop_tokens": stop_tokens}
+        sample = generate(model, variables, [opening], max_new_tokens=room, **options)
         return self.tokenizer.decode(sample.tokens[0, : sample.lengths[0]].tolist())
 
     def example(self) -> list[str]:

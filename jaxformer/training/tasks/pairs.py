@@ -123,17 +123,16 @@ class Pairs:
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
             fitting, left_out = _fitting(pairs, tokenizer, config)
+            name = part.replace("_", " ")
             if not fitting:
                 raise ValueError(
-                    f"no pair of the {part.replace('_', ' ')} part fits into max_length "
-                    f"({config.model.max_length}) and batch_tokens ({config.batch_tokens}); set "
-                    "larger ones"
+                    f"no pair of the {name} part fits into max_length ({config.model.max_length}) "
+                    f"and batch_tokens ({config.batch_tokens}); set larger ones"
                 )
             for path, side in zip(folder.pairs[part], zip(*fitting, strict=True), strict=True):
                 write_tokens([Document("", line) for line in side], tokenizer, path)
             if part == "held_out":
                 write_whole(folder.references, json_text([target for _, target in fitting]))
-            name = part.replace("_", " ")
             if left_out:
                 screen.say(
                     f"skipped in the {name} part: {len(left_out):,} pairs, such as: {left_out[0]}"
@@ -243,14 +242,12 @@ def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):
     around = len(tokenizer.before) + len(tokenizer.after)
     model, fitting, left_out = config.model.resolved, [], []
     for pair, (source, target) in zip(pairs, sides, strict=True):
-        length = len(source) + around
+        length, beginning = len(source) + around, repr(pair[0][:40])
         fits = length <= model.max_source_length and len(target) < model.max_length
         if not source or not target:
-            left_out.append(f"a side has no tokens: {pair[0][:40]!r}")
+            left_out.append(f"a side has no tokens: {beginning}")
         elif fits and max(length, len(target) + 1) <= config.batch_tokens:
             fitting.append(pair)
         else:
-            left_out.append(
-                f"{len(source)} and {len(target)} tokens are too many: {pair[0][:40]!r}"
-            )
+            left_out.append(f"{len(source)} and {len(target)} tokens are too many: {beginning}")
     return fitting, left_out

@@ -11,7 +11,7 @@ Leaf = TypeVar("Leaf")  # an array of NumPy (on the host) or of JAX, or its shap
 OnScored = Callable[[int], None]  # receives the number of targets that are scored so far
 
 
-def ignore(count: int) -> None:
+def noop(count: int) -> None:
     """Does nothing: the default of `OnScored` arguments."""
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.decoding.translate import translate_ids
-from jaxformer.training.batch import Ids, OnScored, ignore
+from jaxformer.training.batch import Ids, OnScored, noop
 from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.evaluate import evaluate
 
@@ -92,7 +92,7 @@ def score_pairs(
     widths: list[int] | None = None,
     beam_width: int | None = 1,
     bleu_tokenize: str | None = None,
-    on_scored: OnScored = ignore,
+    on_scored: OnScored = noop,
 ) -> PairScore:
     """Computes the loss of the targets and the BLEU score of translations of the sources.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.training.batch import Batch, Ids, OnScored, Rows, ignore, num_targets
+from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
 from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
 from jaxformer.training.loss import summed_correct, summed_loss
 
@@ -48,12 +48,7 @@ class Sums(NamedTuple):
 
 
 def evaluate(
-    model,
-    variables,
-    batches: Iterable[Batch],
-    on_scored: OnScored = ignore,
-    *,
-    correct: bool = False,
+    model, variables, batches: Iterable[Batch], on_scored: OnScored = noop, *, correct: bool = False
 ) -> Sums:
     """Scores all batches, without dropout.
 
@@ -116,7 +111,7 @@ def evaluate_documents(
     *,
     stride: int | None = None,
     batch_size: int = 16,
-    on_scored: OnScored = ignore,
+    on_scored: OnScored = noop,
 ) -> Evaluation:
     """Scores every token of every document once.
 
@@ -147,7 +142,7 @@ def evaluate_windows(
     *,
     windows: int,
     batch_size: int = 16,
-    on_scored: OnScored = ignore,
+    on_scored: OnScored = noop,
 ) -> Evaluation:
     """Scores some of the windows of `evaluate_documents`, evenly spaced over the text.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.batch import Batch, Ids, OnScored, ignore
+from jaxformer.training.batch import Batch, Ids, OnScored, noop
 from jaxformer.training.evaluate import evaluate
 
 
@@ -100,7 +100,7 @@ def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
 
 
 def score_hidden(
-    model, variables, batches: Iterable[Batch], on_scored: OnScored = ignore
+    model, variables, batches: Iterable[Batch], on_scored: OnScored = noop
 ) -> HiddenScore:
     """Scores a model on batches of rows from `hidden_rows`.
 

@@ -171,14 +171,12 @@ def read_data(folder: RunFolder) -> Prepared:
         ValueError: A file of tokens was made by another tokenizer than that of the folder.
     """
     tokenizer = run_tokenizer(folder)
-    paths = (folder.train_tokens, folder.held_out_tokens)
+    paths = [folder.train_tokens, folder.held_out_tokens]
     train, held_out = open_streams(folder, paths, tokenizer)
     return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
 
 
-def open_streams(
-    folder: RunFolder, paths: Iterable[Path], tokenizer: Tokenizer
-) -> list[TokenStream]:
+def open_streams(folder: RunFolder, paths: list[Path], tokenizer: Tokenizer) -> list[TokenStream]:
     """Opens files of tokens.
 
     Raises:

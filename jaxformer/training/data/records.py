@@ -7,16 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxformer.training.data import reading
 from jaxformer.training.data.documents import HUB, Document, File, Source, TextFile
-from jaxformer.training.data.reading import (
-    NotText,
-    damaged,
-    needed,
-    opened,
-    read_lines,
-    read_piece,
-    suffix_of,
-)
+from jaxformer.training.data.reading import NotText
 
 _ROWS = 256  # rows of a table in memory at a time
 _MOST_PIECES = 256  # pieces of 1 MiB: the largest .json list
@@ -41,8 +34,8 @@ class JsonLines(File):
             NotText: The same for the first line, or the file is empty.
         """
         number = 0
-        with opened(self.path) as file:
-            for number, line in enumerate(read_lines(self.path, file), 1):
+        with reading.opened(self.path) as file:
+            for number, line in enumerate(reading.read_lines(self.path, file), 1):
                 if line.strip():
                     yield Document(self.name, self._text(number, line))
         if not number:
@@ -71,8 +64,8 @@ class JsonArray(JsonLines):
             NotText: The first entry is no such object, the list is larger than 256 MiB, or the
                 file holds anything else.
         """
-        with opened(self.path) as file:
-            data, error = read_piece(file)
+        with reading.opened(self.path) as file:
+            data, error = reading.read_piece(file)
             first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             if error is not None or first != b"[":
                 yield from JsonLines.documents(self)
@@ -84,9 +77,9 @@ class JsonArray(JsonLines):
     def _records(self, data: bytes, file) -> list:
         parts = [data]
         while parts[-1] and len(parts) <= _MOST_PIECES:
-            part, error = read_piece(file)
+            part, error = reading.read_piece(file)
             if error is not None:
-                raise damaged(self.path, "its end", True, error)
+                raise reading.damaged(self.path, "its end", True, error)
             parts.append(part)
         if parts[-1]:
             raise NotText(
@@ -119,8 +112,8 @@ class Parquet(File):
                 names the row.
             NotText: There is no such column, no row, or no readable first row.
         """
-        parquet = needed("pyarrow.parquet", f"read {self.path}", "data")
-        pyarrow = needed("pyarrow", f"read {self.path}", "data")
+        parquet = reading.needed("pyarrow.parquet", f"read {self.path}", "data")
+        pyarrow = reading.needed("pyarrow", f"read {self.path}", "data")
         number = 0
         try:
             options = {"memory_map": True, "page_checksum_verification": True}
@@ -163,7 +156,7 @@ class HubDataset:
         Raises:
             ValueError: The dataset cannot be loaded, or has no such column, or a row has no text.
         """
-        datasets = needed("datasets", f"read {self.name}", "datasets")
+        datasets = reading.needed("datasets", f"read {self.name}", "datasets")
         name, _, split = self.name.removeprefix(HUB).partition(":")
         owner, *rest = name.split("/")
         if not 1 <= len(rest) <= 2 or not all((owner, *rest)):
@@ -189,7 +182,7 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
         text_field: The field or column of records that holds the text.
     """
     readers = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
-    reader = readers.get(suffix_of(name))
+    reader = readers.get(reading.suffix_of(name))
     return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
 
 

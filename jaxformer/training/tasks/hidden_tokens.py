@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.token_masking import mask_tokens
-from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, ignore, num_targets, num_tokens
+from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.data.windows import document_segments, places_in_documents
 from jaxformer.training.evaluate import spread
@@ -74,7 +74,7 @@ class HiddenTokens(TextTask):
         stream = self.data.train
         return HiddenBatches(stream.ids, self.config, self.tokenizer, share, starts=stream.starts)
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ignore) -> Score:
+    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
         """Scores the model on hidden tokens of the held-out text (see `Task.score`)."""
         rows = len(self.rows) if whole else self.config.evaluation_windows
         batches = spread(self.rows, rows, self.config.batch_size)

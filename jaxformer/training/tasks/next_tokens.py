@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, ignore
+from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.windows import WindowBatches
 from jaxformer.training.evaluate import evaluate_documents, evaluate_windows
@@ -38,7 +38,7 @@ class NextTokens(TextTask):
         """Returns the training batches from the beginning, or the share of one process."""
         return MicroBatches(self.data.train.ids, self.config, self.data.train.starts, share)
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ignore) -> Score:
+    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
         how = {"batch_size": self.config.batch_size, "on_scored": on_scored}
@@ -106,8 +106,7 @@ class MicroBatches(Iterator[Batch[np.ndarray]]):
         Returns:
             int [accumulate, batch, length + 1].
         """
-        *micro, length = self._shape
-        return self._windows.places(number).reshape(*micro, length + 1)
+        return self._windows.places(number).reshape(*self._shape[:-1], -1)
 
     def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the only shape of batch."""

@@ -13,7 +13,7 @@ from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
 from jaxformer.decoding.translate import translate_ids
-from jaxformer.training.batch import WHOLE, OnScored, Share, ignore
+from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.data.documents import Document
@@ -194,7 +194,7 @@ class Pairs:
             share=share,
         )
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ignore) -> Score:
+    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
         total = len(self.held_out)
         number = total if whole else min(self.config.evaluation_pairs, total)

@@ -225,11 +225,10 @@ class TextTraining(TrainingConfig[Model]):
         super().__post_init__()
         _check_least(self, 1, "batch_size", "evaluation_windows")
         _check_least(self, 0, "sample_tokens")
-        if self.mesh is not None and self.batch_size % self.mesh.parts:
-            raise ValueError(
-                f"batch_size is {self.batch_size}; it must be a multiple of data × fsdp "
-                f"({self.mesh.parts})"
-            )
+        if self.mesh is not None:
+            parts = self.mesh.parts
+            accepted = f"a multiple of data × fsdp ({parts})"
+            _check(self, "batch_size", lambda x: x % parts == 0, accepted)
         longest = self.model.max_length
         if longest < 2:
             raise ValueError(f"max_length is {longest}; training needs at least 2")
@@ -240,8 +239,7 @@ class TextTraining(TrainingConfig[Model]):
             )
         if not self.model.causal:
             raise ValueError("causal is False; training on next tokens needs a causal model")
-        accepted = f"in 1 … max_length ({longest})"
-        _check(self, "window_length", lambda x: 1 <= x <= longest, accepted)
+        _check(self, "window_length", lambda x: 1 <= x <= longest, f"in 1 … max_length ({longest})")
 
     @property
     def window(self) -> int:

@@ -27,7 +27,7 @@ class Device:
 
 
 _NVIDIA = "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
-_GOOGLE = "https://cloud.google.com/tpu/docs"
+_TPU = "https://cloud.google.com/tpu/docs"
 DEVICES = {
     # NVLink 4: 900 GB/s in both directions together. Memory as the driver reports it.
     "gpu:h100": Device(
@@ -35,12 +35,10 @@ DEVICES = {
     ),
     # Published link figures are for both directions (v5e 400, v5p 1,200, v6e 800 GB/s) or one (v4).
     # v5e stands before v5p, since JAX's name of v5e begins with that of v5p.
-    "tpu:v4": Device("TPU v4", "TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_GOOGLE}/v4"),
-    "tpu:v5e": Device(
-        "TPU v5e", "TPU v5 lite", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_GOOGLE}/v5e"
-    ),
-    "tpu:v5p": Device("TPU v5p", "TPU v5", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_GOOGLE}/v5p"),
-    "tpu:v6e": Device("TPU v6e", "TPU v6", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_GOOGLE}/v6e"),
+    "tpu:v4": Device("TPU v4", "TPU v4", 32 * 2**30, 275e12, 1.2e12, 300e9, f"{_TPU}/v4"),
+    "tpu:v5e": Device("TPU v5e", "TPU v5 lite", 16 * 2**30, 197e12, 0.819e12, 200e9, f"{_TPU}/v5e"),
+    "tpu:v5p": Device("TPU v5p", "TPU v5", 95 * 2**30, 459e12, 2.765e12, 600e9, f"{_TPU}/v5p"),
+    "tpu:v6e": Device("TPU v6e", "TPU v6", 32 * 2**30, 918e12, 1.6e12, 400e9, f"{_TPU}/v6e"),
 }
 
 

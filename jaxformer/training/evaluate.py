@@ -160,8 +160,7 @@ def evaluate_windows(
     """
     length = model.config.max_length
     rows = EvaluationWindows(documents, length, half(length))
-    batches = spread(rows, windows, batch_size)
-    loss, tokens, _ = evaluate(model, variables, batches, on_scored)
+    loss, tokens, _ = evaluate(model, variables, spread(rows, windows, batch_size), on_scored)
     targets = sum(len(document) - 1 for document in documents)
     return summarise(loss, tokens, tokens * num_bytes / targets)
 

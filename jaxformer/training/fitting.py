@@ -55,19 +55,17 @@ def fit_preset(
     """
     model = training.model
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
-    of_training = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
+    of_run = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
     # The section `optimizer` has a field `optimizer`.
-    sections = {
-        name for name, x in of_training.items() if is_dataclass(x) and not isinstance(x, Mesh)
-    }
-    settings = Settings({**of_model, **of_training}, frozenset({*values, *names, *fixed}))
+    sections = {name for name, x in of_run.items() if is_dataclass(x) and not isinstance(x, Mesh)}
+    settings = Settings({**of_model, **of_run}, frozenset({*values, *names, *fixed}))
     known = settings.values.keys() - fixed.keys() - sections
     settings.values |= {name: value for name, value in values.items() if name in known}
     for follow in _rules_of(training):
         follow(settings)
     model = replace(model, **{name: settings[name] for name in of_model})
-    return replace(training, model=model, **{name: settings[name] for name in of_training})
+    return replace(training, model=model, **{name: settings[name] for name in of_run})
 
 
 def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:

@@ -99,8 +99,7 @@ class RunLog:
 
     def owes(self, step: int) -> bool:
         """Returns whether the evaluation of this step is due and missing."""
-        due = step > 0 and step % self._config.evaluate_every == 0
-        return due and not self.has_scored(step)
+        return step > 0 and step % self._config.evaluate_every == 0 and not self.has_scored(step)
 
     def _write(self, lines: list[dict]) -> None:
         if not is_first():

@@ -65,10 +65,8 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
         mesh: The mesh.
         shapes: The shapes of the state.
     """
-    params, whole = (
-        placement.shardings(shapes.params, model.config, mesh),
-        placement.replicated(mesh),
-    )
+    params = placement.shardings(shapes.params, model.config, mesh)
+    whole = placement.replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
     def is_masked(leaf) -> bool:  # a parameter of another part of the optimizer, as in Muon

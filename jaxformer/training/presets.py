@@ -47,6 +47,7 @@ _MODERNBERT = configs.EncoderConfig(
 )
 
 
+_LSTM = configs.RecurrentConfig(vocab_size=2048, embed_dim=224, num_layers=2)
 _WAVENET = configs.ConvolutionalConfig(
     vocab_size=2048, embed_dim=160, num_layers=7, kernel_size=4, dilation_growth=2
 )
@@ -111,9 +112,7 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
         "decoder": _stdlib(_LLAMA, 4e-3),
         # With larger updates or fewer targets per update, it learns little but token frequencies.
         "encoder": _stdlib(_MODERNBERT, 2e-3, steps=1250, batch_size=16),
-        "recurrent": _stdlib(
-            configs.RecurrentConfig(vocab_size=2048, embed_dim=224, num_layers=2), 1.6e-2
-        ),
+        "recurrent": _stdlib(_LSTM, 1.6e-2),
         "convolutional": _stdlib(_WAVENET, 8e-3),
     },
     "translation": {

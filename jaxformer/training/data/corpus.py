@@ -1,7 +1,5 @@
 """The text of a run: documents from files, folders, hub datasets or the standard library."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from array import array

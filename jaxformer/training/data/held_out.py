@@ -1,7 +1,5 @@
 """Baselines for a model's score on held-out text: compressors, and lines known from training."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Training uses teacher forcing: the decoder reads ``[start] + target`` and predic
 ``target + [end]``. It predicts all tokens at once, each from the true tokens before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -26,8 +24,7 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
         number: The largest number of widths.
     """
     cuts, longest = np.quantile(lengths, np.linspace(0, 1, 17), method="higher"), lengths.max()
-    candidates = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
-    *narrower, widest = candidates
+    *narrower, widest = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
     distinct, counts = np.unique(lengths, return_counts=True)
 
     def padded_size(widths):
@@ -122,8 +119,7 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         """Returns the shape of a batch of each width."""
         shapes = []
         for bucket, width in enumerate(self.widths):
-            rows = self._places(bucket) // self._share.count
-            shape = (self._accumulate, rows, width)
+            shape = (self._accumulate, self._places(bucket) // self._share.count, width)
             ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
             shapes.append(Batch(ids, ids, weights, ids, ids, ids))
         return shapes

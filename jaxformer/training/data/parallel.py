@@ -1,7 +1,5 @@
 """Parallel text: pairs of lines, from two files or from one that holds both sides."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

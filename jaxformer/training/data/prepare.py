@@ -171,8 +171,7 @@ def read_data(folder: RunFolder) -> Prepared:
         ValueError: A file of tokens was made by another tokenizer than that of the folder.
     """
     tokenizer = run_tokenizer(folder)
-    paths = [folder.train_tokens, folder.held_out_tokens]
-    train, held_out = open_streams(folder, paths, tokenizer)
+    train, held_out = open_streams(folder, [folder.train_tokens, folder.held_out_tokens], tokenizer)
     return Prepared(tokenizer, train, held_out, read_whole(folder.baselines, dict[str, float]))
 
 

@@ -1,7 +1,5 @@
 """Reading of files: bytes and lines, decompressed, piece by piece."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

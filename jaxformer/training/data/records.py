@@ -1,7 +1,5 @@
 """Readers of records: .jsonl, .ndjson, .json, .parquet and hub datasets. A record is a document."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -189,8 +187,7 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
 def _of_record(record: Any, source, where: str, number: int) -> str:
     """Returns the text of a record, which must be an object."""
     if not isinstance(record, dict):
-        problem = f"{where} is a {type(record).__name__}, not an object"
-        raise _refused(source.path, problem, number)
+        raise _refused(source.path, f"{where} is a {type(record).__name__}, not an object", number)
     return _text_of(record.get(source.text_field), source, where, number)
 
 

@@ -1,7 +1,5 @@
 """Split of a text into a training part and a held-out part."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import unicodedata
@@ -121,8 +119,7 @@ def split(
     total = documents.num_bytes
     aim = min(max(fraction * total, min(minimum_bytes, total / 10)), maximum_bytes)
     share = aim / max(total, 1)
-    sides = _choose(documents, aim, share)
-    division = _Division(documents, sides, documents.characters, share, {})
+    division = _Division(documents, _choose(documents, aim, share), documents.characters, share, {})
     train, held_out = Part(division, _TRAIN), Part(division, _HELD_OUT)
     if not train or not held_out:
         raise ValueError(f"documents: {total} bytes of text are too few to hold some of them out")

@@ -9,8 +9,6 @@ The file stores the start of each document. The tokens alone do not determine it
 define an ordinary word as the opening token.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -20,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -127,8 +125,7 @@ def open_tokens(path: str | Path) -> TokenStream:
         raise ValueError(f"{path}: not a file of tokens; write_tokens makes one")
     ids = np.memmap(path, header["dtype"], "r", _ids_offset(header), (header["num_tokens"],))
     if "starts" in header:
-        shape = (header["num_documents"],)
-        starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, shape)
+        starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, (header["num_documents"],))
     else:
         starts = _starts_without_table(path, ids, header["num_documents"])
     return TokenStream(ids, starts, **{name: header[name] for name in TokenStream._fields[2:]})
@@ -187,7 +184,7 @@ class _Progress(NamedTuple):
     num_documents: int = 0
 
     @classmethod
-    def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> _Progress:
+    def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> Self:
         """Returns the part of the same file that an interrupted call has written."""
         try:
             content = json.loads(journal.read_text())
@@ -214,8 +211,7 @@ def _encode(
         nonlocal done
         num_bytes, future = waiting.popleft()
         ids, starts = future.result()
-        more = (1, len(ids), num_bytes, len(starts))
-        done = _Progress(*map(add, done, more))
+        done = _Progress(*map(add, done, (1, len(ids), num_bytes, len(starts))))
         return done, ids, starts
 
     with ThreadPoolExecutor(_THREADS) as pool:

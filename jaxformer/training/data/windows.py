@@ -1,7 +1,5 @@
 """Windows of a token stream: shuffled for training, and in order to score each token once."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -160,5 +160,4 @@ def test_a_long_line_is_joined_once(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "PIECE_BYTES", 64)
     lines = [b"x" * 5000, b"", b"y" * 100, b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
-    with reading.opened(str(tmp_path / "a.txt")) as file:
-        assert list(reading.read_lines("a.txt", file)) == lines
+    assert list(reading.read_lines(str(tmp_path / "a.txt"))) == lines

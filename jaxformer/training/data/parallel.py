@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.data.reading import opened, read_lines, suffix_of
+from jaxformer.training.data.reading import read_lines, suffix_of
 from jaxformer.training.data.split import groups_of_alike
 
 Pair = tuple[str, str]
@@ -134,12 +134,10 @@ _COLUMNS = {".tsv": _of_tsv, ".jsonl": _of_json, ".ndjson": _of_json}
 
 def _read_lines(path: Path) -> list[str]:
     lines = []
-    with opened(str(path)) as file:
-        for line in read_lines(str(path), file):
-            try:
-                lines.append(line.decode().removesuffix("\r"))
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path}: line {len(lines) + 1} is not UTF-8 text: {error}"
-                ) from None
+    for line in read_lines(str(path)):
+        try:
+            lines.append(line.decode().removesuffix("\r"))
+        except UnicodeDecodeError as error:
+            number = len(lines) + 1
+            raise ValueError(f"{path}: line {number} is not UTF-8 text: {error}") from None
     return lines

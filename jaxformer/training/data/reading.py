@@ -91,24 +91,26 @@ def read_piece(file) -> tuple[bytes, Exception | None]:
     return b"".join(parts), None
 
 
-def read_lines(path: str, file) -> Iterator[bytes]:
+def read_lines(path: str) -> Iterator[bytes]:
     """Yields the lines of a file without their line feeds and without a byte order mark.
 
     Raises:
+        NotText: The file cannot be opened.
         ValueError: The file is damaged. The message names the line.
     """
     number, rest, more = 0, [b""], True  # a list, so that a long line is joined only once
-    while more:
-        data, error = read_piece(file)
-        head, *lines = data.split(b"\n")
-        rest.append(head)
-        for line in lines:
-            whole = b"".join(rest)
-            yield whole if number else whole.removeprefix(_BYTE_ORDER_MARK)
-            number, rest = number + 1, [line]
-        if error is not None:
-            raise damaged(path, f"line {number + 1}", number or any(rest), error) from None
-        more = bool(data)
+    with opened(path) as file:
+        while more:
+            data, error = read_piece(file)
+            head, *lines = data.split(b"\n")
+            rest.append(head)
+            for line in lines:
+                whole = b"".join(rest)
+                yield whole if number else whole.removeprefix(_BYTE_ORDER_MARK)
+                number, rest = number + 1, [line]
+            if error is not None:
+                raise damaged(path, f"line {number + 1}", number or any(rest), error) from None
+            more = bool(data)
     whole = b"".join(rest)
     if whole := (whole if number else whole.removeprefix(_BYTE_ORDER_MARK)):
         yield whole
@@ -136,7 +138,7 @@ def needed(package: str, what: str, extra: str):
 
     Args:
         package: The name of the package.
-        what: What it is needed for, such as "read FILE".
+        what: The task that needs it, such as "read FILE".
         extra: The extra of this project that installs it.
 
     Raises:

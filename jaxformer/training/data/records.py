@@ -32,10 +32,9 @@ class JsonLines(File):
             NotText: The same for the first line, or the file is empty.
         """
         number = 0
-        with reading.opened(self.path) as file:
-            for number, line in enumerate(reading.read_lines(self.path, file), 1):
-                if line.strip():
-                    yield Document(self.name, self._text(number, line))
+        for number, line in enumerate(reading.read_lines(self.path), 1):
+            if line.strip():
+                yield Document(self.name, self._text(number, line))
         if not number:
             raise NotText(f"{self.path}: the file is empty")
 

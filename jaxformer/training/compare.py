@@ -25,7 +25,7 @@ class Compared(NamedTuple):
         name: The name of its folder, or its path if two folders have the same name.
         inputs: The files that it reads.
         config: Its settings.
-        measure: The figure of its task besides the loss.
+        measure: The figure of its task, in addition to the loss.
         metrics: The lines of metrics.jsonl.
     """
 

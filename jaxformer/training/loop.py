@@ -284,7 +284,7 @@ class Training:
         A signal during scoring ends the run. The evaluation is then made when the run is resumed.
 
         Args:
-            whole: Whether to score all held-out data besides the part of every evaluation.
+            whole: Whether to score all held-out data as well as the part of every evaluation.
 
         Raises:
             Interrupted: A signal arrived.

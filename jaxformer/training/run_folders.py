@@ -192,7 +192,7 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
 
 def _folders_below(folder: Path) -> Iterator[RunFolder]:
     """Yields the folders of runs. It searches neither inside them nor through links."""
-    for path, names, _ in os.walk(folder):  # skips what cannot be read
+    for path, names, _ in os.walk(folder):  # skips unreadable folders
         folders = [RunFolder(Path(path, name)) for name in sorted(names)]
         yield from (inner for inner in folders if inner.holds_run)
         names[:] = [inner.path.name for inner in folders if not inner.holds_run]

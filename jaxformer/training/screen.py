@@ -30,7 +30,7 @@ class Screen:
             **options: Options of rich's `Console` (stderr, file, …).
         """
         self._console = Console(soft_wrap=True, **options)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Said())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Detail())
         self._bars = Progress(*columns, console=self._console, transient=True)
 
     @property
@@ -108,7 +108,7 @@ class Screen:
             yield advance
 
 
-class _Said(ProgressColumn):
+class _Detail(ProgressColumn):
     """Column with the text on the right of a bar, or the elapsed seconds if there is no text."""
 
     def render(self, task) -> Text:

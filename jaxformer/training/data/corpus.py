@@ -4,6 +4,7 @@ import os
 import sysconfig
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -189,10 +190,8 @@ def standard_library() -> Documents:
                 names.append(Path(folder, name).relative_to(root).as_posix())
     documents = Documents()
     for name in sorted(names):
-        try:
+        with suppress(NotText):
             documents.add(TextFile(root, name))
-        except NotText:
-            continue
     if not documents.num_sources:
         raise ValueError(
             f"{root}: this Python installation has no library source; give TEXT to train on"

@@ -44,8 +44,7 @@ class _Division(NamedTuple):
 
     def position(self, number: int, document) -> int:
         if number not in self.positions:
-            length = int(self.lengths[number])
-            self.positions[number] = _cut_position(document, length, self.share)
+            self.positions[number] = _cut_position(document, int(self.lengths[number]), self.share)
         return self.positions[number]
 
 
@@ -63,24 +62,23 @@ class Part:
         least = 1 if side == _TRAIN else 2  # one character cannot be divided
         is_cut = (division.sides == _CUT) & (division.lengths >= least)
         is_whole = (division.sides == side) & (division.lengths > 0)
-        self._given = is_cut | is_whole
+        self._is_included = is_cut | is_whole
 
     def __iter__(self) -> Iterator[AnyDocument]:
         """Yields the documents and excerpts in order."""
         division = self._division
         for number, document in enumerate(division.documents):
-            if not self._given[number]:
+            if not self._is_included[number]:
                 continue
             if division.sides[number] == _CUT:
                 position = division.position(number, document)
                 first, last = (0, position) if self._side == _TRAIN else (position, None)
-                yield Excerpt(document, first, last)
-            else:
-                yield document
+                document = Excerpt(document, first, last)
+            yield document
 
     def __len__(self) -> int:
         """Returns the number of documents and excerpts."""
-        return int(self._given.sum())
+        return int(self._is_included.sum())
 
 
 def split(
@@ -131,9 +129,6 @@ def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
 
     Copies count as one document of their total size.
     """
-    sides = np.full(len(documents), _TRAIN, np.uint8)
-    if not len(sides):
-        return sides
     order, group = grouped(documents.digests)
     sizes = np.bincount(group, documents.sizes[order])
     is_cut = sizes > _LARGEST_SHARE * aim
@@ -142,6 +137,7 @@ def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
     of_group = np.full(len(sizes), _TRAIN, np.uint8)
     of_group[is_cut] = _CUT
     of_group[np.flatnonzero(~is_cut)[before > 0]] = _HELD_OUT
+    sides = np.empty(len(documents), np.uint8)
     sides[order] = of_group[group]
     return sides
 

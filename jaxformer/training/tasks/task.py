@@ -11,7 +11,7 @@ from jaxformer.training.screen import Screen
 
 
 class Measure(NamedTuple):
-    """A task's figure besides the loss.
+    """The figure of a task, in addition to the loss.
 
     Attributes:
         name: Its name in metrics.jsonl.

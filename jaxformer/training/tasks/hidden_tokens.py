@@ -122,7 +122,7 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         tokenizer: Tokenizer,
         share: Share = WHOLE,
         *,
-        starts: np.ndarray | None = None,
+        starts: np.ndarray,
     ):
         """Prepares to read windows.
 
@@ -131,7 +131,7 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
             config: The settings of the run, with the number and the length of windows.
             tokenizer: The tokenizer of the tokens.
             share: The rows of each micro-batch to read.
-            starts: Indices in `tokens` where documents start; None: there is one document.
+            starts: Indices in `tokens` where documents start.
 
         Raises:
             ValueError: Documents are packed, but the tokenizer's template puts ids around a text.
@@ -143,10 +143,8 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
                 "tokens around every text"
             )
         room = config.window - sum(map(len, self._around))
-        self._opening = len(tokenizer.opening)
-        self._starts = np.zeros(1, int) if starts is None else starts
-        inside = replace(config, window_length=room)
-        self._windows = MicroBatches(tokens, inside, self._starts, share)
+        self._opening, self._starts = len(tokenizer.opening), starts
+        self._windows = MicroBatches(tokens, replace(config, window_length=room), starts, share)
         self._shape = (config.accumulate, config.batch_size, room)
         self._rows, self._number = share.rows(config.batch_size), 0
         self._key = jax.random.key(config.seed)

@@ -10,6 +10,7 @@ import jaxformer as jf
 from jaxformer.artifacts.trees import flat
 from jaxformer.hub.peft import export_adapter
 from jaxformer.models.config.lora import LoraConfig
+from tests.errors import error_of
 from tests.hub import foreign
 from tests.hub.adapters import learnt
 
@@ -45,3 +46,17 @@ def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
     assert 2 * len(seen) == len(adapter) > 0
     for name in set(base) - seen:
         np.testing.assert_array_equal(merged[name], base[name])
+
+
+def test_a_missing_section_from_is_named(tmp_path):
+    """Exporting a run without the path of its base raises the same error as loading it."""
+    foreign.write(tmp_path / "base", "gpt2")
+    learnt(tmp_path / "base", LoraConfig(lora_rank=2), tmp_path / "run")
+    path = tmp_path / "run/config.json"
+    sections = json.loads(path.read_text())
+    del sections["from"]
+    path.write_text(json.dumps(sections))
+    message = error_of(export_adapter, tmp_path / "adapter", tmp_path / "run")
+    assert message == error_of(jf.load, tmp_path / "run")
+    assert message.startswith(f"{path} has no section 'from'")
+    assert not (tmp_path / "adapter").exists()

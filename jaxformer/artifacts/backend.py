@@ -40,7 +40,6 @@ _MOST_INPUT = 500  # characters of a word; WordPiece's time grows with its cube
 _LONGEST_AFFIX = 64
 # Type of a normalizer: the option with the text that it inserts.
 _INSERTED = {"Replace": "content", "Prepend": "prepend"}
-_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 LONGEST_PATTERN = 2000
 _EXPONENTIAL, _QUADRATIC = 48, 8192  # characters of the runs on which patterns are timed
 # Seconds. Linear patterns take 1 to 10 ms, quadratic ones 50 to 1,300 ms.
@@ -51,15 +50,8 @@ _MIXED = "The tide, at 12.30 \n"
 # One character or class, possibly repeated: there is no backtracking.
 _SIMPLE = re.compile(r"(\\?.|\\[pP]\{\w+\}|\[[^\[\]]*\])([+*?]|\{\d+,?\d*\})?", re.DOTALL)
 # Longest runs for a pattern of quadratic time: of one kind of character, and of any non-spaces.
-_LONGEST_RUN, _LONGEST_MIXED_RUN = 1024, 8192
-_KINDS = {
-    _LONGEST_RUN: (r"[^\W\d_]", r"\d", r"\s", r"[^\w\s]|_"),
-    _LONGEST_MIXED_RUN: (r"\S",),
-}
-_RUNS = {
-    limit: [re.compile(f"(?:{kind}){{{limit + 1},}}+") for kind in kinds]
-    for limit, kinds in _KINDS.items()
-}
+_LONGEST_RUNS = {r"[^\W\d_]": 1024, r"\d": 1024, r"\s": 1024, r"[^\w\s]|_": 1024, r"\S": 8192}
+_RUNS = {re.compile(f"(?:{x}){{{n + 1},}}+"): n for x, n in _LONGEST_RUNS.items()}
 _lock = threading.Lock()
 _silenced: dict[str, Any] = {"depth": 0}
 
@@ -73,8 +65,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
       ValueError: If the file is too large, damaged, or would take time or memory out of proportion
         to a text. The message is one line without the path.
     """
-    size = path.stat().st_size
-    if size > MOST_BYTES:
+    if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"it has {size} bytes; at most {MOST_BYTES} are read")
     text = read_text(path)
     _check_parts(json.loads(text))
@@ -104,7 +95,7 @@ def parts_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     return json.loads(backend.to_str())
 
 
-def refuse_surrogates(texts: Iterable[str]) -> None:
+def check_unicode(texts: Iterable[str]) -> None:
     """Raises ValueError for a text with a lone surrogate, which UTF-8 cannot encode."""
     for text in texts:
         try:
@@ -120,39 +111,29 @@ def _check_parts(content: Any) -> None:
         raise ValueError("its Replace and Prepend steps could make a text over 256 times longer")
     model = content.get("model")
     model = model if isinstance(model, dict) else {}
-    for name in _AFFIXES:
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(str(model.get(name) or "")) > _LONGEST_AFFIX:
             raise ValueError(f"its {name} has more than {_LONGEST_AFFIX} characters")
-    longest = model.get("max_input_chars_per_word", 0)
+    name = "max_input_chars_per_word"
+    longest = model.get(name, 0)
     if not isinstance(longest, int) or longest > _MOST_INPUT:
-        raise ValueError(
-            f"its max_input_chars_per_word is {longest!r}; it must be at most {_MOST_INPUT}"
-        )
+        raise ValueError(f"its {name} is {longest!r}; it must be at most {_MOST_INPUT}")
     is_quadratic(content)
 
 
 def _growth(parts: Any) -> float:
     """Returns log₂ of the factor by which all insertions together may lengthen a text."""
-    if isinstance(parts, list):
-        return sum(map(_growth, parts))
-    if not isinstance(parts, dict):
-        return 0.0
-    inserted = str(parts.get(_INSERTED.get(str(parts.get("type")), ""), ""))
-    others = (part for name, part in parts.items() if name not in ("vocab", "merges"))
-    return math.log2(max(1, len(inserted))) + sum(map(_growth, others))
+    texts = (x.get(_INSERTED.get(str(x.get("type")), ""), "") for x in _objects(parts))
+    return sum(math.log2(max(1, len(str(text)))) for text in texts)
 
 
-def patterns_of(parts: Any) -> Iterator[str]:
-    """Yields the regular expressions in the parts of a tokenizer.json."""
-    if isinstance(parts, list):
-        for part in parts:
-            yield from patterns_of(part)
-    elif isinstance(parts, dict):
-        if isinstance(parts.get("Regex"), str):
-            yield parts["Regex"]
-        for name, part in parts.items():
-            if name not in ("vocab", "merges"):
-                yield from patterns_of(part)
+def _objects(parts: Any) -> Iterator[dict[str, Any]]:
+    """Yields the objects in the parts of a tokenizer.json, except its vocabulary and merges."""
+    if isinstance(parts, dict):
+        yield parts
+        parts = [part for name, part in parts.items() if name not in ("vocab", "merges")]
+    for part in parts if isinstance(parts, list) else ():
+        yield from _objects(part)
 
 
 def is_quadratic(parts: Any) -> bool:
@@ -162,7 +143,8 @@ def is_quadratic(parts: Any) -> bool:
       ValueError: If a pattern is too long, or takes exponential time, or quadratic time on mixed
         text.
     """
-    return any([_try_out(pattern) for pattern in patterns_of(parts)])
+    patterns = (x.get("Regex") for x in _objects(parts))
+    return any([_try_out(pattern) for pattern in patterns if isinstance(pattern, str)])
 
 
 @lru_cache(maxsize=64)
@@ -230,7 +212,7 @@ def panics_silenced() -> Iterator[None]:
         _silenced["depth"] += 1
         if _silenced["depth"] == 1:
             sys.stderr.flush()
-            _silenced["kept"] = os.dup(2)
+            _silenced["stderr"] = os.dup(2)
             _silenced["file"] = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
             os.dup2(_silenced["file"].fileno(), 2)
     try:
@@ -240,8 +222,8 @@ def panics_silenced() -> Iterator[None]:
             _silenced["depth"] -= 1
             if _silenced["depth"] == 0:
                 sys.stderr.flush()
-                os.dup2(_silenced["kept"], 2)
-                os.close(_silenced["kept"])
+                os.dup2(_silenced["stderr"], 2)
+                os.close(_silenced["stderr"])
                 with _silenced["file"] as file:
                     file.seek(0)
                     os.write(2, file.read().partition(b"\nthread '")[0])
@@ -255,8 +237,7 @@ def bounded_pieces(text: str) -> list[str]:
     those of the whole text. A text without such runs is returned as one piece.
     """
     cuts = {0, len(text)}
-    for limit, patterns in _RUNS.items():
-        for pattern in patterns if len(text) > limit else ():
-            for run in pattern.finditer(text):
-                cuts.update(range(run.start() + limit, run.end(), limit))
+    for pattern, limit in _RUNS.items():
+        for run in pattern.finditer(text) if len(text) > limit else ():
+            cuts.update(range(run.start() + limit, run.end(), limit))
     return [text[a:b] for a, b in itertools.pairwise(sorted(cuts))] or [text]

@@ -11,7 +11,6 @@ Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Lear
 from __future__ import annotations
 
 import codecs
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from jaxformer.artifacts.backend import (
     bounded_pieces,
+    check_unicode,
     guarded,
     parts_of,
     read_backend,
-    refuse_surrogates,
 )
 from jaxformer.artifacts.byte_vocabulary import (
     NUM_BYTES,
@@ -58,6 +57,8 @@ class ByteTokenizer(LibraryTokenizer):
       vocab_size: One more than the largest id.
       end_of_text: The id that stands before each document and ends the previous one. No text
         encodes to it, not even a text that spells it out, whoever made the tokenizer.
+      stop_tokens: The ids each of which ends a text: `end_of_text` only.
+      special_ids: The ids that stand next to a text, or end one: `end_of_text` only.
       id_limit: Number of ids of the model, set by `tokenizer.bind`, or None.
       mask_token: The id that stands for a hidden token, or None.
       why_lossy: None if ``decode(encode(text)) == text`` for every text, as for every tokenizer
@@ -83,6 +84,7 @@ class ByteTokenizer(LibraryTokenizer):
         if not ids:
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
         name, self.end_of_text = next(iter(ids.items()))
+        self.stop_tokens = self.special_ids = (self.end_of_text,)
         if name not in special_tokens(backend).values():
             backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
@@ -162,26 +164,12 @@ class ByteTokenizer(LibraryTokenizer):
             raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
 
     def _ids_of(self, texts: list[str]) -> list[list[int]]:
-        pieces = [list(self.pieces([text])) for text in texts]
-        flat = list(itertools.chain.from_iterable(pieces))
         try:
-            encodings = iter(
-                guarded(
-                    lambda: self._backend.encode_batch_fast(flat, add_special_tokens=False),
-                    silent=self._has_quadratic_pattern,
-                )
-            )
+            rows = self._ids_of_pieces([list(self.pieces([text])) for text in texts])
         except TypeError:
-            refuse_surrogates(texts)
+            check_unicode(texts)
             raise
-        return [
-            [token for _ in parts for token in self._spell(next(encodings).ids)] for parts in pieces
-        ]
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """The ids that stand next to a text, or end one."""
-        return self.stop_tokens
+        return list(map(self._spell, rows))
 
     def _spell(self, ids: list[int]) -> list[int]:
         """Replaces special tokens, which merges may have produced, by the tokens of their bytes."""
@@ -221,11 +209,6 @@ class ByteTokenizer(LibraryTokenizer):
     def decoder_opening(self) -> list[int]:
         """The ids that begin the decoder's input, after a source was read."""
         return [self.end_of_text]
-
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """The ids each of which ends a text."""
-        return (self.end_of_text,)
 
     def stream(self, before: Iterable[int] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive one after another, following those of `before`."""

@@ -15,9 +15,9 @@ from jaxformer.artifacts.files import write_whole
 from jaxformer.artifacts.run import next_free
 from jaxformer.artifacts.trees import (
     as_shapes,
+    check_equal,
     leaf_types,
     not_finite,
-    refuse_difference,
     warn_of_former,
     with_former,
     without_former,
@@ -82,7 +82,7 @@ class Checkpoints:
             return "there is no checkpoint yet"
         for folder in self._by_trust():
             try:
-                _refuse_damage(folder)
+                _check_damage(folder)
             except Unreadable:
                 continue
             if _has_digests(folder):
@@ -121,22 +121,17 @@ class Checkpoints:
         if self.is_empty:
             raise ValueError(f"{self._folder} holds no complete checkpoint yet")
         unchecked = f"has no {DIGESTS}: an earlier version saved it, or the save was interrupted"
-        faults = {
-            folder: f"{folder} {unchecked}"
-            for folder in self._numbered()
-            if not _has_digests(folder)
-        }
+        faults = {x: f"{x} {unchecked}" for x in self._numbered() if not _has_digests(x)}
         for folder in self._by_trust():
             try:
-                found = _read(folder, like_params, like_rest)
+                content = _read(folder, like_params, like_rest)
             except Unreadable as error:
                 faults[folder] = str(error)
                 continue
             _warn_of(faults, folder)
-            return _step(folder), *found
-        raise ValueError(
-            f"no checkpoint in {self._folder} can be read: {'; '.join(faults.values())}"
-        )
+            return _step(folder), *content
+        reasons = "; ".join(faults.values())
+        raise ValueError(f"no checkpoint in {self._folder} can be read: {reasons}")
 
 
 def _step(folder: Path) -> int:
@@ -170,7 +165,7 @@ class Unreadable(Exception):
 
 def _read(folder: Path, like_params, like_rest):
     """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
-    _refuse_damage(folder)
+    _check_damage(folder)
     params = _read_arrays(folder / "params", like_params, warn_of_former)
     rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
     try:
@@ -180,7 +175,7 @@ def _read(folder: Path, like_params, like_rest):
     return params, rest, progress
 
 
-def _refuse_damage(folder: Path) -> None:
+def _check_damage(folder: Path) -> None:
     """Raises Unreadable if the save is incomplete, or a file differs from its digest."""
     try:
         damaged = damaged_file(folder) if _has_digests(folder) else None
@@ -196,21 +191,20 @@ def _read_arrays(folder: Path, like, note_former=lambda folder, paths: None):
     """Reads the arrays of a folder; raises ValueError if undamaged arrays differ from `like`."""
     with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         try:
-            found = checkpointer.metadata(path).item_metadata
+            metadata = checkpointer.metadata(path).item_metadata
         except Exception as error:  # Orbax raises many kinds
             raise Unreadable(f"{folder}: {error}") from error
-        if not leaf_types(found):
+        if not leaf_types(metadata):
             raise Unreadable(f"{folder}: it holds no arrays")
         wanted = stored_form(like)
-        stored, former = with_former(wanted, found)
+        stored, former = with_former(wanted, metadata)
         note_former(folder, former)
-        refuse_difference(folder, found, stored)
+        check_equal(folder, metadata, stored)
         try:
             arrays = without_former(checkpointer.restore(path, as_shapes(stored)), wanted)
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
-    bad = not_finite(arrays)
-    if bad is not None:
+    if (bad := not_finite(arrays)) is not None:
         raise Unreadable(f"{folder}: {bad} is not finite")
     return in_memory(arrays, like)
 

@@ -8,7 +8,7 @@ frozen array.
 
 import jax
 
-from jaxformer.functional.kernels import is_low_rank
+from jaxformer.functional.kernels import LowRankKernel
 
 
 def stored_form(tree):
@@ -17,19 +17,19 @@ def stored_form(tree):
     def converted(node):
         if not isinstance(node, dict):
             return node
-        found = {}
+        parts = {}
         for name, branch in node.items():
-            if is_low_rank(branch):
-                found |= {"lora_a": branch.down, "lora_b": branch.up}
+            if isinstance(branch, LowRankKernel):
+                parts |= {"lora_a": branch.down, "lora_b": branch.up}
             else:
-                found[name] = stored_form(branch)
-        return {name: x for name, x in found.items() if x is not None and not _is_empty(x)}
+                parts[name] = stored_form(branch)
+        return {name: x for name, x in parts.items() if not _is_empty(x)}
 
     return jax.tree.map(converted, tree, is_leaf=lambda x: isinstance(x, dict))
 
 
 def _is_empty(x) -> bool:
-    return isinstance(x, dict) and not x
+    return x is None or (isinstance(x, dict) and not x)
 
 
 def in_memory(stored, like):

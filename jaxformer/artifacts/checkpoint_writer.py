@@ -40,7 +40,7 @@ class CheckpointWriter:
             keep_every: Checkpoints whose step is a multiple of this are never deleted.
         """
         self._folder = folder.absolute()
-        self._kept = [LatestN(keep), *([EveryNSteps(keep_every)] if keep_every else [])]
+        self._policies = [LatestN(keep), *([EveryNSteps(keep_every)] if keep_every else [])]
         self._open = ExitStack()
         self._manager: ocp.CheckpointManager | None = None
         self._worker = ThreadPoolExecutor(1, "checkpoint")
@@ -79,8 +79,7 @@ class CheckpointWriter:
         if step in Checkpoints(self._folder).steps():
             return
         params, rest = stored_form(params), stored_form(rest)
-        bad = not_finite({"params": params, "rest": rest})
-        if bad is not None:
+        if (bad := not_finite({"params": params, "rest": rest})) is not None:
             raise NotFinite(f"{bad} is not finite; a checkpoint may hold finite numbers only")
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
         free = shutil.disk_usage(self._folder).free
@@ -108,14 +107,13 @@ class CheckpointWriter:
 
     def _open_manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy(self._kept),
+            preservation_policy=AnyPreservationPolicy(self._policies),
             cleanup_tmp_directories=True,  # incomplete files of a killed process
         )
         items = ("params", "rest", "progress")
         path = self._open.enter_context(without_wildcards(self._folder))
-        return self._open.enter_context(
-            ocp.CheckpointManager(path, item_names=items, options=options)
-        )
+        manager = ocp.CheckpointManager(path, item_names=items, options=options)
+        return self._open.enter_context(manager)
 
     def _finish(self, manager: ocp.CheckpointManager, folder: Path) -> None:
         manager.wait_until_finished()

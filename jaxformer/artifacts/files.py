@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,8 +55,8 @@ def _not_finite(content: Any, name: str = "") -> str | None:
         parts = {f"{name}.{key}": value for key, value in content.items()}
     elif isinstance(content, list | tuple):
         parts = {f"{name}[{place}]": value for place, value in enumerate(content)}
-    found = (_not_finite(value, inner) for inner, value in parts.items())
-    return next((said for said in found if said is not None), None)
+    faults = (_not_finite(value, inner) for inner, value in parts.items())
+    return next(filter(None, faults), None)
 
 
 def read_json(path: Path) -> dict:
@@ -70,12 +71,17 @@ def read_json(path: Path) -> dict:
     if size > most:
         raise ValueError(f"{path} has {size} bytes; at most {most} are read")
     try:
-        found = parse_json(read_text(path))
+        content = parse_json(read_text(path))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; it must be an object")
+    return content
+
+
+def read_optional(path: Path) -> dict:
+    """Returns the object in a small JSON file, as `read_json`; {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def parse_json(text: str | bytes):
@@ -96,12 +102,11 @@ def _whole(digits: str) -> int | float:
 
 def _once(pairs):
     """Builds the object of these pairs; raises ValueError if a key is repeated."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
         raise ValueError(f"the key {twice!r} occurs twice")
-    return found
+    return content
 
 
 def write_figure(figure, title: str, path: Path, dpi: int) -> None:
@@ -120,24 +125,31 @@ def write_figure(figure, title: str, path: Path, dpi: int) -> None:
 
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with warnings.catch_warnings():
+    with replacing(path) as temporary, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         figure.savefig(temporary, dpi=dpi, format="png")
-    os.replace(temporary, path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path, whose file replaces `path` at the end of the context.
+
+    If the context raises, the temporary file is removed.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file atomically: a reader or a kill finds either the old or the new content."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(text.encode(errors="surrogateescape"))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_whole(path: Path, hint) -> Any:

@@ -1,15 +1,15 @@
 """Base class of the tokenizers that encode with the `tokenizers` library."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.backend import is_quadratic, parts_of
+from jaxformer.artifacts.backend import guarded, is_quadratic, parts_of
 from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS
+from jaxformer.artifacts.files import write_whole
 from jaxformer.artifacts.tokenizer import check_ids
 
 
@@ -41,6 +41,17 @@ class LibraryTokenizer(ABC):
     def _ids_of(self, texts: list[str]) -> list[list[int]]:
         """Encodes each text without its template; the limit of ids is not checked."""
 
+    def _ids_of_pieces(self, texts: list[list[str]]) -> list[list[int]]:
+        """Returns the ids of each text, whose pieces are encoded one by one."""
+        pieces = [piece for text in texts for piece in text]
+        encodings = iter(
+            guarded(
+                lambda: self._backend.encode_batch_fast(pieces, add_special_tokens=False),
+                silent=self._has_quadratic_pattern,
+            )
+        )
+        return [[token for _ in text for token in next(encodings).ids] for text in texts]
+
     @property
     @abstractmethod
     def why_lossy(self) -> str | None:
@@ -62,9 +73,7 @@ class LibraryTokenizer(ABC):
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path``, atomically."""
-        unfinished = Path(f"{path}.unfinished-{os.getpid()}")
-        unfinished.write_text(self.to_json(), encoding="utf-8")
-        os.replace(unfinished, path)
+        write_whole(Path(path), self.to_json())
 
     def to_json(self) -> str:
         """Returns the content of ``tokenizer.json``."""
@@ -81,10 +90,10 @@ class LibraryTokenizer(ABC):
 
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """Encodes each text, in parallel (see `Tokenizer.encode_many`)."""
-        found = self._ids_of(list(texts))
+        rows = self._ids_of(list(texts))
         if self.id_limit is not None and self.id_limit < self.vocab_size:
-            check_ids(found, self.id_limit, self.name_of)
-        return found
+            check_ids(rows, self.id_limit, self.name_of)
+        return rows
 
     def encode_source(self, text: str) -> list[int]:
         """Encodes a source text, with the tokens that the template puts around it."""

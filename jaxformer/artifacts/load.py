@@ -1,13 +1,14 @@
 """Reader of folders in jaxformer's own format: training runs and folders that `save` wrote."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
-from jaxformer.artifacts.saved import family_in, generation_in, read_saved, stored_tokenizer
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_generation, parse_kind
+from jaxformer.artifacts.saved import read_saved, stored_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
 from jaxformer.decoding.prepared import prepare
 from jaxformer.models.config.check import shown
@@ -64,15 +65,30 @@ def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored
             config.
     """
     run = RunFolder(folder)
-    about = family_in(sections, run.config), generation_in(sections, run.config)
-    if not run.checkpoints.is_dir():
-        return Stored(*read_saved(folder, sections, dtype), *about)
+    if run.checkpoints.is_dir():
+        return stored_run(run, sections, partial(newest_params, run), dtype)
+    about = sections.get("family"), parse_generation(sections, run.config)
+    return Stored(*read_saved(folder, sections, dtype), *about)
 
-    def read(like):
-        params = newest_params(run, like)
+
+def stored_run(
+    run: RunFolder, sections: dict, read: Callable[[Any], dict], dtype: str | None
+) -> Stored:
+    """Returns the content of a run.
+
+    Args:
+        run: The run.
+        sections: The sections of its config.json.
+        read: Reads its parameters, as in `Stored`, with the dtypes of the checkpoint.
+        dtype: dtype of the parameters; None: as stored.
+    """
+
+    def read_converted(like):
+        params = read(like)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
-    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run), *about)
+    config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
+    return Stored(config, read_converted, run_tokenizer(run), sections.get("family"), generation)
 
 
 def newest_params(run: RunFolder, like) -> dict:

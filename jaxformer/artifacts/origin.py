@@ -3,11 +3,10 @@
 import hashlib
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxformer.artifacts.run import parse_config
+from jaxformer.artifacts.run import parse_generation, source_sections
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.generation import GenerationDefaults
 
@@ -31,14 +30,8 @@ class Origin(NamedTuple):
 
     def sections(self) -> dict:
         """Returns the sections of config.json that `read_origin` reads."""
-        found: dict[str, Any] = {"from": {"path": str(self.path), "digest": self.digest}}
-        if self.family is not None:
-            found["family"] = self.family
-        if self.special_tokens is not None:
-            found["special_tokens"] = self.special_tokens
-        if self.generation != GenerationDefaults():
-            found["generation"] = asdict(self.generation)
-        return found
+        about = source_sections(self.family, self.generation, self.special_tokens)
+        return {"from": {"path": str(self.path), "digest": self.digest}, **about}
 
 
 def read_origin(sections: dict, where) -> Origin | None:
@@ -53,13 +46,11 @@ def read_origin(sections: dict, where) -> Origin | None:
     """
     if "from" not in sections:
         return None
-    began = sections["from"]
-    if began.keys() != {"path", "digest"}:
-        raise ValueError(f"{where}: from is {shown(began)}; it must have a path and a digest")
-    path = Path(began["path"])
-    generation = parse_config(GenerationDefaults, sections.get("generation", {}), where)
-    others = sections.get("family"), sections.get("special_tokens"), generation
-    return Origin(path, began["digest"], *others)
+    base = sections["from"]
+    if base.keys() != {"path", "digest"}:
+        raise ValueError(f"{where}: from is {shown(base)}; it must have a path and a digest")
+    about = sections.get("family"), sections.get("special_tokens")
+    return Origin(Path(base["path"]), base["digest"], *about, parse_generation(sections, where))
 
 
 def keep(run: Path, copy: Path, step: int) -> None:

@@ -5,7 +5,7 @@ samples.txt and lock. The process that trains in the folder holds a lock on `loc
 """
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jaxformer.artifacts.files import json_text, parse_json, read_json, write_wh
 from jaxformer.artifacts.links import refuse_links
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
+from jaxformer.models.config.generation import GenerationDefaults
 
 FORMAT = 1
 # Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
@@ -57,9 +58,9 @@ class RunFolder:
         self.train_tokens = self.tokens / "train.bin"
         self.baselines = self.tokens / "baselines.json"
         self.held_out_tokens = self.tokens / "held_out.bin"
-        sides = [("train", "held_out"), ("source", "target")]
         self.pairs = {
-            part: [self.tokens / f"{part}.{side}.bin" for side in sides[1]] for part in sides[0]
+            part: [self.tokens / f"{part}.{side}.bin" for side in ("source", "target")]
+            for part in ("train", "held_out")
         }
         self.references = self.tokens / "references.json"
         self.base = self.path / "base"  # copy of the run whose weights the adapter updates
@@ -88,10 +89,7 @@ class RunFolder:
         Args:
             sections: Sections by name, each a dataclass or plain data.
         """
-        plain = {
-            name: asdict(value) if hasattr(value, "__dataclass_fields__") else value
-            for name, value in sections.items()
-        }
+        plain = {name: asdict(x) if is_dataclass(x) else x for name, x in sections.items()}
         write_whole(self.config, json_text({"format": FORMAT, **plain}, indent=2) + "\n")
 
     def read_config(self, *needed: str) -> dict:
@@ -190,9 +188,9 @@ def read_sections(folder: Path) -> dict | None:
     if "format" not in content:
         return None
     refuse_links(folder, whole_tree=True)
-    if type(content["format"]) is not int or content["format"] != FORMAT:
-        found = shown(content["format"])
-        raise ValueError(f"{path} has format {found}; this version reads {FORMAT}")
+    version = content["format"]
+    if type(version) is not int or version != FORMAT:
+        raise ValueError(f"{path} has format {shown(version)}; this version reads {FORMAT}")
     if "model" not in content:
         raise ValueError(f"{path} has no section 'model'")
     for name in content:
@@ -219,6 +217,26 @@ def parse_config(kind: type, content: dict, where: Path) -> Any:
         return from_fields(kind, content)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def parse_generation(sections: dict, where: Path) -> GenerationDefaults:
+    """Returns the checkpoint's settings for generation; without such a section, the defaults."""
+    return parse_config(GenerationDefaults, sections.get("generation", {}), where)
+
+
+def source_sections(
+    family: str | None, generation: GenerationDefaults, special_tokens: dict | None
+) -> dict[str, Any]:
+    """Returns the sections of config.json about the checkpoint that the weights came from.
+
+    Args:
+        family: The model_type of transformers.
+        generation: The checkpoint's settings for generation.
+        special_tokens: The special ids of a tokenizer whose file does not name them.
+    """
+    settings = None if generation == GenerationDefaults() else asdict(generation)
+    content = {"family": family, "generation": settings, "special_tokens": special_tokens}
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def parse_kind(sections: dict, where: Path) -> Any:

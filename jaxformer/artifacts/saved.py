@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.run import FORMAT, parse_config, parse_kind
+from jaxformer.artifacts.run import FORMAT, parse_config, parse_kind, source_sections
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensors, write_tensors
 from jaxformer.artifacts.tokenizer import AnyTokenizer, SpecialTokens, Tokenizer, bind
@@ -23,11 +23,12 @@ from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_f
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
-from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
+# Fields of a model that are saved or do not change its results.
+_RESTORED = {"config", "execution", "family", "generation", "parent", "name"}
 
 
 def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
@@ -44,19 +45,14 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
         ValueError: If the folder is not empty, the variables do not fit the model, or the model has
             something that its files cannot hold, such as a mask.
     """
-    params = checked_params(model, variables)
-    family = family or model.family
+    leaves = flat(checked_params(model, variables))
+    special = None if tokenizer is None else tokenizer.special
     with new_folder(folder) as unfinished:
         kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
-        if family is not None:
-            content["family"] = family
-        if model.generation != GenerationDefaults():
-            content["generation"] = asdict(model.generation)
-        if tokenizer is not None and tokenizer.special is not None:
-            content["special_tokens"] = asdict(tokenizer.special)
+        ids = None if special is None else asdict(special)
+        content |= source_sections(family or model.family, model.generation, ids)
         write_json(unfinished / "config.json", content)
-        leaves = flat(params)
         tensors = {name: lambda leaf=leaf: np.asarray(leaf) for name, leaf in leaves.items()}
         write_tensors(unfinished, tensors, {name: x.nbytes for name, x in leaves.items()})
         if tokenizer is not None:
@@ -75,19 +71,6 @@ def checked_params(model, variables) -> dict:
         raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)
     return variables["params"]
-
-
-def family_in(sections: dict, where) -> str | None:
-    """Returns the model_type of transformers that a saved config.json names, or None."""
-    family = sections.get("family")
-    if not isinstance(family, str | None):
-        raise ValueError(f"{where}: family is {family!r}; it must be a name")
-    return family
-
-
-def generation_in(sections: dict, where: Path) -> GenerationDefaults:
-    """Returns the settings for generation in a saved config.json."""
-    return parse_config(GenerationDefaults, sections.get("generation", {}), where)
 
 
 def read_saved(
@@ -136,18 +119,15 @@ def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
     Returns:
       The tokenizer, or None if the folder has none.
     """
-    path = folder / "tokenizer.json"
+    path, where = folder / "tokenizer.json", folder / "config.json"
     if not path.is_file():
         return None
     if "special_tokens" not in sections:
         tokenizer: Tokenizer = ByteTokenizer.load(path)
     else:
-        where = folder / "config.json"
         special = parse_config(SpecialTokens, sections["special_tokens"], where)
         tokenizer = Subwords.load(path, special)
-    if "model" not in sections:
-        return tokenizer
-    return bound(tokenizer, parse_kind(sections, folder / "config.json"), path)
+    return bound(tokenizer, parse_kind(sections, where), path) if "model" in sections else tokenizer
 
 
 def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:
@@ -177,7 +157,7 @@ def refuse_uncarried(model) -> None:
         raise _lost("model", f"a {type(model).__name__}", f"{kind}(model.config)")
     if type(model.execution) is not Execution:
         raise _lost("execution", f"a {type(model.execution).__name__}", "an Execution")
-    for name in _own_fields(model):
+    for name in sorted(model.__dataclass_fields__.keys() - _RESTORED):
         given, default = getattr(model, name), getattr(plain, name)
         if given is default or (name == "mask" and _has_equal_masks(model, plain)):
             continue
@@ -186,18 +166,12 @@ def refuse_uncarried(model) -> None:
         raise _lost(name, "a function of yours", "the library's function")
 
 
-def _lost(name: str, found: str, plain: str) -> ValueError:
+def _lost(name: str, given: str, plain: str) -> ValueError:
     return ValueError(
-        f"{name} is {found}, which the files of a model cannot hold: a model loaded from them "
+        f"{name} is {given}, which the files of a model cannot hold: a model loaded from them "
         f"would have {plain} and give other results. Pass a model with {plain}, and set yours "
         "again after loading"
     )
-
-
-def _own_fields(model) -> Iterator[str]:
-    """Yields the fields that can change the results but are not saved."""
-    known = {"config", "execution", "family", "generation", "parent", "name"}
-    return (name for name in model.__dataclass_fields__ if name not in known)
 
 
 def _replaced(model) -> Iterator[str]:

@@ -15,10 +15,10 @@ import tokenizers
 
 from jaxformer.artifacts.backend import (
     bounded_pieces,
+    check_unicode,
     guarded,
     parts_of,
     read_backend,
-    refuse_surrogates,
 )
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
 from jaxformer.artifacts.library_tokenizer import LibraryTokenizer
@@ -34,6 +34,8 @@ class Subwords(LibraryTokenizer):
     Attributes:
       vocab_size: One more than the largest id.
       special: The `SpecialTokens`.
+      text_ids: The ids of text in ascending order: all but those of special tokens. The unknown
+        token is special, too.
       end_of_text: The id that ends a text, None if it is unknown.
       before: The ids that the template puts before a text.
       after: The ids that the template puts after a text.
@@ -59,14 +61,14 @@ class Subwords(LibraryTokenizer):
             raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
         self.vocab_size: int = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
-        _refuse_equal_tokens(backend, added.values())
+        _check_equal_tokens(backend, added.values())
         self.own_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
         model = parts_of(backend)["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
         self._skipped = is_special  # when decoding
         self._special = is_special - {unknown}
-        self._text_ids = sorted(set(vocabulary.values()) - is_special)
+        self.text_ids = sorted(set(vocabulary.values()) - is_special)
         masks = (vocabulary.get(name) for name in ("[MASK]", "<mask>"))
         self.mask_token: int | None = next((x for x in masks if x in is_special), None)
         self.stop_tokens = special.stop_tokens
@@ -79,14 +81,6 @@ class Subwords(LibraryTokenizer):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
         raise ValueError("tokenizer: its template changes the text")
-
-    @property
-    def text_ids(self) -> list[int]:
-        """The ids of text in ascending order: all but those of special tokens.
-
-        The unknown token is special, too.
-        """
-        return self._text_ids
 
     @property
     def opening(self) -> list[int]:
@@ -146,12 +140,12 @@ class Subwords(LibraryTokenizer):
         return self._backend.token_to_id(token)
 
     def _ids_of(self, texts: list[str]) -> list[list[int]]:
-        refuse_surrogates(texts)
-        found = self._encoded(texts)
-        for number, ids in enumerate(found):
+        check_unicode(texts)
+        rows = self._encoded(texts)
+        for number, ids in enumerate(rows):
             if not self._special.isdisjoint(ids):  # the text spells out special tokens
-                found[number] = self._spelled(texts[number])
-        return found
+                rows[number] = self._spelled(texts[number])
+        return rows
 
     @property
     def special_ids(self) -> set[int]:
@@ -161,14 +155,8 @@ class Subwords(LibraryTokenizer):
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
-        pieces = [bounded_pieces(text) if self._has_quadratic_pattern else [text] for text in texts]
-        flat = [piece for some in pieces for piece in some]
-        encodings = guarded(
-            lambda: self._backend.encode_batch_fast(flat, add_special_tokens=False),
-            silent=self._has_quadratic_pattern,
-        )
-        ids = iter([encoding.ids for encoding in encodings])
-        return [[token for _ in some for token in next(ids)] for some in pieces]
+        divide = bounded_pieces if self._has_quadratic_pattern else lambda text: [text]
+        return self._ids_of_pieces([divide(text) for text in texts])
 
     def _spelled(self, text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""
@@ -253,17 +241,15 @@ class SubwordStream:
 
     def _more(self, text: str) -> str:
         """Returns the part of `text`, a prefix of the whole text, that was not returned yet."""
-        differs = (
-            i for i, pair in enumerate(zip(text, self._before, strict=False)) if pair[0] != pair[1]
-        )
-        shared = next(differs, min(len(text), len(self._before)))
+        pairs = enumerate(zip(text, self._before, strict=False))
+        shared = next((i for i, (a, b) in pairs if a != b), min(len(text), len(self._before)))
         begin = max(self._given, shared)
         if len(text) > begin:
             self._given = len(text)
         return text[begin:]
 
 
-def _refuse_equal_tokens(backend: tokenizers.Tokenizer, added: Iterable) -> None:
+def _check_equal_tokens(backend: tokenizers.Tokenizer, added: Iterable) -> None:
     """Raises ValueError if two added tokens are equal after normalization.
 
     The library would then match either of them in a text, unpredictably.

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 _FORMER = (
     "*cross_attention/query_norm/*",
@@ -20,22 +21,14 @@ def flat_shapes(tree) -> dict:
     return {name: leaf.shape for name, leaf in flat(tree).items()}
 
 
-def flat(tree, prefix: str = "") -> dict:
+def flat(tree: dict) -> dict:
     """Returns the leaves by their paths, such as "blocks/attention/query/kernel"."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found = {}
-    for name, branch in tree.items():
-        found |= flat(branch, f"{prefix}/{name}" if prefix else name)
-    return found
+    return flatten_dict(tree, sep="/")
 
 
-def filled(tree, leaves: dict, prefix: str = ""):
+def filled(tree: dict, leaves: dict) -> dict:
     """Returns the tree with the leaves of `leaves`, which are by path: the inverse of `flat`."""
-    if not isinstance(tree, dict):
-        return leaves[prefix]
-    path = f"{prefix}/" if prefix else ""
-    return {name: filled(branch, leaves, path + name) for name, branch in tree.items()}
+    return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
 
 
 def with_former(like, found):
@@ -83,16 +76,13 @@ def _inserted(tree: dict, keys: list[str], leaf) -> dict:
 
 def not_finite(tree) -> str | None:
     """Returns the path of the first array that holds NaN or an infinity, or None."""
-    leaves = [
-        (path, leaf)
+    leaves = {
+        _name(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    ]
-    finite = jax.device_get(_are_finite([leaf for _, leaf in leaves]))
-    for (path, _), is_finite in zip(leaves, finite, strict=True):
-        if not is_finite:
-            return _name(path)
-    return None
+    }
+    are_finite = jax.device_get(_are_finite(list(leaves.values())))
+    return next((name for name, x in zip(leaves, are_finite, strict=True) if not x), None)
 
 
 @jax.jit
@@ -119,11 +109,11 @@ def as_shapes(tree):
     return jax.tree.map(shape, tree)
 
 
-def refuse_difference(where, found, wanted) -> None:
+def check_equal(where, stored, wanted) -> None:
     """Raises ValueError naming the first leaf that differs in presence, shape or dtype."""
-    found, wanted = leaf_types(found), leaf_types(wanted)
-    for name in sorted(found.keys() | wanted.keys()):
-        a, b = found.get(name, "nothing"), wanted.get(name, "nothing")
+    stored, wanted = leaf_types(stored), leaf_types(wanted)
+    for name in sorted(stored.keys() | wanted.keys()):
+        a, b = stored.get(name, "nothing"), wanted.get(name, "nothing")
         if a != b:
             raise ValueError(f"{where} does not fit this model: {name} is {a}, expected {b}")
 

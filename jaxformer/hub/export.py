@@ -1,13 +1,13 @@
 """Export of a model to a folder that transformers opens as the matching class."""
 
+import math
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from itertools import combinations, product
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
@@ -55,25 +55,20 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
             the model.
     """
     params = checked_params(model, variables)
-    if family is not None and family not in FAMILIES:
-        raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
-    families = preferred(model.family, FAMILIES) if family is None else [FAMILIES[family]]
-    found, config, options = counterpart(model.config, families)
+    matching, config, options = counterpart(model.config, preferred(family, model.family))
     leaves = with_zeros(params, config)
-    wanted = entries(found.rows(config), config, {name: x.shape for name, x in leaves.items()})
+    wanted = entries(matching.rows(config), config, {name: x.shape for name, x in leaves.items()})
     with new_folder(folder) as unfinished:
         ids = write_tokenizer(unfinished, tokenizer, config)
         generation = written_generation(model.generation)
         if tokenizer is None:
             ids |= {name: generation[name] for name in ids.keys() & generation.keys()}
-        dtype = str(jax.tree.leaves(params)[0].dtype)
-        content = {**ids, **options, "dtype": dtype}
-        write_json(unfinished / "config.json", content)
+        dtype = jax.tree.leaves(params)[0].dtype
+        write_json(unfinished / "config.json", {**ids, **options, "dtype": str(dtype)})
         write_json(unfinished / "generation_config.json", generation | ids)
         tensors = {entry.theirs: lambda entry=entry: of_entry(entry, leaves) for entry in wanted}
-        itemsize = jnp.dtype(dtype).itemsize
-        sizes = {x.theirs: itemsize * int(np.prod(x.their_shape)) for x in wanted}
-        constants = found.constants(config)
+        sizes = {x.theirs: dtype.itemsize * math.prod(x.their_shape) for x in wanted}
+        constants = matching.constants(config)
         tensors |= {name: lambda array=array: array for name, array in constants.items()}
         sizes |= {name: array.nbytes for name, array in constants.items()}
         write_tensors(unfinished, tensors, sizes)
@@ -88,10 +83,24 @@ def of_entry(entry: Entry, leaves: dict):
     return entry.to_theirs(arrays)
 
 
-def preferred(family: str | None, names: Iterable[str]) -> list[Family]:
-    """Returns the families of these names. The one that the model came from is first."""
-    ordered = sorted(names, key=lambda name: name != family)
-    return [FAMILIES[name] for name in ordered]
+def preferred(
+    family: str | None, origin: str | None, names: Collection[str] = FAMILIES
+) -> list[Family]:
+    """Returns the families to export as, in the order in which they are tried.
+
+    Args:
+        family: The only one; None: all of `names`.
+        origin: The family that the model came from, which is tried first.
+        names: The names to choose from.
+
+    Raises:
+        ValueError: If `family` is none of the names.
+    """
+    if family is None:
+        return [FAMILIES[name] for name in sorted(names, key=lambda name: name != origin)]
+    if family not in names:
+        raise ValueError(f"family is {family!r}; it must be one of {', '.join(names)}")
+    return [FAMILIES[family]]
 
 
 def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
@@ -118,13 +127,13 @@ def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
     bare, reasons = None, {}
     for candidate, family in product(_with_zeros(config), suitable):
         try:
-            found = family, candidate, family.to_options(candidate)
+            options = family.to_options(candidate)
         except ValueError as error:
             reasons.setdefault(family.model_type, str(error))
             continue
-        if found[2]["architectures"] == [next(iter(family.architectures))]:
-            return found
-        bare = bare or found
+        if options["architectures"] == [next(iter(family.architectures))]:
+            return family, candidate, options
+        bare = bare or (family, candidate, options)
     if bare:
         return bare
     nearest = min(reasons, key=lambda name: (reasons[name].count(";"), len(reasons[name])))

@@ -125,29 +125,25 @@ class Family:
         Raises:
             ValueError: If an option cannot be read. The message names it.
         """
-        own = dict(self.fixed)
+        ours = dict(self.fixed)
         for theirs, how in self.renamed.items():
-            own |= dict.fromkeys(how.ours.split("+"), how.read(options, theirs, self.config))
-        own |= self.architecture(options)
+            ours |= dict.fromkeys(how.ours.split("+"), how.read(options, theirs, self.config))
+        ours |= self.architectures[self.class_name(options)]
         try:
             for part in self.parts:
-                own |= part.read(options)
+                ours |= part.read(options)
         except (ArithmeticError, TypeError) as error:
             raise ValueError(f"{options.file}: {error}") from None
         options.require(self.demanded)
         options.require({x: options.options.get(same) for x, same in self.repeated.items()})
         options.nothing_left(HARMLESS)
         try:
-            return self.config(**own).resolved
+            return self.config(**ours).resolved
         except (TypeError, ValueError) as error:
             raise ValueError(f"{options.file}: {error}") from None
 
-    def architecture(self, options: Options) -> dict:
-        """Returns our fields that the class named by the file decides."""
-        return self.architectures[self.class_name(options)]
-
     def class_name(self, options: Options) -> str:
-        """Returns the name of that class; without one in the file, the family's first class."""
+        """Returns the name of the file's class; without one in the file, the family's first."""
         named = options.take("architectures", None) or [next(iter(self.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in self.architectures:
@@ -161,7 +157,7 @@ class Family:
         Raises:
             ValueError: If the family has no such model. The message names the fields that differ.
         """
-        config, differing = canonical(config), []
+        config, reasons = canonical(config), []
         for name, decided in self.architectures.items():
             changed = [x for x, value in decided.items() if getattr(config, x) != value]
             written = {theirs: how.write(config) for theirs, how in self.renamed.items()}
@@ -171,18 +167,17 @@ class Family:
             written |= {"model_type": self.model_type, "architectures": [name]}
             tensors = () if config.tie_embeddings else ("lm_head.weight",)
             try:
-                again = self.to_config(Options(dict(written), self.model_type, tensors))
+                again = canonical(self.to_config(Options(dict(written), self.model_type, tensors)))
             except ValueError as error:
-                differing.append(str(error))
+                reasons.append(str(error))
                 continue
-            again = canonical(again)
             changed += differences(config, again)
             if not changed:
                 return written
             both = ((x, getattr(config, x), getattr(again, x)) for x in dict.fromkeys(changed))
-            said = "; ".join(f"{x} is {ours!r}, there {theirs!r}" for x, ours, theirs in both)
-            differing.append(said)
-        raise ValueError(min(differing, key=len))
+            differing = (f"{x} is {ours!r}, there {theirs!r}" for x, ours, theirs in both)
+            reasons.append("; ".join(differing))
+        raise ValueError(min(reasons, key=len))
 
     def newer(self, name: str) -> str:
         """Returns the table's name of a tensor with an older name."""
@@ -205,10 +200,9 @@ def canonical(config):
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: spread(getattr(config, name), config.num_layers) for name in config.patterns}
-    without_positions = [base is None for base in layers["rotary_base"]]
     layers["rotary_scaling"] = [
-        None if none or x is None else _canonical_scaling(x)
-        for x, none in zip(layers["rotary_scaling"], without_positions, strict=True)
+        None if base is None or scaling is None else _canonical_scaling(scaling)
+        for base, scaling in zip(layers["rotary_base"], layers["rotary_scaling"], strict=True)
     ]
     changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
     scale = config.attention_scale

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.saved import bound
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tensors import Tensor, stored_tensors
+from jaxformer.artifacts.tensors import stored_tensors
 from jaxformer.artifacts.trees import filled, flat, flat_shapes
-from jaxformer.hub.adapter import Adapter, read_adapter_beside
+from jaxformer.hub.adapter import read_adapter_beside
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import read_generation
@@ -62,20 +62,25 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     config = family.to_config(options)
     tokenizer = read_tokenizer(folder, config.vocab_size)
     adapter = read_adapter_beside(folder)
-    if tokenizer is not None and tokenizer.own_size > config.vocab_size:
-        raise ValueError(
-            f"{folder / 'tokenizer.json'} has ids up to {tokenizer.own_size - 1}; by config.json "
-            f"vocab_size is {config.vocab_size}"
-        )
-    tokenizer = None if tokenizer is None else bound(tokenizer, config, folder)
-
-    size = config.vocab_size
+    if tokenizer is not None:
+        if tokenizer.own_size > config.vocab_size:
+            raise ValueError(
+                f"{folder / 'tokenizer.json'} has ids up to {tokenizer.own_size - 1}; by "
+                f"config.json vocab_size is {config.vocab_size}"
+            )
+        tokenizer = bound(tokenizer, config, folder)
 
     def read(like):
-        return read_parameters(folder, tensors, adapter, family, config.resolved, like, dtype)
+        wanted = entries(family.rows(config), config, flat_shapes(like))
+        names = found_names(folder, family, wanted, tensors)
+        theirs = {x: tensors[name] for x, name in names.items()}
+        if adapter is not None:
+            theirs = adapter.applied(theirs, wanted, family.base)
+        return filled(like, read_leaves(wanted, theirs, flat(like), dtype))
 
     about = (family.model_type, family.class_name(options), len(tensors))
-    updates, generation = len(adapter.factors) if adapter else 0, read_generation(folder, size)
+    updates = 0 if adapter is None else len(adapter.factors)
+    generation = read_generation(folder, config.vocab_size)
     return Foreign(config, read, tokenizer, *about, updates, generation)
 
 
@@ -86,24 +91,6 @@ def family_of(options: Options) -> Family:
         supported = ", ".join(FAMILIES)
         raise ValueError(f"{options.file}: model_type is {name!r}; supported: {supported}")
     return FAMILIES[name]
-
-
-def read_parameters(
-    folder: Path,
-    tensors: dict[str, Tensor],
-    adapter: Adapter | None,
-    family: Family,
-    config,
-    like,
-    dtype: str,
-) -> dict:
-    """Reads each tensor, with its update if there is one, into our parameters."""
-    wanted = entries(family.rows(config), config, flat_shapes(like))
-    names = found_names(folder, family, wanted, tensors)
-    theirs = {x: tensors[name] for x, name in names.items()}
-    if adapter is not None:
-        theirs = adapter.applied(theirs, wanted, family.base)
-    return filled(like, read_leaves(wanted, theirs, flat(like), dtype))
 
 
 def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
@@ -120,13 +107,10 @@ def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> d
     embedding = next(entry.theirs for entry in wanted if entry.ours == ("embedding/tokens",))
     copies = [x for new, x in names.items() if new not in expected and _EMBEDDING.search(x)]
     names = dict.fromkeys([embedding], next(iter(copies), None)) | names
-    missing = {name for name in expected if names.get(name) is None}
-    if missing:
+    if missing := {name for name in expected if names.get(name) is None}:
         raise ValueError(f"{folder}: {_some(missing)} missing")
-    used = {names[name] for name in expected}
-    used.update(copies)
-    unused = [name for name in tensors if name not in used and not family.is_ignored(name)]
-    if unused:
+    used = {names[name] for name in expected}.union(copies)
+    if unused := [name for name in tensors if name not in used and not family.is_ignored(name)]:
         raise ValueError(f"{folder}: {_some(unused)} unknown in this model")
     for name in copies:
         if not tensors[name].equals(tensors[names[embedding]]):

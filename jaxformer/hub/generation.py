@@ -67,19 +67,19 @@ def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
         ValueError: If an option has a wrong type, or an id that the model lacks. The message names
             the file.
     """
-    own = folder / "generation_config.json"
-    path = own if own.is_file() else folder / "config.json"
-    content = {key: value for key, value in read_json(path).items() if value is not None}
-    if path != own:
-        content = {key: value for key, value in content.items() if key in OPTIONS}
-    unknown = content.keys() - OPTIONS - _HARMLESS
+    path = folder / "generation_config.json"
+    if path.is_file():
+        content = read_json(path)
+    else:
+        path = folder / "config.json"
+        content = {key: value for key, value in read_json(path).items() if key in OPTIONS}
     unsupported = tuple(
         f"{key}={json_text(value)}"
         for key, value in sorted(content.items())
-        if (key in _UNSUPPORTED or key in unknown)
+        if key not in _CONSTRAINTS | _DEFAULTS | _HARMLESS
         and value not in (*_EMPTY, *_UNSUPPORTED.get(key, ()))
     )
-    content = {key: _given(key, value) for key, value in content.items()}
+    content = {key: _parsed(key, value) for key, value in content.items()}
     rules = {key: content[key] for key in _CONSTRAINTS if content.get(key) is not None}
     others = {key: content[key] for key in _DEFAULTS if content.get(key) is not None}
     try:
@@ -91,9 +91,9 @@ def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
     return replace(defaults, constraints=constraints, unsupported=unsupported)
 
 
-def _given(key: str, value: Any) -> Any:
+def _parsed(key: str, value: Any) -> Any:
     """Returns None for the id -1, which some files write for "none"; makes single ids a list."""
-    if key.endswith("_token_id") and value == -1 and type(value) is int:
+    if value is None or (key.endswith("_token_id") and value == -1 and type(value) is int):
         return None
     return [value] if key in _LISTS and not isinstance(value, list) else value
 

@@ -4,18 +4,16 @@ The `gguf` package writes the file. It maps the tensor names of transformers to 
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.files import require_new
+from jaxformer.artifacts.files import replacing, require_new
 from jaxformer.artifacts.saved import checked_params
-from jaxformer.artifacts.trees import flat
+from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.hub.export import counterpart, of_entry, preferred
-from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import canonical
 from jaxformer.hub.table import Entry, entries
 
@@ -26,7 +24,6 @@ ARCHITECTURES = {
     "qwen2": "QWEN2",
     "qwen3": "QWEN3",
 }
-
 
 # The kinds of rotary scaling that llama.cpp implements for each architecture. "llama3" scaling has
 # a factor per frequency, stored as a tensor that only the architecture LLAMA reads.
@@ -53,15 +50,14 @@ def export_gguf(
     gguf, params = package(), checked_params(model, variables)
     if family not in (None, *ARCHITECTURES):
         raise ValueError(f"family is {family!r}; in GGUF it must be {', '.join(ARCHITECTURES)}")
-    families = preferred(model.family, ARCHITECTURES) if family is None else [FAMILIES[family]]
-    found, config, _ = counterpart(model.config, families)
-    config, architecture = canonical(config), ARCHITECTURES[found.model_type]
+    families = preferred(family, model.family, ARCHITECTURES)
+    matching, config, _ = counterpart(model.config, families)
+    config, architecture = canonical(config), ARCHITECTURES[matching.model_type]
     refuse(config, tokenizer, architecture)
     number = getattr(gguf.MODEL_ARCH, architecture)
     names = gguf.get_tensor_name_map(number, config.num_layers)
     leaves, tensors = flat(params), {}
-    shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    for entry in entries(found.rows(config), config, shapes):
+    for entry in entries(matching.rows(config), config, flat_shapes(params)):
         stem, leaf = entry.theirs.rsplit(".", 1)
         tensor = of_file(entry, leaves, config, architecture == "LLAMA")
         tensors[f"{names.get_name(stem)}.{leaf}"] = tensor
@@ -160,9 +156,8 @@ def write_gguf(
     gguf, path = package(), require_new(Path(path))
     if path.exists():
         raise ValueError(f"{path} is a folder; name a file")
-    unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
-    writer = gguf.GGUFWriter(unfinished, name)
-    try:
+    with replacing(path) as temporary:
+        writer = gguf.GGUFWriter(temporary, name)
         write_sizes(writer, gguf, config)
         write_vocabulary(writer, gguf, tokenizer, config.vocab_size)
         for name, tensor in tensors.items():
@@ -171,9 +166,6 @@ def write_gguf(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def write_sizes(writer, gguf, config):

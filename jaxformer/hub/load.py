@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 from jax.sharding import Mesh
 
 from jaxformer.artifacts.load import (
@@ -13,11 +12,10 @@ from jaxformer.artifacts.load import (
     lora_of,
     newest_params,
     own_folder,
-    run_tokenizer,
+    stored_run,
 )
 from jaxformer.artifacts.origin import Origin, digest_of, read_origin
-from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
-from jaxformer.artifacts.saved import family_in, generation_in
+from jaxformer.artifacts.run import RunFolder, read_sections
 from jaxformer.functional.linear import quantize_all
 from jaxformer.hub.adapter import CONFIG as ADAPTER
 from jaxformer.hub.families import FAMILIES
@@ -30,23 +28,10 @@ from jaxformer.models.lora import adapter_shapes, merged
 from jaxformer.models.placement import parameter_shapes
 
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-)
-_TOKENIZERS = (
-    "tokenizer*.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
+_FILES = """config.json generation_config.json model*.safetensors model.safetensors.index.json
+    adapter_config.json adapter_model.safetensors""".split()
+_TOKENIZERS = """tokenizer*.json vocab.* merges.txt *.model *.spm special_tokens_map.json
+    added_tokens.json""".split()
 _MOST_BASES = 16  # runs in a chain in which each run is an adapter of the next one
 KERNELS = ("dense", "int8")
 
@@ -89,8 +74,7 @@ def load(
     folder = fetched(source)
     stored = opened(folder, dtype)
     config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
-    about = {"family": stored.family, "generation": stored.generation}
-    model = build(config, execution, **about)
+    model = build(config, execution, family=stored.family, generation=stored.generation)
     params = stored.read(parameter_shapes(model, mesh))
     params = params if kernels == "dense" else quantize_all(params)
     return Checkpoint(model, {"params": params}, stored.tokenizer)
@@ -140,12 +124,10 @@ def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
     sections = read_sections(folder)
     if sections is None:
         return foreign_folder(folder, dtype or "float32")
-    family = sections.get("family")
+    family, where = sections.get("family"), folder / "config.json"
     if family not in (None, *FAMILIES):
-        raise ValueError(
-            f"{folder / 'config.json'}: family is {shown(family)}; it must be one of "
-            f"{', '.join(FAMILIES)}"
-        )
+        names = ", ".join(FAMILIES)
+        raise ValueError(f"{where}: family is {shown(family)}; it must be one of {names}")
     return adapted_run(folder, dtype) or own_folder(folder, sections, dtype)
 
 
@@ -176,19 +158,15 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
             or through other runs.
     """
     sections, run = read_sections(folder) or {}, RunFolder(folder)
-    origin = adapter_origin(folder)
-    if origin is None:
+    if (origin := adapter_origin(folder)) is None:
         return None
     refuse_cycle(folder)
     lora = lora_of(sections, run.config)
 
     def read(like):
-        params = origin_params(origin, like, run)
-        params = merged(params, read_adapter(run, lora, like))
-        return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+        return merged(origin_params(origin, like, run), read_adapter(run, lora, like))
 
-    about = family_in(sections, run.config), generation_in(sections, run.config)
-    return Stored(parse_kind(sections, run.config), read, run_tokenizer(run), *about)
+    return stored_run(run, sections, read, dtype)
 
 
 def adapter_origin(folder: Path) -> Origin | None:
@@ -206,7 +184,7 @@ def refuse_cycle(folder: Path) -> None:
     """Raises ValueError if a run is its own base, directly or through other runs."""
     chain, run = [folder.resolve()], folder
     while (run / "config.json").is_file() and (origin := adapter_origin(run)) is not None:
-        base = kept_base(RunFolder(run), origin)
+        base = base_folder(RunFolder(run), origin)
         if base.resolve() in chain:
             raise ValueError(
                 f"{run / 'config.json'}: from is {origin.path}, but that is an adapter of this run "
@@ -218,7 +196,7 @@ def refuse_cycle(folder: Path) -> None:
             raise ValueError(f"{folder} is an adapter of more than {_MOST_BASES} runs in a chain")
 
 
-def kept_base(run: RunFolder, origin: Origin) -> Path:
+def base_folder(run: RunFolder, origin: Origin) -> Path:
     """Returns the folder of a run's base: the copy inside the run, otherwise the named folder."""
     return run.base if run.base.is_dir() else origin.path
 
@@ -230,14 +208,13 @@ def read_adapter(run: RunFolder, lora: LoraConfig, like) -> dict:
 
 def origin_params(origin: Origin, like, run: RunFolder) -> dict:
     """Reads the parameters that a run started from; raises ValueError if they have changed."""
-    where = f"the weights that {run.path} began from"
-    kept = kept_base(run, origin)
-    if not kept.exists():
+    weights, base = f"the weights that {run.path} began from", base_folder(run, origin)
+    if not base.exists():
         raise ValueError(
-            f"{origin.path} is not there, and had {where}; put it back, or write where it is into "
-            f"{run.config}"
+            f"{origin.path} is not there, and had {weights}; put it back, or write where it is "
+            f"into {run.config}"
         )
-    params = opened(kept).read(like)
+    params = opened(base).read(like)
     if digest_of(params) != origin.digest:
-        raise ValueError(f"{kept} has changed: its weights are not {where}")
+        raise ValueError(f"{base} has changed: its weights are not {weights}")
     return params

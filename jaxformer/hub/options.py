@@ -172,10 +172,7 @@ def pattern(entries: list):
 
     If all entries are equal, that entry itself is returned.
     """
-    length = len(entries)
-    for period in range(1, length + 1):
-        if all(entries[i] == entries[i % period] for i in range(length)):
-            break
+    period = next(n for n in range(1, len(entries) + 1) if entries[n:] == entries[:-n])
     return entries[0] if period == 1 else tuple(entries[:period])
 
 

@@ -15,12 +15,10 @@ import numpy as np
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.load import lora_of
 from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
-from jaxformer.artifacts.saved import family_in
 from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.kernels import LowRankKernel
-from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS
+from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map
 from jaxformer.hub.export import counterpart, preferred
-from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.load import adapter_origin, read_adapter
 from jaxformer.hub.table import Entry, entries
 from jaxformer.models.kinds import build
@@ -47,42 +45,37 @@ def export_adapter(out, folder, *, family: str | None = None) -> str:
         raise ValueError(f"{folder} has no adapter: it is not a run that trained with --lora-rank")
     model = build(parse_kind(sections, run.config))
     adapter = flat(read_adapter(run, lora, shape_tree(model)))
-    if family is None:
-        families = preferred(family_in(sections, run.config), FAMILIES)
-    elif family in FAMILIES:
-        families = [FAMILIES[family]]
-    else:
-        raise ValueError(f"family is {family!r}; it must be one of {', '.join(FAMILIES)}")
-    found, config, options = counterpart(model.config, families)
+    families = preferred(family, sections.get("family"))
+    matching, config, options = counterpart(model.config, families)
     architecture = options["architectures"][0]
-    wanted = entries(found.rows(config), config, flat_shapes(shape_tree(build(config))))
-    prefix = _bare_prefix(found, architecture)
+    wanted = entries(matching.rows(config), config, flat_shapes(shape_tree(build(config))))
+    prefix = _bare_prefix(matching, architecture)
     tensors, maps = {}, {}
     for entry in wanted:
         if updates := _updates(entry, adapter):
             module = entry.theirs.removesuffix(".weight").removeprefix(prefix)
             maps[module] = len(updates)
-            a, b = _joined(entry, updates)
-            tensors[f"{PREFIX}{module}.lora_A.weight"] = a
-            tensors[f"{PREFIX}{module}.lora_B.weight"] = b
+            for factor, array in zip("AB", _joined(entry, updates), strict=True):
+                tensors[f"{PREFIX}{module}.lora_{factor}.weight"] = array
     if "embed_out" in maps:
         raise ValueError(
             "the head has an update, but transformers calls a gpt_neox's head by another name in "
             "each of its versions; export the whole model, or train no update of the head"
         )
-    several = {module: number for module, number in maps.items() if number > 1}
+    fused = {module: number for module, number in maps.items() if number > 1}
     content = {
         "peft_type": "LORA",
         "task_type": _task(config, architecture),
         "base_model_name_or_path": _their_base(origin.path),
         "r": lora.lora_rank,
         "lora_alpha": lora.lora_alpha,
-        "rank_pattern": {module: number * lora.lora_rank for module, number in several.items()},
-        "alpha_pattern": {module: number * lora.lora_alpha for module, number in several.items()},
+        "rank_pattern": {module: number * lora.lora_rank for module, number in fused.items()},
+        "alpha_pattern": {module: number * lora.lora_alpha for module, number in fused.items()},
         "target_modules": list(maps),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": any(_is_as_ours(entry) for entry in wanted),
+        # GPT-2's Conv1D has weights [inputs, outputs].
+        "fan_in_fan_out": any(is_map(entry) and not entry.is_transposed for entry in wanted),
         "inference_mode": True,
     }
     _write(out, content, tensors)
@@ -99,12 +92,12 @@ def _write(out, content: dict, tensors: dict) -> None:
 
 def _updates(entry: Entry, adapter: dict) -> dict[int, tuple]:
     """Returns (A, B) of this layer for each of the entry's leaves that has an update."""
-    found = {}
+    updates = {}
     for place, name in enumerate(entry.ours):
         if isinstance(kernel := adapter.get(name), LowRankKernel):
-            both = (np.asarray(x) for x in (kernel.down, kernel.up))
-            found[place] = tuple(x if entry.layer is None else x[entry.layer] for x in both)
-    return found
+            factors = (np.asarray(x) for x in (kernel.down, kernel.up))
+            updates[place] = tuple(x if entry.layer is None else x[entry.layer] for x in factors)
+    return updates
 
 
 def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.ndarray]:
@@ -117,11 +110,6 @@ def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.nda
         downs.append(down)
     a, b = np.concatenate(downs, axis=-1).T, np.concatenate(ups, axis=0).T
     return np.ascontiguousarray(a), np.ascontiguousarray(b)
-
-
-def _is_as_ours(entry: Entry) -> bool:
-    """Returns whether their layer is GPT-2's Conv1D, with weights [inputs, outputs]."""
-    return entry.ours[0].endswith("/kernel") and not entry.layout.is_transposed
 
 
 def _bare_prefix(family, architecture: str) -> str:

@@ -14,14 +14,13 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from jaxformer.artifacts.files import read_json, write_json
+from jaxformer.artifacts.files import read_json, read_optional, write_json
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.hub.tokenizers.older_vocabularies import read_older
-from jaxformer.hub.tokenizers.settings import CONFIG, TokenizerSettings, read_settings
+from jaxformer.hub.tokenizers.settings import CONFIG, FLAGS, TokenizerSettings, read_settings
 
 _SPECIAL = {"begin": "bos_token_id", "start": "decoder_start_token_id", "pad": "pad_token_id"}
-_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | None:
@@ -58,14 +57,14 @@ def special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens
     Raises:
       ValueError: If an entry is not an id. The message names the file and the key.
     """
-    found: dict[str, list[int]] = {}
+    ids: dict[str, list[int]] = {}
     for path in (folder / name for name in ("config.json", "generation_config.json")):
-        content = read_json(path) if path.is_file() else {}
+        content = read_optional(path)
         for key in ("eos_token_id", *_SPECIAL.values()):
             if key in content:
-                found[key] = _ids(path, key, content[key], vocab_size)
-    others = {ours: next(iter(found.get(x, ())), None) for ours, x in _SPECIAL.items()}
-    return SpecialTokens(tuple(found.get("eos_token_id", ())), **others)
+                ids[key] = _ids(path, key, content[key], vocab_size)
+    others = {ours: next(iter(ids.get(x, ())), None) for ours, x in _SPECIAL.items()}
+    return SpecialTokens(tuple(ids.get("eos_token_id", ())), **others)
 
 
 def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
@@ -96,16 +95,14 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config) -> dict:
     words = {x["id"]: x["content"] for x in content["added_tokens"]}
     if tokenizer.special is None:  # our own: the end of a document also begins the next one
         (end,), name = special.stop_tokens, words[special.stop_tokens[0]]
-        template = processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, end)])
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        backend.post_processor = template
+        backend.post_processor = processors.TemplateProcessing(f"{name} $A", None, [(name, end)])
         backend.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": settings["eos_token_id"], "bos_token": special.begin}
-    named |= {"pad_token": special.pad}
+    roles = {x: settings[f"{x}_id"] for x in ("eos_token", "bos_token", "pad_token")}
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
     about["clean_up_tokenization_spaces"] = False
-    about |= {k: words[x] for k, x in named.items() if isinstance(x, int) and x in words}
-    write_json(folder / "tokenizer_config.json", about)
+    about |= {x: words[n] for x, n in roles.items() if isinstance(n, int) and n in words}
+    write_json(folder / CONFIG, about)
     return settings
 
 
@@ -118,9 +115,9 @@ def _special_of(tokenizer: Tokenizer | None, config) -> SpecialTokens:
         return tokenizer.special
     end = None if tokenizer is None else tokenizer.end_of_text
     reads = config.reads_source and config.heads
-    start, pads = (end or 0) if reads else None, reads or config.bidirectional
-    pad = getattr(config, "position_offset", 0) - 1
-    pad = max(pad, 0) if pads else None
+    start = (end or 0) if reads else None
+    has_pad = reads or config.bidirectional
+    pad = max(getattr(config, "position_offset", 0) - 1, 0) if has_pad else None
     return SpecialTokens(() if end is None else (end,), end, start, pad)
 
 
@@ -145,24 +142,21 @@ def contradictions(
 def _settings(content: dict[str, Any]) -> dict[str, bool]:
     """Returns the options of tokenizer_config.json that tokenizer.json decides, with its values."""
     steps = list(_parts(content.get("normalizer"), "normalizers"))
-    kinds = {step.get("type") for step in steps}
-    bert = next((step for step in steps if step.get("type") == "BertNormalizer"), None)
-    found = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
-    if bert is not None:
+    kinds = {step.get("type"): step for step in reversed(steps)}
+    options = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
+    if (bert := kinds.get("BertNormalizer")) is not None:
         lower, accents = bool(bert.get("lowercase")), bert.get("strip_accents")
-        found["do_lower_case"] = lower or found["do_lower_case"]
-        found["strip_accents"] = lower if accents is None else bool(accents)
-        found["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
+        options["do_lower_case"] |= lower
+        options["strip_accents"] = lower if accents is None else bool(accents)
+        options["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
     for step in _parts(content.get("pre_tokenizer"), "pretokenizers"):
+        prefix = step.get("add_prefix_space")
         if step.get("type") == "ByteLevel":
-            prefix = bool(step.get("add_prefix_space"))
-            found["add_prefix_space"] = prefix or found.get("add_prefix_space", False)
+            options["add_prefix_space"] = bool(prefix) or options.get("add_prefix_space", False)
         elif step.get("type") == "Metaspace":
-            scheme = step.get("prepend_scheme", "always")
-            found["add_prefix_space"] = (
-                scheme != "never" and step.get("add_prefix_space") is not False
-            )
-    return found
+            is_prepended = step.get("prepend_scheme", "always") != "never"
+            options["add_prefix_space"] = is_prepended and prefix is not False
+    return options
 
 
 def _parts(part: Any, name: str) -> Iterator[dict[str, Any]]:
@@ -187,13 +181,11 @@ def _added_tokens(
         elif entry is None:
             yield f"{name} is found in texts by {CONFIG}, but not by tokenizer.json"
         else:
-            for flag in ("special",) if entry["special"] else _FLAGS:
+            for flag in ("special",) if entry["special"] else FLAGS:
                 theirs, ours = getattr(token, flag), entry[flag]
                 if theirs != ours:
-                    yield (
-                        f"{name} has {flag} {theirs} in the settings files, but tokenizer.json has "
-                        f"{ours}"
-                    )
+                    has = f"has {flag} {theirs} in the settings files"
+                    yield f"{name} {has}, but tokenizer.json has {ours}"
 
 
 def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
@@ -201,27 +193,22 @@ def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[
 
     The settings files must agree with the ids of config.json and with tokenizer.json's template.
     """
-    special = tokenizer.special
-    expected = {"eos_token": special.stop_tokens}
-    expected["bos_token"] = () if special.begin is None else (special.begin,)
+    begin = () if tokenizer.special.begin is None else (tokenizer.special.begin,)
+    expected = {"eos_token": tokenizer.special.stop_tokens, "bos_token": begin}
     for role, ids in expected.items():
-        token = settings.named.get(role)
-        if token is None:
+        if (token := settings.named.get(role)) is None:
             continue
         place = tokenizer.token_to_id(token.content)
         if place is None:
             yield f"{CONFIG} has {role} {token.content!r}, which tokenizer.json does not have"
         elif ids and place not in ids:
-            said = " and ".join(map(str, ids))
-            key = f"{role}_id"
-            yield f"{CONFIG} has {role} {token.content!r} (id {place}), but {key} is {said}"
-    template = {"add_bos_token": tokenizer.before, "add_eos_token": tokenizer.after}
-    for key, ids in template.items():
-        role = key.removeprefix("add_")
-        token = settings.named.get(role)
-        value = settings.options.get(key)
+            other = " and ".join(map(str, ids))
+            yield f"{CONFIG} has {role} {token.content!r} (id {place}), but {role}_id is {other}"
+    template = {"bos_token": tokenizer.before, "eos_token": tokenizer.after}
+    for role, ids in template.items():
+        token, value = settings.named.get(role), settings.options.get(f"add_{role}")
         if type(value) is bool and token is not None:
             has = tokenizer.token_to_id(token.content) in ids
             if has != value:
                 does = "adds it" if has else "does not add it"
-                yield f"{CONFIG} has {key} {value}, but tokenizer.json {does}"
+                yield f"{CONFIG} has add_{role} {value}, but tokenizer.json {does}"

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from jaxformer.artifacts.backend import MOST_BYTES
-from jaxformer.artifacts.files import read_json, read_text
+from jaxformer.artifacts.files import read_json, read_optional, read_text
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
 from jaxformer.hub.tokenizers.settings import (
     CONVERT,
@@ -22,49 +22,7 @@ from jaxformer.hub.tokenizers.settings import (
 )
 
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "source.spm")
-
-_WORDPIECE = Kind(
-    classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
-    flags={"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None},
-    numbers={},
-    demanded={
-        "do_basic_tokenize": True,
-        "clean_text": True,
-        "wordpieces_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "auto_map": None,
-    },
-    named={
-        "unk_token": "[UNK]",
-        "sep_token": "[SEP]",
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "mask_token": "[MASK]",
-    },
-)
-_GPT2 = Kind(
-    classes=("GPT2Tokenizer",),
-    flags={"add_prefix_space": False, "add_bos_token": False, "add_eos_token": False},
-    numbers={},
-    demanded={"auto_map": None},
-    named=dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
-)
-_T5 = Kind(
-    classes=("T5Tokenizer", "MT5Tokenizer"),
-    flags={},
-    numbers={"extra_ids": 100},
-    demanded={"add_prefix_space": True, "sp_model_kwargs": {}, "auto_map": None},
-    named={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    fixed=("eos_token", "unk_token"),
-)
-_MARIAN = Kind(
-    classes=("MarianTokenizer",),
-    flags={},
-    numbers={},
-    demanded={"separate_vocabs": False, "sp_model_kwargs": {}, "auto_map": None},
-    named={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
-    fixed=("eos_token", "unk_token"),
-)
+_SENTENCEPIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def read_older(folder: Path) -> tokenizers.Tokenizer | None:
@@ -81,16 +39,14 @@ def read_older(folder: Path) -> tokenizers.Tokenizer | None:
         path = folder / name
         if path.is_file() and path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} has more than {MOST_BYTES} bytes")
-    chosen = _kind(folder)
-    if chosen is None:
+    if (kind := _kind(folder)) is None:
         return None
-    kind, build = chosen
     settings = read_settings(folder)
     options = check_options(settings, kind, tokenizer_class(folder, settings))
     try:
-        backend = build(folder, options)
+        backend = kind.build(folder, options)
         add_tokens(backend, settings, [options[role] for role in kind.named])
-        _set_template(backend, _template(kind, options), folder)
+        _set_template(backend, kind.template(options), folder)
         return backend
     except ValueError:
         raise
@@ -100,64 +56,47 @@ def read_older(folder: Path) -> tokenizers.Tokenizer | None:
 
 def tokenizer_class(folder: Path, settings: TokenizerSettings) -> Any:
     """Returns the class that tokenizer_config.json names or, without one, config.json."""
-    return settings.options.get("tokenizer_class") or _config(folder).get("tokenizer_class")
+    config = read_optional(folder / "config.json")
+    return settings.options.get("tokenizer_class") or config.get("tokenizer_class")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-
-
-def _kind(folder: Path):
-    """Returns the schema of the folder's vocabulary and the function that builds its backend."""
+def _kind(folder: Path) -> Kind | None:
+    """Returns the schema of the folder's vocabulary; None if it has none."""
     has = {name for name in VOCABULARIES if (folder / name).is_file()}
-    model_type = _config(folder).get("model_type")
+    model_type = read_optional(folder / "config.json").get("model_type")
     if {"vocab.json", "merges.txt"} <= has:
         if model_type != "gpt2":
             raise ValueError(
                 f"{folder}: vocab.json and merges.txt alone are enough for GPT-2 only; {CONVERT}"
             )
-        return _GPT2, _gpt2
+        return _GPT2
     if "source.spm" in has:
-        return _MARIAN, _marian
+        return _MARIAN
     if "spiece.model" in has and model_type in ("t5", "mt5"):
-        return _T5, _t5
+        return _T5
     if "vocab.txt" in has:
-        return _WORDPIECE, _wordpiece
+        return _WORDPIECE
     models = sorted([*folder.glob("*.model"), *folder.glob("*.spm")])
     if models:
         raise ValueError(f"{models[0]} is not read; {CONVERT}")
     return None
 
 
-def _template(kind: Kind, options: dict[str, Any]) -> list[str]:
-    """Returns the template of a text (`$A`); an empty list leaves the backend's unchanged."""
-    if kind is _WORDPIECE:
-        return [options["cls_token"], "$A", options["sep_token"]]
-    if kind is _GPT2:
-        begin = [options["bos_token"]] * options["add_bos_token"]
-        end = [options["eos_token"]] * options["add_eos_token"]
-        return [*begin, "$A", *end] if begin or end else []
-    return []
-
-
 def _set_template(backend: tokenizers.Tokenizer, template: list[str], folder: Path) -> None:
-    names = dict.fromkeys(x for x in template if x != "$A")
-    for name in names:
-        if backend.token_to_id(name) is None:
+    ids = {name: backend.token_to_id(name) for name in template if name != "$A"}
+    for name, token in ids.items():
+        if token is None:
             raise ValueError(
                 f"{folder}: its vocabulary has no {name!r}, which its template adds to a text"
             )
     if template:
-        ids = [(name, backend.token_to_id(name)) for name in names]
-        backend.post_processor = processors.TemplateProcessing(template, None, ids)
+        backend.post_processor = processors.TemplateProcessing(template, None, list(ids.items()))
 
 
 def _wordpiece(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
     path = folder / "vocab.txt"
-    lines = read_text(path).split("\n")
-    words = {
-        line.rstrip(): number for number, line in enumerate(lines[: None if lines[-1] else -1])
-    }
+    lines = read_text(path).removesuffix("\n").split("\n")
+    words = {line.rstrip(): number for number, line in enumerate(lines)}
     unknown = options["unk_token"]
     if unknown not in words:
         raise ValueError(f"{path}: it has no {unknown!r}, the token for unknown words")
@@ -194,9 +133,46 @@ def _merges(path: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def _t5(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
-    return of_t5(folder / "spiece.model", options["extra_ids"])
+def _gpt2_template(options: dict[str, Any]) -> list[str]:
+    begin = [options["bos_token"]] * options["add_bos_token"]
+    end = [options["eos_token"]] * options["add_eos_token"]
+    return [*begin, "$A", *end] if begin or end else []
 
 
-def _marian(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
-    return of_marian(folder / "source.spm", read_json(folder / "vocab.json"))
+_WORDPIECE = Kind(
+    classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+    build=_wordpiece,
+    demanded={
+        "do_basic_tokenize": True,
+        "clean_text": True,
+        "wordpieces_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "auto_map": None,
+    },
+    named={f"{x}_token": f"[{x.upper()}]" for x in ("unk", "sep", "pad", "cls", "mask")},
+    flags={"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None},
+    template=lambda options: [options["cls_token"], "$A", options["sep_token"]],
+)
+_GPT2 = Kind(
+    classes=("GPT2Tokenizer",),
+    build=_gpt2,
+    demanded={"auto_map": None},
+    named=dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
+    flags={"add_prefix_space": False, "add_bos_token": False, "add_eos_token": False},
+    template=_gpt2_template,
+)
+_T5 = Kind(
+    classes=("T5Tokenizer", "MT5Tokenizer"),
+    build=lambda folder, options: of_t5(folder / "spiece.model", options["extra_ids"]),
+    demanded={"add_prefix_space": True, "sp_model_kwargs": {}, "auto_map": None},
+    named=_SENTENCEPIECE,
+    numbers={"extra_ids": 100},
+    fixed=("eos_token", "unk_token"),
+)
+_MARIAN = Kind(
+    classes=("MarianTokenizer",),
+    build=lambda folder, _: of_marian(folder / "source.spm", read_json(folder / "vocab.json")),
+    demanded={"separate_vocabs": False, "sp_model_kwargs": {}, "auto_map": None},
+    named=_SENTENCEPIECE,
+    fixed=("eos_token", "unk_token"),
+)

@@ -9,14 +9,15 @@ each option is implemented, known not to change ids, or refused by name.
 Reference: `PreTrainedTokenizerBase._from_pretrained` of transformers 5.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken
 
-from jaxformer.artifacts.files import read_json
+from jaxformer.artifacts.files import read_optional
 
 CONFIG = "tokenizer_config.json"
 MAP = "special_tokens_map.json"
@@ -44,27 +45,33 @@ CONVERT = (
 )
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _OWN = frozenset({"tokenizer_class", "added_tokens_decoder", *_LISTS})
-_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
     """Options that the tokenizer classes of one kind of vocabulary accept.
 
     Attributes:
       classes: Names of the tokenizer classes that give the same ids.
+      build: Returns the backend of a folder from the checked options.
+      demanded: Options of which only one value is implemented, with that value.
+      named: Roles of the class's special tokens, with the default tokens.
       flags: Options that are true, false or null, with their defaults.
       numbers: Options that are whole numbers, with their defaults.
-      demanded: Other options, each with the only value that is implemented.
-      named: Roles of the class's special tokens, with the default tokens.
       fixed: Roles whose token cannot be changed.
+      template: Returns the template of a text (`$A`) from the checked options; an empty list leaves
+        the backend's unchanged.
     """
 
     classes: tuple[str, ...]
-    flags: dict[str, bool | None]
-    numbers: dict[str, int]
+    build: Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
     demanded: dict[str, Any]
     named: dict[str, str]
+    flags: dict[str, bool | None] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
+    template: Callable[[dict[str, Any]], list[str]] = lambda options: []
 
 
 class TokenizerSettings(NamedTuple):
@@ -98,10 +105,10 @@ def read_settings(folder: Path) -> TokenizerSettings:
     Raises:
       ValueError: If an entry is malformed; the message names the file and the key.
     """
-    options = _read(folder / CONFIG)
-    modern = options.get("added_tokens_decoder") is not None
-    options |= {} if modern else _read(folder / MAP)
     path = folder / CONFIG
+    options = read_optional(path)
+    modern = options.get("added_tokens_decoder") is not None
+    options |= {} if modern else read_optional(folder / MAP)
     named = {
         key: _token(value, path, key)
         for key, value in options.items()
@@ -136,31 +143,31 @@ def check_options(settings: TokenizerSettings, kind: Kind, named_class: Any) -> 
             f"{settings.folder}: tokenizer_class is {named_class!r}; this vocabulary is read as "
             f"that of {accepted}; {CONVERT}"
         )
-    found: dict[str, Any] = dict(kind.flags) | kind.numbers
+    checked: dict[str, Any] = kind.flags | kind.numbers
     for key, value in settings.options.items():
-        if key in kind.flags and value is not None:
-            if type(value) is not bool:
-                raise settings.error(key, "it must be true, false or null")
-            found[key] = value
-        elif key in kind.numbers and value is not None:
-            if type(value) is not int or not 0 <= value <= 1000:
-                raise settings.error(key, "it must be a whole number in 0 … 1000")
-            found[key] = value
+        if value is None:
+            continue
+        if key in kind.flags and type(value) is not bool:
+            raise settings.error(key, "it must be true, false or null")
+        if key in kind.numbers and (type(value) is not int or not 0 <= value <= 1000):
+            raise settings.error(key, "it must be a whole number in 0 … 1000")
+        if key in checked:
+            checked[key] = value
         elif key in kind.demanded:
-            if value not in (None, kind.demanded[key]):
+            if value != kind.demanded[key]:
                 raise settings.error(key, f"only {kind.demanded[key]!r} is implemented; {CONVERT}")
-        elif not _is_known(key, value, kind):
+        elif not _is_known(key, value):
             raise settings.error(key, f"this option is unknown, and might change ids; {CONVERT}")
     names = kind.named | {k: x.content for k, x in settings.named.items() if k in kind.named}
     for key in kind.fixed:
         if names[key] != kind.named[key]:
             raise settings.error(key, f"only {kind.named[key]!r} is implemented; {CONVERT}")
-    return found | names
+    return checked | names
 
 
-def _is_known(key: str, value: Any, kind: Kind) -> bool:
-    handled = key in _OWN or key in kind.flags or key in kind.numbers or key.endswith("_token")
-    return handled or key in HARMLESS or value in (None, False, [], {})
+def _is_known(key: str, value: Any) -> bool:
+    is_handled = key in _OWN or key.endswith("_token")
+    return is_handled or key in HARMLESS or value in (False, [], {})
 
 
 def add_tokens(
@@ -195,10 +202,6 @@ def add_tokens(
             backend.add_special_tokens([token])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _tokens(options: dict[str, Any], key: str, path: Path) -> Iterable[AddedToken]:
     value = options.get(key) or []
     entries = value.values() if isinstance(value, dict) else value
@@ -216,11 +219,11 @@ def _token(value: Any, path: Path, key: str) -> AddedToken:
 
 def _added_token(value: Any, path: Path, key: str, more: dict[str, bool]) -> AddedToken:
     is_token = isinstance(value, dict) and isinstance(value.get("content"), str)
-    flags = {x: value[x] for x in _FLAGS if x in value} if is_token else {}
+    flags = {x: value[x] for x in FLAGS if x in value} if is_token else {}
     if not is_token or not value["content"] or any(type(x) is not bool for x in flags.values()):
         raise ValueError(
             f"{path}: {key} is {value!r}; it must be a token: its text, or an object with "
-            f"'content' and {', '.join(_FLAGS)}, each true or false"
+            f"'content' and {', '.join(FLAGS)}, each true or false"
         )
     return AddedToken(value["content"], **flags | more)
 
@@ -228,19 +231,19 @@ def _added_token(value: Any, path: Path, key: str, more: dict[str, bool]) -> Add
 def _decoder(value: Any, path: Path) -> dict[int, AddedToken]:
     if not isinstance(value, dict) or not all(x.isascii() and x.isdigit() for x in value):
         raise ValueError(f"{path}: added_tokens_decoder must be an object with ids as its keys")
-    found = {}
-    for key, entry in value.items():
-        found[int(key)] = _added_token(entry, path, f"added_tokens_decoder[{key!r}]", {})
-    return found
+    return {
+        int(key): _added_token(entry, path, f"added_tokens_decoder[{key!r}]", {})
+        for key, entry in value.items()
+    }
 
 
 def _added(path: Path, special: Iterable[str]) -> dict[int, AddedToken]:
-    found = {}
-    for text, number in _read(path).items():
-        if type(number) is not int or number < 0 or not text or number in found:
+    added = {}
+    for text, number in read_optional(path).items():
+        if type(number) is not int or number < 0 or not text or number in added:
             raise ValueError(
                 f"{path}: {text!r} is {number!r}; it must be an id that no other token has"
             )
         is_special = text in special
-        found[number] = AddedToken(text, normalized=not is_special, special=is_special)
-    return found
+        added[number] = AddedToken(text, normalized=not is_special, special=is_special)
+    return added

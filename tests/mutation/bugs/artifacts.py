@@ -51,7 +51,7 @@ def splits_always(init):
 BUGS = (
     Bug(
         "a checkpoint with other shapes is accepted",  # orbax#2972
-        "artifacts.trees:refuse_difference",
+        "artifacts.trees:check_equal",
         gives(None),
         f"{TESTS}::test_another_tree_shape_or_dtype_is_refused_by_name",
     ),

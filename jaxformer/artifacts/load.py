@@ -67,8 +67,9 @@ def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored
     run = RunFolder(folder)
     if run.checkpoints.is_dir():
         return stored_run(run, sections, partial(newest_params, run), dtype)
-    about = sections.get("family"), parse_generation(sections, run.config)
-    return Stored(*read_saved(folder, sections, dtype), *about)
+    config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
+    read, tokenizer = partial(read_saved, folder, dtype), stored_tokenizer(folder, sections)
+    return Stored(config, read, tokenizer, sections.get("family"), generation)
 
 
 def stored_run(

@@ -4,11 +4,10 @@ Such a folder holds config.json (the model's kind and the version of the format)
 and, if the model has a tokenizer, tokenizer.json.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from inspect import isfunction
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -73,40 +72,31 @@ def checked_params(model, variables) -> dict:
     return variables["params"]
 
 
-def read_saved(
-    folder: Path, sections: dict, dtype
-) -> tuple[Any, Callable[[Any], dict], Tokenizer | None]:
-    """Opens a folder that `save` wrote.
+def read_saved(folder: Path, dtype: str | None, like) -> dict:
+    """Reads the parameters of a folder that `save` wrote.
 
-    Returns:
-        (config, read, tokenizer); read(like) reads the parameters.
+    Args:
+        folder: The folder.
+        dtype: dtype of the parameters; None: as stored.
+        like: A tree of the model's shapes, which may hold shardings.
     """
-    config = parse_kind(sections, folder / "config.json")
+    leaves, tensors = flat(like), stored_tensors(folder)
+    former = former_parameters(tensors, leaves)
+    warn_of_former(folder, former)
+    for name in former:
+        del tensors[name]
+    for name in sorted(leaves.keys() ^ tensors.keys()):
+        what = "is missing" if name in leaves else "is unknown in this model"
+        raise ValueError(f"{folder}: tensor {name} {what}")
+    for name, tensor in tensors.items():
+        tensor.check(leaves[name].shape)
+    arrays = {name: empty(x.shape, dtype or DTYPES[x.dtype]) for name, x in tensors.items()}
 
-    def read(like):
-        leaves, tensors = flat(like), stored_tensors(folder)
-        former = former_parameters(tensors, leaves)
-        warn_of_former(folder, former)
-        for name in former:
-            del tensors[name]
-        for name in sorted(leaves.keys() ^ tensors.keys()):
-            what = "is missing" if name in leaves else "is unknown in this model"
-            raise ValueError(f"{folder}: tensor {name} {what}")
-        for name, tensor in tensors.items():
-            tensor.check(leaves[name].shape)
+    def leaf(name):
+        tensors[name].read_into(arrays[name])
+        return name, jax.device_put(arrays.pop(name), leaves[name].sharding)
 
-        arrays = {
-            name: empty(x.shape, DTYPES[x.dtype] if dtype is None else dtype)
-            for name, x in tensors.items()
-        }
-
-        def leaf(name):
-            tensors[name].read_into(arrays[name])
-            return name, jax.device_put(arrays.pop(name), leaves[name].sharding)
-
-        return filled(like, dict(in_threads(leaf, leaves, lambda x: leaves[x].size)))
-
-    return config, read, stored_tokenizer(folder, sections)
+    return filled(like, dict(in_threads(leaf, leaves, lambda x: leaves[x].size)))
 
 
 def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:

@@ -17,12 +17,7 @@ from jaxformer.artifacts.files import parse_json, read_json, write_json
 from jaxformer.artifacts.links import stays
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = (
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
-    "flax_model.msgpack",
-)
+_PICKLES = "pytorch_model.bin pytorch_model.bin.index.json tf_model.h5 flax_model.msgpack".split()
 _LARGEST_FILE = 4 * 2**30  # bytes of tensors per written file
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -111,8 +106,7 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
         return file_tensors(folder / _SINGLE)
     index = folder / _INDEX
     if not index.is_file():
-        pickles = [name for name in _PICKLES if (folder / name).exists()]
-        if pickles:
+        if pickles := [name for name in _PICKLES if (folder / name).exists()]:
             raise ValueError(
                 f"{folder / pickles[0]} is not read: such a file can run code or needs another "
                 "library. Convert it once: in Python, with transformers, "
@@ -123,16 +117,16 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{index}: weight_map must be an object that is not empty")
     files = {place: _shard(index, place) for place in set(map(str, places.values()))}
-    found = {}
+    tensors = {}
     for place, path in files.items():
-        inside = file_tensors(path)
-        found |= inside
-        named = {name for name, other in places.items() if str(other) == place}
-        if inside.keys() != named:
-            name = min(inside.keys() ^ named)
-            there = "is in the file" if name in inside else "is not in the file"
+        shard = file_tensors(path)
+        tensors |= shard
+        listed = {name for name, other in places.items() if str(other) == place}
+        if different := shard.keys() ^ listed:
+            name = min(different)
+            there = "is in the file" if name in shard else "is not in the file"
             raise ValueError(f"{index}: {name} {there} {place}, against the index")
-    return found
+    return tensors
 
 
 def _shard(index: Path, place: str) -> Path:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +32,12 @@ def filled(tree: dict, leaves: dict) -> dict:
     return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
 
 
-def with_former(like, found):
+def with_former(like, stored):
     """Returns `like`, extended by unused leaves that an earlier version stored, and their paths.
 
     The extension is needed because Orbax restores whole trees only.
     """
-    shapes = {
-        _name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
-        if hasattr(leaf, "shape")
-    }
+    shapes = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in _arrays(stored).items()}
     former = former_parameters(shapes, leaf_types(like))
 
     def extended(path, node):
@@ -76,13 +73,9 @@ def _inserted(tree: dict, keys: list[str], leaf) -> dict:
 
 def not_finite(tree) -> str | None:
     """Returns the path of the first array that holds NaN or an infinity, or None."""
-    leaves = {
-        _name(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
-    }
-    are_finite = jax.device_get(_are_finite(list(leaves.values())))
-    return next((name for name, x in zip(leaves, are_finite, strict=True) if not x), None)
+    floats = {x: y for x, y in _arrays(tree).items() if jnp.issubdtype(y.dtype, jnp.inexact)}
+    are_finite = jax.device_get(_are_finite(list(floats.values())))
+    return next((name for name, x in zip(floats, are_finite, strict=True) if not x), None)
 
 
 @jax.jit
@@ -118,31 +111,31 @@ def check_equal(where, stored, wanted) -> None:
             raise ValueError(f"{where} does not fit this model: {name} is {a}, expected {b}")
 
 
+def _arrays(tree) -> dict[str, Any]:
+    """Returns the leaves that have a shape, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): leaf for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
 def _name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def leaf_types(tree) -> dict[str, str]:
     """Returns the dtype and the shape of each array of a tree, as text, by its path."""
-    return {
-        _name(path): f"{leaf.dtype} {tuple(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if hasattr(leaf, "shape") and not isinstance(leaf, np.generic)
-    }
+    arrays = {x: y for x, y in _arrays(tree).items() if not isinstance(y, np.generic)}
+    return {name: f"{x.dtype} {tuple(x.shape)}" for name, x in arrays.items()}
 
 
-def former_parameters(found: Iterable[str], wanted: Collection[str]) -> list[str]:
+def former_parameters(stored: Iterable[str], wanted: Iterable[str]) -> list[str]:
     """Returns the stored paths of unused parameters that an earlier version created.
 
     Args:
-        found: Paths of the stored parameters.
+        stored: Paths of the stored parameters.
         wanted: Paths of the model's parameters.
     """
-    return sorted(
-        path
-        for path in set(found) - set(wanted)
-        if any(fnmatchcase(path, pattern) for pattern in _FORMER)
-    )
+    unknown = set(stored).difference(wanted)
+    return sorted(x for x in unknown if any(fnmatchcase(x, pattern) for pattern in _FORMER))
 
 
 def warn_of_former(where, paths: Collection[str]) -> None:

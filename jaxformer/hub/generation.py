@@ -19,30 +19,15 @@ _DEFAULTS = frozenset(field.name for field in fields(GenerationDefaults))
 _DEFAULTS -= {"constraints", "unsupported"}
 _LISTS = ("eos_token_id", "forced_eos_token_id")  # a single id means a list with that id
 
-# Options that change the output and are not implemented, with the values that have no effect.
-_UNSUPPORTED: dict[str, tuple] = {
-    "constraints": (),
-    "diversity_penalty": (0,),
-    "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": (),
-    "forced_decoder_ids": (),
-    "guidance_scale": (1,),
-    "max_time": (),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0,),
-    "renormalize_logits": (),
-    "sequence_bias": (),
-    "stop_strings": (),
-    "token_healing": (),
-    "top_h": (),
-    "typical_p": (1,),
-    "watermarking_config": (),
+# Options that change the output and are not implemented, by the value that has no effect.
+_BY_NEUTRAL_VALUE = {
+    None: """constraints dola_layers exponential_decay_length_penalty force_words_ids
+        forced_decoder_ids max_time renormalize_logits sequence_bias stop_strings token_healing
+        top_h watermarking_config""",
+    0: "diversity_penalty encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff penalty_alpha",
+    1: "encoder_repetition_penalty guidance_scale num_beam_groups typical_p",
 }
+_UNSUPPORTED = {x: value for value, names in _BY_NEUTRAL_VALUE.items() for x in names.split()}
 # Options of generation_config.json that do not change which tokens are generated.
 _HARMLESS = frozenset(
     """
@@ -77,7 +62,7 @@ def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
         f"{key}={json_text(value)}"
         for key, value in sorted(content.items())
         if key not in _CONSTRAINTS | _DEFAULTS | _HARMLESS
-        and value not in (*_EMPTY, *_UNSUPPORTED.get(key, ()))
+        and value not in (*_EMPTY, _UNSUPPORTED.get(key))
     )
     content = {key: _parsed(key, value) for key, value in content.items()}
     rules = {key: content[key] for key in _CONSTRAINTS if content.get(key) is not None}

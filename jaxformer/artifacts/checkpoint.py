@@ -70,7 +70,7 @@ class Checkpoints:
 
         The arrays are not read. Without such a checkpoint the result is (0, {}).
         """
-        *_, step = (0, *self.steps())
+        step = max(self.steps(), default=0)
         try:
             return step, dict(json.loads(_progress_file(self._folder / str(step)).read_text()))
         except (OSError, TypeError, ValueError):

@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import tokenizers
@@ -44,12 +45,8 @@ class LibraryTokenizer(ABC):
     def _ids_of_pieces(self, texts: list[list[str]]) -> list[list[int]]:
         """Returns the ids of each text, whose pieces are encoded one by one."""
         pieces = [piece for text in texts for piece in text]
-        encodings = iter(
-            guarded(
-                lambda: self._backend.encode_batch_fast(pieces, add_special_tokens=False),
-                silent=self._has_quadratic_pattern,
-            )
-        )
+        encode = partial(self._backend.encode_batch_fast, pieces, add_special_tokens=False)
+        encodings = iter(guarded(encode, silent=self._has_quadratic_pattern))
         return [[token for _ in text for token in next(encodings).ids] for text in texts]
 
     @property

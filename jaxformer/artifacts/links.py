@@ -8,7 +8,7 @@ from pathlib import Path
 _WANDB = "wandb"  # Weights & Biases puts links to its cache there; we read nothing in it
 
 
-def refuse_links(folder: Path, *, whole_tree: bool) -> None:
+def check_links(folder: Path, *, whole_tree: bool) -> None:
     """Checks that no link in the folder leads out of it.
 
     Reading such a link could show a file that the folder's author has no access to, and appending
@@ -47,8 +47,8 @@ def stays(path: Path, folder: Path) -> bool:
 
 def _entries(folder: Path, whole_tree: bool) -> Iterator[os.DirEntry]:
     """Yields the entries of a folder and, for a whole tree, of the folders in it."""
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             if entry.name == _WANDB and not entry.is_symlink():
                 continue
             yield entry

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxformer.artifacts.files import json_text, parse_json, read_json, write_whole
-from jaxformer.artifacts.links import refuse_links
+from jaxformer.artifacts.links import check_links
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
@@ -141,15 +141,15 @@ class RunFolder:
         held-out text. Its line has the score of the windows as `part_loss`, `part_bits_per_byte`
         and `part_scored`. A value that is not finite is left out, and its name is in `not_finite`.
         """
-        found = []
+        lines = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:
             try:
-                found.append(converted("line", parse_json(line), dict[str, Any]))
+                lines.append(converted("line", parse_json(line), dict[str, Any]))
             except ValueError:
                 break
-            if type(found[-1].get("step")) is not int:
-                raise ValueError(f"{self.metrics}: line {len(found)} has no whole number as step")
-        return found
+            if type(lines[-1].get("step")) is not int:
+                raise ValueError(f"{self.metrics}: line {len(lines)} has no whole number as step")
+        return lines
 
 
 def _whole_lines(path: Path) -> str:
@@ -183,11 +183,11 @@ def read_sections(folder: Path) -> dict | None:
             names the file and the section.
     """
     path = folder / "config.json"
-    refuse_links(folder, whole_tree=False)
+    check_links(folder, whole_tree=False)
     content = read_json(path)
     if "format" not in content:
         return None
-    refuse_links(folder, whole_tree=True)
+    check_links(folder, whole_tree=True)
     version = content["format"]
     if type(version) is not int or version != FORMAT:
         raise ValueError(f"{path} has format {shown(version)}; this version reads {FORMAT}")

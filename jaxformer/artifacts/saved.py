@@ -65,7 +65,7 @@ def checked_params(model, variables) -> dict:
         ValueError: If they do not fit the model, are quantized or packed, or if the model has
             something that its files cannot hold.
     """
-    refuse_uncarried(model)
+    check_restorable(model)
     if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
         raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)
@@ -129,7 +129,7 @@ def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:
         raise ValueError(f"{path}: {error}") from None
 
 
-def refuse_uncarried(model) -> None:
+def check_restorable(model) -> None:
     """Checks that a saved copy of `model` would give the same results.
 
     Loading rebuilds a model from its config and its parameters, so anything else that changes its

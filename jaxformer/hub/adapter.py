@@ -55,7 +55,7 @@ class Adapter:
         Raises:
             ValueError: If an update fits no weight of the model.
         """
-        found: dict[str, Tensor | Adapted] = dict(tensors)
+        applied: dict[str, Tensor | Adapted] = dict(tensors)
         by_module = {x.theirs.removesuffix(".weight"): x for x in entries if is_map(x)}
         for module, factors in self.factors.items():
             entry = by_module.get(module, by_module.get(base + module))
@@ -68,8 +68,8 @@ class Adapter:
             factors["A"].check((rank, inputs))
             factors["B"].check((outputs, rank))
             update = (factors["A"], factors["B"], self.scales[module], entry.is_transposed)
-            found[entry.theirs] = Adapted(tensors[entry.theirs], *update)
-        return found
+            applied[entry.theirs] = Adapted(tensors[entry.theirs], *update)
+        return applied
 
 
 class Adapted(NamedTuple):
@@ -145,25 +145,24 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
             raise ValueError(f"{weights}: {module} has only one of lora_A and lora_B")
         if not _is_target(options, targets, module):
             raise options.error("target_modules", f"{weights.name} has an update of {module}")
-        own = _first_match(ranks, module, rank)
-        if both["A"].shape[:1] != (own,):
-            raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {own}")
-        scales[module] = _first_match(alphas, module, alpha) / (own**0.5 if root else own)
+        r = _first_match(ranks, module, rank)
+        if both["A"].shape[:1] != (r,):
+            raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {r}")
+        scales[module] = _first_match(alphas, module, alpha) / (r**0.5 if root else r)
     return Adapter(weights, factors, scales)
 
 
 def _pattern(options: Options, key: str) -> dict[str, float]:
     """Returns an option that maps names of modules, or the ends of such names, to numbers."""
-    found = options.mapping(key)
-    for name, value in found.items():
+    numbers = options.mapping(key)
+    for name, value in numbers.items():
         if not re.fullmatch(r"\^?[\w.]+", name) or type(value) not in (int, float) or value <= 0:
             raise options.error(key, "it must map names of modules to positive numbers")
-    return found
+    return numbers
 
 
 def _first_match(pattern: dict[str, float], module: str, default: float) -> float:
-    matches = (value for name, value in pattern.items() if _names(name, module))
-    return next(matches, default)
+    return next((value for name, value in pattern.items() if _names(name, module)), default)
 
 
 def _names(name: str, module: str) -> bool:

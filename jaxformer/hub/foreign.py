@@ -72,7 +72,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
 
     def read(like):
         wanted = entries(family.rows(config), config, flat_shapes(like))
-        names = found_names(folder, family, wanted, tensors)
+        names = names_in_file(folder, family, wanted, tensors)
         theirs = {x: tensors[name] for x, name in names.items()}
         if adapter is not None:
             theirs = adapter.applied(theirs, wanted, family.base)
@@ -93,7 +93,7 @@ def family_of(options: Options) -> Family:
     return FAMILIES[name]
 
 
-def found_names(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
+def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
     """Returns the file's name of each tensor in the table.
 
     Raises:

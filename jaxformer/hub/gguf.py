@@ -53,7 +53,7 @@ def export_gguf(
     families = preferred(family, model.family, ARCHITECTURES)
     matching, config, _ = counterpart(model.config, families)
     config, architecture = canonical(config), ARCHITECTURES[matching.model_type]
-    refuse(config, tokenizer, architecture)
+    check_supported(config, tokenizer, architecture)
     number = getattr(gguf.MODEL_ARCH, architecture)
     names = gguf.get_tensor_name_map(number, config.num_layers)
     leaves, tensors = flat(params), {}
@@ -83,7 +83,7 @@ def of_file(entry: Entry, leaves: dict, config, turns: bool):
     return tensor
 
 
-def refuse(config, tokenizer, architecture: str) -> None:
+def check_supported(config, tokenizer, architecture: str) -> None:
     """Raises ValueError if an architecture of llama.cpp cannot run the model."""
     if tokenizer is not None and not isinstance(tokenizer, ByteTokenizer):
         raise ValueError(f"tokenizer is {type(tokenizer).__name__}; GGUF takes byte-level BPE")

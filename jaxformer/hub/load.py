@@ -120,7 +120,7 @@ def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
     Raises:
         ValueError: If it holds no model, or one that is not implemented.
     """
-    refuse_lone_adapter(folder)
+    check_adapter_folder(folder)
     sections = read_sections(folder)
     if sections is None:
         return foreign_folder(folder, dtype or "float32")
@@ -131,7 +131,7 @@ def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
     return adapted_run(folder, dtype) or own_folder(folder, sections, dtype)
 
 
-def refuse_lone_adapter(folder: Path) -> None:
+def check_adapter_folder(folder: Path) -> None:
     """Raises ValueError for a PEFT adapter without a model of transformers in its folder."""
     if not (folder / ADAPTER).is_file():
         return
@@ -160,7 +160,7 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
     sections, run = read_sections(folder) or {}, RunFolder(folder)
     if (origin := adapter_origin(folder)) is None:
         return None
-    refuse_cycle(folder)
+    check_acyclic(folder)
     lora = lora_of(sections, run.config)
 
     def read(like):
@@ -180,7 +180,7 @@ def adapter_origin(folder: Path) -> Origin | None:
     return origin
 
 
-def refuse_cycle(folder: Path) -> None:
+def check_acyclic(folder: Path) -> None:
     """Raises ValueError if a run is its own base, directly or through other runs."""
     chain, run = [folder.resolve()], folder
     while (run / "config.json").is_file() and (origin := adapter_origin(run)) is not None:

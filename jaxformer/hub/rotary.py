@@ -77,6 +77,23 @@ class Entry(NamedTuple):
             raise self.error(f"{key} must be a number")
         return float(value)
 
+    def check_whole_heads(self, option: str) -> None:
+        """Raises ValueError if scaled positions are combined with a fraction other than 1.
+
+        For classes that rotate whole heads. With default positions such a class ignores the
+        fraction. With scaled ones it fails.
+
+        Args:
+            option: The option outside the object that holds the fraction.
+        """
+        self.options.ignore(option, because=_WHOLE_HEADS)
+        fraction = self.given.get("partial_rotary_factor", self.options.options.get(option))
+        if self.kind != "default" and fraction not in (None, 1.0):
+            raise ValueError(
+                f"{self.options.file}: partial_rotary_factor is {fraction!r}; with rope_type "
+                f"{self.kind!r} it must be 1.0, since {_WHOLE_HEADS}"
+            )
+
     def scaling(self, length: int | None) -> RotaryScaling | None:
         """Returns the scaling, or None.
 
@@ -85,18 +102,16 @@ class Entry(NamedTuple):
                 prefers; None if there is none.
         """
         known = self.fields[self.kind]
-        unknown = [x for x in self.given if x not in (*_ELSEWHERE, *known)]
-        if any(self.given[x] is not None for x in unknown):
+        given = {key: value for key, value in self.given.items() if value is not None}
+        if unknown := [x for x in given if x not in (*_ELSEWHERE, *known)]:
             raise self.error(f"{unknown[0]} is not implemented for rope_type {self.kind!r}")
-        missing = [x for x in _REQUIRED if x in known and self.given.get(x) is None]
-        if missing:
+        if missing := [x for x in _REQUIRED if x in known and x not in given]:
             raise self.error(f"{missing[0]} is missing")
-        for key in known.keys() - {"truncate"}:
-            if self.given.get(key) is not None:
-                self.number(key, 0.0)
+        for key in given.keys() & known.keys() - {"truncate"}:
+            self.number(key, 0.0)
         if self.kind in ("default", "dynamic"):
             return None  # dynamic scaling has no effect up to max_position_embeddings
-        fields = {ours: self.given[x] for x, ours in known.items() if self.given.get(x) is not None}
+        fields = {ours: given[x] for x, ours in known.items() if x in given}
         fields["kind"] = self.kind
         if uses_length(self.kind):
             longest = self.options.whole("max_position_embeddings")
@@ -137,9 +152,9 @@ class Rotary(NamedTuple):
     def read(self, options: Options) -> dict[str, Any]:
         """Returns rotary_base, rotary_scaling and rotary_fraction."""
         usual = {"rope_theta": self.base_option, "partial_rotary_factor": self.fraction_option}
-        for option, own in usual.items():
-            if option != own:
-                options.ignore(option, because=f"the class reads {own}")
+        for option, actual in usual.items():
+            if option != actual:
+                options.ignore(option, because=f"the class reads {actual}")
         name = "rope_scaling" if options.mapping("rope_scaling") else "rope_parameters"
         if name == "rope_scaling":
             options.ignore("rope_parameters", because="rope_scaling replaces it")
@@ -162,33 +177,17 @@ class Rotary(NamedTuple):
         if self.fraction is not None:
             outside = options.number(self.fraction_option, self.fraction)
             return entry.number("partial_rotary_factor", outside)
-        options.ignore(self.fraction_option, because=_WHOLE_HEADS)
-        if entry.kind != "default":
-            refuse_fraction(entry, options.options.get(self.fraction_option))
+        entry.check_whole_heads(self.fraction_option)
         return 1.0
 
     def write(self, config) -> dict[str, Any]:
         """Returns the option `rope_parameters`."""
-        own = config.rotary_base, config.rotary_scaling, config.rotary_fraction
-        base, scaling, fraction = (entries(x)[0] for x in own)
+        patterns = config.rotary_base, config.rotary_scaling, config.rotary_fraction
+        base, scaling, fraction = (entries(x)[0] for x in patterns)
         written = written_rotary(base, scaling, _FIELDS)
         if self.fraction is not None:
             written["partial_rotary_factor"] = fraction
         return {"rope_parameters": written}
-
-
-def refuse_fraction(entry: Entry, outside) -> None:
-    """Raises ValueError if scaled positions are combined with a fraction other than 1.
-
-    For classes that rotate whole heads. With default positions such a class ignores the fraction.
-    With scaled ones it fails.
-    """
-    fraction = entry.given.get("partial_rotary_factor", outside)
-    if fraction not in (None, 1.0):
-        raise ValueError(
-            f"{entry.options.file}: partial_rotary_factor is {fraction!r}; with rope_type "
-            f"{entry.kind!r} it must be 1.0, since {_WHOLE_HEADS}"
-        )
 
 
 class RotaryByType(NamedTuple):
@@ -208,25 +207,22 @@ class RotaryByType(NamedTuple):
         """Returns rotary_base and rotary_scaling for each type."""
         given = options.mapping("rope_parameters")
         older = options.mapping("rope_scaling")
-        unknown = [key for key in given if key not in self.bases]
-        if unknown:
+        if unknown := [key for key in given if key not in self.bases]:
             names = " and ".join(self.bases)
             raise options.error("rope_parameters", f"its keys must be {names}, not {unknown[0]}")
         because = "the class looks for it in rope_parameters only"
         options.ignore("original_max_position_embeddings", because=because)
-        options.ignore("partial_rotary_factor", because=_WHOLE_HEADS)
-        found = {}
+        by_type = {}
         for kind, base in self.bases.items():
-            own = {} if given.get(kind) is None else given[kind]
-            if not isinstance(own, dict):
+            parameters = {} if given.get(kind) is None else given[kind]
+            if not isinstance(parameters, dict):
                 raise options.error("rope_parameters", f"{kind} must be an object")
-            own = own | (older if kind in self.scaled else {})
-            entry = Entry(options, f"rope_parameters of {kind}", own, _FIELDS_BY_TYPE)
-            if entry.kind != "default":
-                refuse_fraction(entry, options.options.get("partial_rotary_factor"))
+            parameters = parameters | (older if kind in self.scaled else {})
+            entry = Entry(options, f"rope_parameters of {kind}", parameters, _FIELDS_BY_TYPE)
+            entry.check_whole_heads("partial_rotary_factor")
             base = entry.number("rope_theta", options.number(self.base_options[kind], base))
-            found[kind] = {"rotary_base": base, "rotary_scaling": entry.scaling(None)}
-        return found
+            by_type[kind] = {"rotary_base": base, "rotary_scaling": entry.scaling(None)}
+        return by_type
 
     def write(self, config, types: list[str]) -> dict[str, Any]:
         """Returns the option `rope_parameters`.
@@ -236,17 +232,17 @@ class RotaryByType(NamedTuple):
             types: The type of each layer. The last layer of a type decides its values.
         """
         layers = zip(types, config.layers, strict=True)
-        own = {kind: (layer.rotary_base, layer.rotary_scaling) for kind, layer in layers}
-        own = {kind: (base, None) for kind, base in self.bases.items()} | own
-        return {"rope_parameters": {x: written_rotary(*y, _FIELDS_BY_TYPE) for x, y in own.items()}}
+        values = {kind: (base, None) for kind, base in self.bases.items()}
+        values |= {kind: (layer.rotary_base, layer.rotary_scaling) for kind, layer in layers}
+        written = {kind: written_rotary(*x, _FIELDS_BY_TYPE) for kind, x in values.items()}
+        return {"rope_parameters": written}
 
 
 def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: dict) -> dict:
     """Returns the object that `Entry` reads."""
     written = {"rope_type": "default", "rope_theta": base}
     if scaling is not None:
-        own = fields[scaling.kind].items()
-        written |= {theirs: getattr(scaling, ours) for theirs, ours in own}
+        written |= {theirs: getattr(scaling, x) for theirs, x in fields[scaling.kind].items()}
         written["rope_type"] = scaling.kind
     return {key: value for key, value in written.items() if value is not None}
 

@@ -176,22 +176,21 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     Raises:
         ValueError: If no row names one of the leaves. The message names it.
     """
-    found, covered = [], set()
+    tensors, covered = [], set()
     for row in rows:
         layout = LAYOUTS[row.layout]
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
             whole, how = tuple(shapes[name] for name in ours), (layout, config.num_heads)
             if "*" not in theirs:
-                found.append(Entry(theirs, ours, whole, None, *how))
+                tensors.append(Entry(theirs, ours, whole, None, *how))
                 continue
             of_layer = tuple(shape[1:] for shape in whole)
             for n in range(layout.first_layer, whole[0][0]):
-                found.append(Entry(theirs.replace("*", str(n)), ours, of_layer, n, *how))
-    missing = sorted(set(shapes) - covered)
-    if missing:
+                tensors.append(Entry(theirs.replace("*", str(n)), ours, of_layer, n, *how))
+    if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
-    return found
+    return tensors
 
 
 def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype) -> dict:
@@ -218,10 +217,10 @@ def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dty
         return {name: jax.device_put(arrays.pop(name), like[name].sharding) for name in ours}
 
     parts = in_threads(leaves, by_leaf, lambda ours: sum(like[x].size for x in ours))
-    found = {name: leaf for part in parts for name, leaf in part.items()}
+    read = {name: leaf for part in parts for name, leaf in part.items()}
     # Leaves that no tensor holds: a norm that the first layer lacks, in a model of one layer.
-    alone = {name: x for name, x in like.items() if name not in found}
-    return found | {name: jnp.ones(x.shape, dtype, device=x.sharding) for name, x in alone.items()}
+    alone = {name: x for name, x in like.items() if name not in read}
+    return read | {name: jnp.ones(x.shape, dtype, device=x.sharding) for name, x in alone.items()}
 
 
 def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:

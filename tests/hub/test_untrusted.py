@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.links import refuse_links
+from jaxformer.artifacts.links import check_links
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, read_sections
 from jaxformer.cli import main
@@ -173,4 +173,4 @@ def test_folders_that_vanish_during_the_check_are_no_error(tmp_path, monkeypatch
         return found
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    refuse_links(tmp_path, whole_tree=True)
+    check_links(tmp_path, whole_tree=True)

@@ -97,9 +97,9 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _piece(data: bytes) -> Piece:
-    found = dict(_fields(data))
-    (score,) = struct.unpack("<f", found.get(2, bytes(4)))
-    return Piece(found.get(1, b"").decode(), score, found.get(3, 1))
+    fields = dict(_fields(data))
+    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+    return Piece(fields.get(1, b"").decode(), score, fields.get(3, 1))
 
 
 def of_t5(path: Path, num_sentinels: int = 100) -> tokenizers.Tokenizer:

@@ -33,7 +33,7 @@ from jaxformer.artifacts.byte_vocabulary import (
     spelled,
     token_bytes,
 )
-from jaxformer.artifacts.library_tokenizer import LibraryTokenizer
+from jaxformer.artifacts.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
@@ -50,7 +50,7 @@ _LONGEST_TRAINED_WORD = 64
 _PIECE_LENGTH = 1 << 18
 
 
-class ByteTokenizer(LibraryTokenizer):
+class ByteTokenizer(Tokenizer):
     """Encodes text to token ids and decodes them, with byte-level BPE.
 
     Attributes:
@@ -59,8 +59,6 @@ class ByteTokenizer(LibraryTokenizer):
         encodes to it, not even a text that spells it out, whoever made the tokenizer.
       stop_tokens: The ids each of which ends a text: `end_of_text` only.
       special_ids: The ids that stand next to a text, or end one: `end_of_text` only.
-      id_limit: Number of ids of the model, set by `tokenizer.bind`, or None.
-      mask_token: The id that stands for a hidden token, or None.
       why_lossy: None if ``decode(encode(text)) == text`` for every text, as for every tokenizer
         from ``train``. Otherwise the part of a loaded tokenizer that may change a text.
     """
@@ -91,6 +89,7 @@ class ByteTokenizer(LibraryTokenizer):
         parts = parts_of(backend)
         self._token_bytes = token_bytes(backend)
         self.vocab_size: int = len(self._token_bytes)
+        self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spelled = spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until the pre-tokenizer has been checked below
@@ -193,22 +192,12 @@ class ByteTokenizer(LibraryTokenizer):
         return iter(bounded_pieces(whole) if self._has_quadratic_pattern else [whole])
 
     @property
-    def text_ids(self) -> list[int]:
-        """The ids of text in ascending order: all but those of special tokens."""
-        return [token for token, text in enumerate(self._token_bytes) if text]
-
-    @property
     def opening(self) -> list[int]:
         """The ids that begin a text to generate or to score.
 
         The model needs a token before the first token that it predicts.
         """
-        return [self.end_of_text]
-
-    @property
-    def decoder_opening(self) -> list[int]:
-        """The ids that begin the decoder's input, after a source was read."""
-        return [self.end_of_text]
+        return list(self.stop_tokens)
 
     def stream(self, before: Iterable[int] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive one after another, following those of `before`."""

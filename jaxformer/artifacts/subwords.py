@@ -21,14 +21,13 @@ from jaxformer.artifacts.backend import (
     read_backend,
 )
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
-from jaxformer.artifacts.library_tokenizer import LibraryTokenizer
-from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 
 _MOST_TOKENS = 2**21
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
-class Subwords(LibraryTokenizer):
+class Subwords(Tokenizer):
     """Encodes text to token ids and decodes them.
 
     Attributes:
@@ -36,12 +35,10 @@ class Subwords(LibraryTokenizer):
       special: The `SpecialTokens`.
       text_ids: The ids of text in ascending order: all but those of special tokens. The unknown
         token is special, too.
-      end_of_text: The id that ends a text, None if it is unknown.
-      before: The ids that the template puts before a text.
-      after: The ids that the template puts after a text.
-      id_limit: Number of ids of the model, set by `tokenizer.bind`, or None.
-      mask_token: The id that stands for a hidden token, or None.
+      own_size: One more than the largest id that is not of an added token.
     """
+
+    special: SpecialTokens = SpecialTokens()  # overrides the abstract property
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens):
         """Wraps a backend, whose truncation and padding are switched off.
@@ -74,6 +71,8 @@ class Subwords(LibraryTokenizer):
         self.stop_tokens = special.stop_tokens
         self.end_of_text = special.stop_tokens[0] if special.stop_tokens else special.begin
         self.before, self.after = self._template()
+        named = (special.begin, special.start, *special.stop_tokens)
+        self.special_ids = {x for x in (*named, *self.before, *self.after) if x is not None}
 
     def _template(self) -> tuple[list[int], list[int]]:
         plain, whole = (self._backend.encode("a", add_special_tokens=x).ids for x in (False, True))
@@ -96,11 +95,6 @@ class Subwords(LibraryTokenizer):
         if not ids:
             raise ValueError("tokenizer: it has no token to begin a text with")
         return ids
-
-    @property
-    def decoder_opening(self) -> list[int]:
-        """The ids that begin the decoder's input, after a source was read."""
-        return self.opening if self.special.start is None else [self.special.start]
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> Subwords:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""
@@ -146,12 +140,6 @@ class Subwords(LibraryTokenizer):
             if not self._special.isdisjoint(ids):  # the text spells out special tokens
                 rows[number] = self._spelled(texts[number])
         return rows
-
-    @property
-    def special_ids(self) -> set[int]:
-        """The ids that stand next to a text, or end one."""
-        known = (self.special.begin, self.special.start, *self.special.stop_tokens)
-        return {x for x in (*known, *self.before, *self.after) if x is not None}
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""

@@ -1,4 +1,4 @@
-"""Interface of all tokenizers, their limit of ids, and their lowercasing copies.
+"""Base class of all tokenizers, their limit of ids, and their lowercasing copies.
 
 A tokenizer may have more tokens than its model, if somebody added tokens without resizing the
 model's embeddings. Looking up such an id gives NaN. So `bind` sets the limit of a tokenizer that
@@ -7,15 +7,21 @@ is read together with a model, and encoding a text with a larger id raises an er
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Protocol, Self, TypeVar
 
 import tokenizers
 from tokenizers import normalizers
 
+from jaxformer.artifacts.backend import guarded, is_quadratic, parts_of
+from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS
+from jaxformer.artifacts.files import write_whole
 from jaxformer.models.config.check import check_fields
 
 
@@ -50,57 +56,55 @@ class TextStream(Protocol):
         """Returns the remaining text and starts afresh."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Encodes text to token ids and decodes them.
+class Tokenizer(ABC):
+    """Base class of tokenizers, which encode with the `tokenizers` library.
 
     Attributes:
       vocab_size: One more than the largest id.
+      id_limit: Number of ids of the model, set by `bind`, or None.
       mask_token: The id that stands for a hidden token, or None.
+      end_of_text: The id that ends a text, None if it is unknown.
+      stop_tokens: The ids each of which ends a text.
+      special_ids: The ids that stand next to a text, or end one.
+      text_ids: The ids of text in ascending order: all but those of special tokens.
       before: The ids that the template puts before a text.
       after: The ids that the template puts after a text.
-      id_limit: Number of ids of the model, set by `bind`, or None.
     """
 
     vocab_size: int
+    id_limit: int | None = None
     mask_token: int | None
-    before: Sequence[int]
-    after: Sequence[int]
-    id_limit: int | None
+    end_of_text: int | None
+    stop_tokens: tuple[int, ...]
+    special_ids: Collection[int]
+    text_ids: list[int]
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        """Wraps a backend, whose truncation and padding are switched off."""
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # a special token spelled out in a text is plain text
+        self._backend = backend
+        self._has_quadratic_pattern = is_quadratic(parts_of(backend))
+
+    @abstractmethod
+    def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
+        """Returns a tokenizer with the same special ids that encodes with `backend`."""
 
     @property
-    def end_of_text(self) -> int | None:
-        """The id that ends a text, None if it is unknown."""
-
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """The ids each of which ends a text."""
-
-    @property
+    @abstractmethod
     def special(self) -> SpecialTokens | None:
         """The special ids that ``tokenizer.json`` does not name; None if there are none."""
 
     @property
+    @abstractmethod
     def why_lossy(self) -> str | None:
         """Why ``decode(encode(text))`` may differ from ``text``; None if it never does."""
 
     @property
-    def lossless(self) -> bool:
-        """Whether ``decode(encode(text))`` is ``text`` for every text."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
-
-    @property
-    def text_ids(self) -> list[int]:
-        """The ids of text in ascending order: all but those of special tokens."""
-
-    @property
-    def special_ids(self) -> Iterable[int]:
-        """The ids that stand next to a text, or end one."""
-
-    @property
+    @abstractmethod
     def opening(self) -> list[int]:
         """The ids that begin a text to generate or to score.
 
@@ -113,6 +117,28 @@ class Tokenizer(Protocol):
     @property
     def decoder_opening(self) -> list[int]:
         """The ids that begin the decoder's input, after a source was read."""
+        start = None if self.special is None else self.special.start
+        return self.opening if start is None else [start]
+
+    @abstractmethod
+    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+        """Encodes each text without its template; the limit of ids is not checked."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes ids; special tokens decode to the empty text."""
+
+    @abstractmethod
+    def stream(self, before: Iterable[int] = ()) -> TextStream:
+        """Returns a decoder for ids that arrive one after another, following those of `before`."""
+
+    @abstractmethod
+    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
+        """Divides a text into pieces that are encoded one by one.
+
+        Args:
+          parts: The text, in parts of any size.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text without its template. The model's limit of ids is not checked.
@@ -120,6 +146,7 @@ class Tokenizer(Protocol):
         Raises:
           ValueError: If the text has a lone surrogate, which has no UTF-8.
         """
+        return self._ids_of([text])[0]
 
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """Encodes each text, in parallel.
@@ -128,37 +155,76 @@ class Tokenizer(Protocol):
           ValueError: If a text is not Unicode, or has a token that the model lacks (see
             `id_limit`). The message has the token and its id.
         """
+        rows = self._ids_of(list(texts))
+        if self.id_limit is not None and self.id_limit < self.vocab_size:
+            self.check_ids(rows, self.id_limit)
+        return rows
 
     def encode_source(self, text: str) -> list[int]:
         """Encodes a source text, with the tokens that the template puts around it."""
+        return [*self.before, *self.encode_many([text])[0], *self.after]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids; special tokens decode to the empty text."""
+    def _ids_of_pieces(self, texts: list[list[str]]) -> list[list[int]]:
+        """Returns the ids of each text, whose pieces are encoded one by one."""
+        pieces = [piece for text in texts for piece in text]
+        encode = partial(self._backend.encode_batch_fast, pieces, add_special_tokens=False)
+        encodings = iter(guarded(encode, silent=self._has_quadratic_pattern))
+        return [[token for _ in text for token in next(encodings).ids] for text in texts]
 
-    def stream(self, before: Iterable[int] = ()) -> TextStream:
-        """Returns a decoder for ids that arrive one after another, following those of `before`."""
-
-    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
-        """Divides a text into pieces that are encoded one by one.
+    def check_ids(self, rows: Iterable[Sequence[int]], limit: int, what="text: its") -> None:
+        """Checks that all ids are below the limit.
 
         Args:
-          parts: The text, in parts of any size.
+          rows: Sequences of token ids.
+          limit: Number of ids of the model.
+          what: Start of the message.
+
+        Raises:
+          ValueError: For the first id that the model lacks. The message has the token and its id.
         """
+        for row in rows:
+            if row and max(row) >= limit:
+                token = next(x for x in row if x >= limit)
+                raise ValueError(
+                    f"{what} token {self.name_of(token)!r} has the id {token}; the model's "
+                    f"vocab_size is {limit}, so its ids are 0 to {limit - 1}"
+                )
 
-    def normalized(self, text: str) -> str:
-        """Returns the text after normalization, for example in lower case."""
+    @property
+    def lossless(self) -> bool:
+        """Whether ``decode(encode(text))`` is ``text`` for every text."""
+        return self.why_lossy is None
 
-    def name_of(self, token: int) -> str:
-        """Returns the text of a token in the vocabulary."""
-
-    def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
-        """Returns a tokenizer with the same special ids that encodes with `backend`."""
-
-    def to_json(self) -> str:
-        """Returns the content of ``tokenizer.json``."""
+    def _changed_text(self) -> str | None:
+        """Returns a message with the first test text that decodes to another one, or None."""
+        added = (token.content for token in self._backend.get_added_tokens_decoder().values())
+        texts = [*HARD_TEXTS, *(f"a {content} {content}b" for content in added)]
+        for text, ids in zip(texts, self._ids_of(texts), strict=True):
+            if self.decode(ids) != text:
+                return f"it changes the text {text!r}"
+        return None
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path``, atomically."""
+        write_whole(Path(path), self.to_json())
+
+    def to_json(self) -> str:
+        """Returns the content of ``tokenizer.json``."""
+        return self._backend.to_str(pretty=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
+        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
+
+    def name_of(self, token: int) -> str:
+        """Returns the text of a token in the vocabulary."""
+        return self._backend.id_to_token(token) or ""
+
+    def normalized(self, text: str) -> str:
+        """Returns the text after normalization, for example in lower case without accents."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
 
 
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
@@ -179,34 +245,8 @@ def bind(tokenizer: AnyTokenizer, vocab_size: int) -> AnyTokenizer:
     if tokenizer.mask_token is not None and tokenizer.mask_token >= vocab_size:
         tokenizer.mask_token = None
     for token in tokenizer.special_ids:
-        check_ids([[token]], vocab_size, tokenizer.name_of, "tokenizer: its special")
+        tokenizer.check_ids([[token]], vocab_size, "tokenizer: its special")
     return tokenizer
-
-
-def check_ids(
-    rows: Iterable[Sequence[int]],
-    id_limit: int,
-    name_of: Callable[[int], str],
-    what: str = "text: its",
-) -> None:
-    """Checks that all ids are below the limit.
-
-    Args:
-      rows: Sequences of token ids.
-      id_limit: Number of ids of the model.
-      name_of: Returns the text of a token, for the message.
-      what: Start of the message.
-
-    Raises:
-      ValueError: For the first id that the model lacks. The message has the token and its id.
-    """
-    for row in rows:
-        if row and max(row) >= id_limit:
-            token = next(x for x in row if x >= id_limit)
-            raise ValueError(
-                f"{what} token {name_of(token)!r} has the id {token}; the model's vocab_size is "
-                f"{id_limit}, so its ids are 0 to {id_limit - 1}"
-            )
 
 
 def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
@@ -218,8 +258,8 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
     if lowers_case(tokenizer):
         return tokenizer
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    own = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    steps = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
     lower = tokenizer.with_backend(backend)
     return lower if tokenizer.id_limit is None else bind(lower, tokenizer.id_limit)
 

@@ -10,18 +10,10 @@ from pathlib import Path
 
 import orbax.checkpoint as ocp
 
+from jaxformer.artifacts import trees
 from jaxformer.artifacts.checkpoint_form import in_memory, stored_form
 from jaxformer.artifacts.files import write_whole
 from jaxformer.artifacts.run import next_free
-from jaxformer.artifacts.trees import (
-    as_shapes,
-    check_equal,
-    leaf_types,
-    not_finite,
-    warn_of_former,
-    with_former,
-    without_former,
-)
 
 DIGESTS = "SHA256SUMS"  # the format of `sha256sum --check SHA256SUMS`, run in the folder
 
@@ -166,7 +158,7 @@ class Unreadable(Exception):
 def _read(folder: Path, like_params, like_rest):
     """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
     _check_damage(folder)
-    params = _read_arrays(folder / "params", like_params, warn_of_former)
+    params = _read_arrays(folder / "params", like_params, trees.warn_of_former)
     rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
     try:
         progress = json.loads(_progress_file(folder).read_text())
@@ -194,17 +186,18 @@ def _read_arrays(folder: Path, like, note_former=lambda folder, paths: None):
             metadata = checkpointer.metadata(path).item_metadata
         except Exception as error:  # Orbax raises many kinds
             raise Unreadable(f"{folder}: {error}") from error
-        if not leaf_types(metadata):
+        if not trees.leaf_types(metadata):
             raise Unreadable(f"{folder}: it holds no arrays")
         wanted = stored_form(like)
-        stored, former = with_former(wanted, metadata)
+        stored, former = trees.with_former(wanted, metadata)
         note_former(folder, former)
-        check_equal(folder, metadata, stored)
+        trees.check_equal(folder, metadata, stored)
         try:
-            arrays = without_former(checkpointer.restore(path, as_shapes(stored)), wanted)
+            arrays = checkpointer.restore(path, trees.as_shapes(stored))
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
-    if (bad := not_finite(arrays)) is not None:
+    arrays = trees.without_former(arrays, wanted)
+    if (bad := trees.not_finite(arrays)) is not None:
         raise Unreadable(f"{folder}: {bad} is not finite")
     return in_memory(arrays, like)
 

@@ -80,8 +80,7 @@ class RunFolder:
             return True
         left = {path.name for path in self.path.iterdir()}
         ours = (self.lock.name, self.base.name, self.tokenizer.name, f"{self.config.name}.")
-        started = self.lock.name in left and all(name.startswith(ours) for name in left)
-        return not left or (started and not self.holds_run)
+        return not left or (self.lock.name in left and all(name.startswith(ours) for name in left))
 
     def write_config(self, sections: dict) -> None:
         """Writes config.json.

@@ -42,20 +42,13 @@ def layers_part(
             raise options.error("layer_types", f"its entries must be {LOCAL} or {GLOBAL}")
         if LOCAL in types and window is None:
             raise options.error("layer_types", "it has layers with a window, but no window is set")
-        windows = {"window": pattern([window if x == LOCAL else None for x in types])}
-        if isinstance(rotary, Rotary):
-            return windows | rotary.read(options)
-        by_type = rotary.read(options)
-        names = ("rotary_base", "rotary_scaling")
-        return windows | {name: pattern([by_type[x][name] for x in types]) for name in names}
+        windows = pattern([window if x == LOCAL else None for x in types])
+        return {"window": windows, **rotary.read(options, types)}
 
     def write(config) -> dict:
         windows = spread(config.window, config.num_layers)
         types = [GLOBAL if x is None else LOCAL for x in windows]
         written = write_window(next((x for x in windows if x is not None), None))
-        written["layer_types"] = types
-        if isinstance(rotary, Rotary):
-            return written | rotary.write(config)
-        return written | rotary.write(config, types)
+        return {**written, "layer_types": types, **rotary.write(config, types)}
 
     return Part(read, write)

@@ -27,7 +27,7 @@ from jaxformer.models.kinds import build
 from jaxformer.models.lora import adapter_shapes, merged
 from jaxformer.models.placement import parameter_shapes
 
-_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = """config.json generation_config.json model*.safetensors model.safetensors.index.json
     adapter_config.json adapter_model.safetensors""".split()
 _TOKENIZERS = """tokenizer*.json vocab.* merges.txt *.model *.spm special_tokens_map.json
@@ -91,8 +91,7 @@ def fetched(source: str | Path) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    name = str(source)
-    if not _ID.fullmatch(name) or Path(source).exists() or name.count("/") != 1:
+    if not _ID.fullmatch(str(source)) or Path(source).exists():
         raise ValueError(f"{source} is no folder (and no hub id, OWNER/NAME)")
     try:
         from huggingface_hub import snapshot_download
@@ -102,7 +101,7 @@ def fetched(source: str | Path) -> Path:
             f"{source} is no folder; to download it as a hub id, install jaxformer[hub]"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=[*_FILES, *_TOKENIZERS]))
+        return Path(snapshot_download(str(source), allow_patterns=[*_FILES, *_TOKENIZERS]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0][:200]
         raise ValueError(

@@ -4,10 +4,11 @@ transformers 5 stores them in `rope_parameters`, for all layers or for each type
 versions use `rope_theta`, `rope_scaling` and, in some families, other names.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxformer.hub.family import Part
-from jaxformer.hub.options import Options
+from jaxformer.hub.options import Options, pattern
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.check import entries
 
@@ -149,8 +150,8 @@ class Rotary(NamedTuple):
         """The part that reads and writes these options."""
         return Part(self.read, self.write)
 
-    def read(self, options: Options) -> dict[str, Any]:
-        """Returns rotary_base, rotary_scaling and rotary_fraction."""
+    def read(self, options: Options, types: Sequence[str] = ()) -> dict[str, Any]:
+        """Returns rotary_base, rotary_scaling and rotary_fraction, which all `types` share."""
         usual = {"rope_theta": self.base_option, "partial_rotary_factor": self.fraction_option}
         for option, actual in usual.items():
             if option != actual:
@@ -180,8 +181,8 @@ class Rotary(NamedTuple):
         entry.check_whole_heads(self.fraction_option)
         return 1.0
 
-    def write(self, config) -> dict[str, Any]:
-        """Returns the option `rope_parameters`."""
+    def write(self, config, types: Sequence[str] = ()) -> dict[str, Any]:
+        """Returns the option `rope_parameters`, which all `types` share."""
         patterns = config.rotary_base, config.rotary_scaling, config.rotary_fraction
         base, scaling, fraction = (entries(x)[0] for x in patterns)
         written = written_rotary(base, scaling, _FIELDS)
@@ -203,8 +204,8 @@ class RotaryByType(NamedTuple):
     base_options: dict[str, str]
     scaled: tuple[str, ...]
 
-    def read(self, options: Options) -> dict[str, dict[str, Any]]:
-        """Returns rotary_base and rotary_scaling for each type."""
+    def read(self, options: Options, types: Sequence[str]) -> dict[str, Any]:
+        """Returns the patterns rotary_base and rotary_scaling for layers of these types."""
         given = options.mapping("rope_parameters")
         older = options.mapping("rope_scaling")
         if unknown := [key for key in given if key not in self.bases]:
@@ -212,7 +213,7 @@ class RotaryByType(NamedTuple):
             raise options.error("rope_parameters", f"its keys must be {names}, not {unknown[0]}")
         because = "the class looks for it in rope_parameters only"
         options.ignore("original_max_position_embeddings", because=because)
-        by_type = {}
+        bases, scalings = {}, {}
         for kind, base in self.bases.items():
             parameters = {} if given.get(kind) is None else given[kind]
             if not isinstance(parameters, dict):
@@ -220,11 +221,12 @@ class RotaryByType(NamedTuple):
             parameters = parameters | (older if kind in self.scaled else {})
             entry = Entry(options, f"rope_parameters of {kind}", parameters, _FIELDS_BY_TYPE)
             entry.check_whole_heads("partial_rotary_factor")
-            base = entry.number("rope_theta", options.number(self.base_options[kind], base))
-            by_type[kind] = {"rotary_base": base, "rotary_scaling": entry.scaling(None)}
-        return by_type
+            outside = options.number(self.base_options[kind], base)
+            bases[kind], scalings[kind] = entry.number("rope_theta", outside), entry.scaling(None)
+        by_type = {"rotary_base": bases, "rotary_scaling": scalings}
+        return {name: pattern([values[x] for x in types]) for name, values in by_type.items()}
 
-    def write(self, config, types: list[str]) -> dict[str, Any]:
+    def write(self, config, types: Sequence[str]) -> dict[str, Any]:
         """Returns the option `rope_parameters`.
 
         Args:

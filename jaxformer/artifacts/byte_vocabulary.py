@@ -123,9 +123,7 @@ def spelled(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[i
     special = special_tokens(backend)
     if len(alphabet) < NUM_BYTES:
         special = {end_of_text: special[end_of_text]}
-    return {
-        token: [alphabet[c] for c in content if c in alphabet] for token, content in special.items()
-    }
+    return {n: [alphabet[c] for c in text if c in alphabet] for n, text in special.items()}
 
 
 def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:

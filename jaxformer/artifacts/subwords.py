@@ -35,7 +35,7 @@ class Subwords(Tokenizer):
       special: The `SpecialTokens`.
       text_ids: The ids of text in ascending order: all but those of special tokens. The unknown
         token is special, too.
-      own_size: One more than the largest id that is not of an added token.
+      base_size: One more than the largest id that is not of an added token.
     """
 
     special: SpecialTokens = SpecialTokens()  # overrides the abstract property
@@ -59,7 +59,7 @@ class Subwords(Tokenizer):
         self.vocab_size: int = max(vocabulary.values()) + 1
         added = backend.get_added_tokens_decoder()
         _check_equal_tokens(backend, added.values())
-        self.own_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
+        self.base_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
         model = parts_of(backend)["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}

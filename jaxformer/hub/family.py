@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
-from jaxformer.hub.options import HARMLESS, Options, pattern, spread
+from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
 
-_REQUIRED = object()
 _OF_RUNNING = ("dtype", "dropout")
 # Fields that have no effect unless `positions` has this value.
 _OF_POSITIONS = {
@@ -36,17 +35,16 @@ class Field(NamedTuple):
     """
 
     ours: str
-    default: Any = _REQUIRED
+    default: Any = REQUIRED
     choices: dict | None = None
 
     def read(self, options: Options, theirs: str, config: type):
         """Returns our value for their option."""
-        default = () if self.default is _REQUIRED else (self.default,)
         if self.choices is not None:
-            return options.choice(theirs, self.choices, *default)
+            return options.choice(theirs, self.choices, self.default)
         annotation = config.__dataclass_fields__[self.ours.split("+")[0]].type
         kind = next(x for x in (annotation, *get_args(annotation)) if x in _READERS)
-        return _READERS[kind](options, theirs, *default)
+        return _READERS[kind](options, theirs, self.default)
 
     def write(self, config):
         """Returns their value for our field; None if they have none."""

@@ -63,9 +63,9 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     tokenizer = read_tokenizer(folder, config.vocab_size)
     adapter = read_adapter_beside(folder)
     if tokenizer is not None:
-        if tokenizer.own_size > config.vocab_size:
+        if tokenizer.base_size > config.vocab_size:
             raise ValueError(
-                f"{folder / 'tokenizer.json'} has ids up to {tokenizer.own_size - 1}; by "
+                f"{folder / 'tokenizer.json'} has ids up to {tokenizer.base_size - 1}; by "
                 f"config.json vocab_size is {config.vocab_size}"
             )
         tokenizer = bound(tokenizer, config, folder)

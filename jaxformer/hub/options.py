@@ -36,7 +36,7 @@ HARMLESS = frozenset(
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
-_REQUIRED: Any = object()
+REQUIRED: Any = object()
 Default = TypeVar("Default")
 
 
@@ -82,7 +82,7 @@ class Options:
         """Returns the error for an option's value; `accepted` says which values are accepted."""
         return ValueError(f"{self.file}: {key} is {shown(self.options.get(key))}; {accepted}")
 
-    def take(self, key, default: Any = _REQUIRED) -> Any:
+    def take(self, key, default: Any = REQUIRED) -> Any:
         """Returns the option's value, or the default if it is missing or null.
 
         The caller must use the value. Call `ignore` for an option that has no effect.
@@ -91,11 +91,11 @@ class Options:
         value = self.options.get(key)
         if value is not None:
             return value
-        if default is _REQUIRED:
+        if default is REQUIRED:
             raise ValueError(f"{self.file}: {key} is missing")
         return default
 
-    def whole(self, key, default: Default = _REQUIRED, least: int = 0) -> int | Default:
+    def whole(self, key, default: Default = REQUIRED, least: int = 0) -> int | Default:
         """Returns a whole number from `least` to `LARGEST`: a larger one would only fail later."""
         value = self.take(key, default)
         if value is default:
@@ -104,7 +104,7 @@ class Options:
             raise self.error(key, f"it must be a whole number in {least} … {LARGEST}")
         return value
 
-    def number(self, key, default: Default = _REQUIRED) -> float | Default:
+    def number(self, key, default: Default = REQUIRED) -> float | Default:
         """Returns a finite number as a float."""
         value = self.take(key, default)
         if value is default:
@@ -121,7 +121,7 @@ class Options:
             raise self.error(key, "it must be true or false")
         return value
 
-    def choice(self, key, choices: dict, default=_REQUIRED):
+    def choice(self, key, choices: dict, default=REQUIRED):
         """Returns the entry of `choices` for the option's value."""
         value = self.take(key, default)
         if type(value) not in (str, bool) or value not in choices:
@@ -135,7 +135,7 @@ class Options:
             raise self.error(key, "it must be an object")
         return value
 
-    def list_of(self, key, length: int, kind: type, default=_REQUIRED) -> list:
+    def list_of(self, key, length: int, kind: type, default=REQUIRED) -> list:
         """Returns the first `length` entries of a list, which may be longer.
 
         Args:
@@ -162,9 +162,8 @@ class Options:
         """Raises ValueError for an option that no reader knows, unless it is empty or harmless."""
         known = self.taken | self.ignored.keys() | harmless
         for key, value in self.options.items():
-            if key in known or value in (None, False, [], {}):
-                continue
-            raise self.error(key, "this option is unknown, and might change the results")
+            if key not in known and value not in (None, False, [], {}):
+                raise self.error(key, "this option is unknown, and might change the results")
 
 
 def pattern(entries: list):

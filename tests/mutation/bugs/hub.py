@@ -40,7 +40,7 @@ BUGS = (
     Bug(
         "a tokenizer may have more ids than the model",
         "hub.foreign:foreign_folder",
-        Replace("tokenizer.own_size > config.vocab_size", "False"),
+        Replace("tokenizer.base_size > config.vocab_size", "False"),
         f"{BROKEN}[tokenizer-is-of-another-model]",
     ),
     Bug(

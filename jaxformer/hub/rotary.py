@@ -13,24 +13,16 @@ from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.check import entries
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-_YARN = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_length",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "attention_factor": "attention_factor",
-}
+_FACTOR = {"factor": "factor"}
+_LENGTH = {"original_max_position_embeddings": "original_length"}
+_BANDS = {"low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"}
+_YARN = _FACTOR | _LENGTH | {x: x for x in ("beta_fast", "beta_slow", "attention_factor")}
 # {kind of scaling: {their key: our field}}. A missing key has the same default on both sides.
 _FIELDS = {
     "default": {},
-    "linear": {"factor": "factor"},
-    "dynamic": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_length",
-        "low_freq_factor": "low_frequency_factor",
-        "high_freq_factor": "high_frequency_factor",
-    },
+    "linear": _FACTOR,
+    "dynamic": _FACTOR,
+    "llama3": _FACTOR | _LENGTH | _BANDS,
     "yarn": _YARN | {"truncate": "whole_pairs"},
 }
 # transformers ignores `truncate` inside the parameters of one type of layer.

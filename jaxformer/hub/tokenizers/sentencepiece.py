@@ -58,12 +58,8 @@ def read_unigram(path: Path) -> Unigram:
         raise ValueError(f"{path} is not a unigram model")
     if sum(piece.kind == _UNKNOWN for piece in pieces) != 1:
         raise ValueError(f"{path} must have one unknown token")
-    return Unigram(
-        tuple(pieces),
-        normalizer.get(2, b""),
-        bool(normalizer.get(3, 1)),
-        bool(normalizer.get(4, 1)),
-    )
+    add_prefix, merge_spaces = (bool(normalizer.get(x, 1)) for x in (3, 4))
+    return Unigram(tuple(pieces), normalizer.get(2, b""), add_prefix, merge_spaces)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

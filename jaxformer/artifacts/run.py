@@ -6,6 +6,7 @@ samples.txt and lock. The process that trains in the folder holds a lock on `loc
 
 import re
 from dataclasses import asdict, is_dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,11 +168,8 @@ def _section(step: int, text: str) -> str:
 
 def next_free(folder: Path, name: str) -> Path:
     """Returns folder/name, or the first of folder/name-2, -3, … that does not exist yet."""
-    candidate, number = folder / name, 1
-    while candidate.exists():
-        number += 1
-        candidate = folder / f"{name}-{number}"
-    return candidate
+    numbered = (folder / f"{name}-{number}" for number in count(2))
+    return next(path for path in chain([folder / name], numbered) if not path.exists())
 
 
 def read_sections(folder: Path) -> dict | None:

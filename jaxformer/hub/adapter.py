@@ -61,9 +61,7 @@ class Adapter:
             entry = by_module.get(module, by_module.get(base + module))
             if entry is None:
                 raise ValueError(f"{self.path}: the model has no linear map {module}")
-            outputs, inputs = entry.their_shape
-            if not entry.is_transposed:
-                outputs, inputs = inputs, outputs
+            inputs, outputs = entry.layout.shape(entry.shapes)
             rank = factors["A"].shape[0]
             factors["A"].check((rank, inputs))
             factors["B"].check((outputs, rank))

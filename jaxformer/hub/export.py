@@ -77,10 +77,8 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
 
 def of_entry(entry: Entry, leaves: dict):
     """Returns one of their tensors from our leaves."""
-    arrays = [np.asarray(leaves[name]) for name in entry.ours]
-    if entry.layer is not None:
-        arrays = [array[entry.layer] for array in arrays]
-    return entry.to_theirs(arrays)
+    place = ... if entry.layer is None else entry.layer
+    return entry.to_theirs([np.asarray(leaves[name])[place] for name in entry.ours])
 
 
 def preferred(

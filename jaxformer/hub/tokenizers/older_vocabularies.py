@@ -115,8 +115,7 @@ def _wordpiece(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
 def _gpt2(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
     words, merges = read_json(folder / "vocab.json"), _merges(folder / "merges.txt")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
-    prefix = options["add_prefix_space"]
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=options["add_prefix_space"])
     backend.decoder = decoders.ByteLevel()
     return backend
 

@@ -89,13 +89,13 @@ BUGS = (
     Bug(
         "a damaged checkpoint is restored",
         "artifacts.checkpoint:_read",
-        inside("_refuse_damage", gives(None)),
+        inside("_check_damage", gives(None)),
         f"{DAMAGE}::test_the_checkpoint_before_is_restored_and_the_file_is_named",
     ),
     Bug(
         "a damaged checkpoint is called the last good one",
         "artifacts.checkpoint:Checkpoints.last",
-        inside("_refuse_damage", gives(None)),
+        inside("_check_damage", gives(None)),
         f"{DAMAGE}::test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one",
     ),
     Bug(
@@ -126,14 +126,14 @@ BUGS = (
     Bug(
         "non-finite arrays are saved",
         "artifacts.checkpoint_writer:CheckpointWriter.save",
-        inside("not_finite", gives(None)),
+        inside("trees.not_finite", gives(None)),
         f"{DAMAGE}::test_what_is_not_finite_is_not_saved "
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),
     Bug(
         "non-finite arrays are restored",
         "artifacts.checkpoint:_read_arrays",
-        inside("not_finite", gives(None)),
+        inside("trees.not_finite", gives(None)),
         f"{DAMAGE}::test_what_is_not_finite_is_not_restored",
     ),
     Bug(

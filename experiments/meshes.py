@@ -29,8 +29,8 @@ from jaxformer.doctor.program import by_kind, collectives
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
-from jaxformer.models.placement import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.loss import summed_loss

@@ -20,7 +20,7 @@ import jaxformer as jf
 from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
 from jaxformer.models.config import KINDS
-from jaxformer.models.placement import make_mesh
+from jaxformer.models.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.step import TrainState, make_step

@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict:
         ValueError: If the file is missing or too large, is no JSON object, or repeats a key.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is not there")
+        raise ValueError(f"{path} does not exist")
     size, most = path.stat().st_size, _MOST_BYTES.get(path.name, 2**26)
     if size > most:
         raise ValueError(f"{path} has {size} bytes; at most {most} are read")

@@ -35,7 +35,7 @@ class Stored(NamedTuple):
     Attributes:
         config: The model's config.
         read: Reads the parameters. Its argument is a tree of the model's shapes, which may hold
-            shardings (`models.placement.parameter_shapes`). The stored shapes are checked against
+            shardings (`models.mesh.parameter_shapes`). The stored shapes are checked against
             it.
         tokenizer: The tokenizer, or None.
         family: The model_type of transformers that the weights came from, or None.
@@ -114,7 +114,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
     sections = run.read_config() if run.holds_run else {}
     tokenizer = stored_tokenizer(run.path, sections)
     if tokenizer is None:
-        raise ValueError(f"{run.tokenizer} is not there")
+        raise ValueError(f"{run.tokenizer} does not exist")
     lowercase = sections.get("training", {}).get("lowercase", False)
     if type(lowercase) is not bool:
         raise ValueError(f"{run.config}: lowercase is {shown(lowercase)}; it must be true or false")

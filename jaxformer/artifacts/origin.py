@@ -95,7 +95,7 @@ def digest_of(params) -> str:
     import numpy as np
 
     from jaxformer.artifacts.trees import flat  # which imports JAX
-    from jaxformer.models.placement import to_host
+    from jaxformer.models.mesh import to_host
 
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in sorted(flat(params).items()):

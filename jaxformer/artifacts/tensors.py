@@ -136,7 +136,7 @@ def _shard(index: Path, place: str) -> Path:
     if not is_name or not stays(path, index.parent):
         raise ValueError(f"{index}: {place!r} is not the name of a file in this folder")
     if not path.is_file():
-        raise ValueError(f"{index}: {place} is not there")
+        raise ValueError(f"{index}: {place} does not exist")
     return path
 
 

@@ -14,7 +14,7 @@ from jaxformer.cli.train_arguments import Selection
 from jaxformer.models.config import kind_of
 from jaxformer.runtime import start_jax
 from jaxformer.training.config import Mesh, PairTraining, TrainingConfig
-from jaxformer.training.fine_tuning import fine_tuning, refuse_another_model, refuse_tokenizer
+from jaxformer.training.fine_tuning import check_same_model, check_tokenizer, fine_tuning
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def load_model(arguments: RunArguments) -> Iterator:
     import jax
 
     from jaxformer.hub.load import load
-    from jaxformer.models.placement import make_mesh
+    from jaxformer.models.mesh import make_mesh
 
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
@@ -80,8 +80,8 @@ class Base(NamedTuple):
         from jaxformer.models.lora import adapted_maps
         from jaxformer.models.parameters import shape_tree
 
-        refuse_another_model(self.path, self.training, training)
-        refuse_tokenizer(self.path, self.tokenizer, training)
+        check_same_model(self.path, self.training, training)
+        check_tokenizer(self.path, self.tokenizer, training)
         if training.lora.lora_rank is not None:
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
@@ -108,7 +108,7 @@ class Base(NamedTuple):
             ValueError: Another process has trained the base run further in the meantime.
         """
         from jaxformer.models.kinds import build
-        from jaxformer.models.placement import parameter_shapes
+        from jaxformer.models.mesh import parameter_shapes
 
         params = self.stored.read(parameter_shapes(build(self.stored.config), mesh))
         if _newest_step(self.path) != self.step:
@@ -163,7 +163,7 @@ def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.hub.load import origin_params
     from jaxformer.models.kinds import build
-    from jaxformer.models.placement import parameter_shapes
+    from jaxformer.models.mesh import parameter_shapes
 
     if config.lora.lora_rank is None and Checkpoints(folder.checkpoints).steps():
         return None

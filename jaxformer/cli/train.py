@@ -14,11 +14,11 @@ from jaxformer.cli.train_arguments import (
     Selection,
     TrainArguments,
     attributed,
+    check_unchanged,
     field_values,
     fields_set_in,
     parse_train,
     read_selection,
-    refuse_changes,
 )
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
@@ -56,7 +56,7 @@ def _resume(selection: Selection, argv: list[str]) -> int:
     with attributed(training, fields_set_in(argv, training), "the run's"):
         arguments = parse_train(kind, argv, default)
         _require_out(arguments)
-        refuse_changes(folder, training, arguments)
+        check_unchanged(folder, training, arguments)
         if unfinished:
             run = f"{folder.path} ({kind}, step {unfinished.step})"
             say(f"resuming {run}, the newest unfinished run")

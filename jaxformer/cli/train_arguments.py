@@ -80,7 +80,7 @@ def parse_train(kind: str, argv: list[str], default: TrainArguments) -> TrainArg
     return parse(arguments, "train", argv, default, (*sides, *MAIN_FLAGS))
 
 
-def refuse_changes(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
+def check_unchanged(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
     """Checks the changes to a resumed run: its inputs and computed values must stay the same.
 
     Args:

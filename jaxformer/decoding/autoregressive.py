@@ -18,7 +18,7 @@ from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
-from jaxformer.models.placement import to_host
+from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import bucket, power_of_two
 
 

@@ -39,7 +39,7 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
-from jaxformer.models.placement import to_host
+from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, with_batch_size
 
 Exponent = float | np.floating | Float[Array, ""]

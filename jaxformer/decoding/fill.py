@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.decoding.autoregressive import check_finite_logits
 from jaxformer.models.kinds import Encoder
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.placement import to_host
+from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, bucket, padded, row_of_ids, with_batch_size
 
 

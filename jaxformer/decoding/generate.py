@@ -45,7 +45,7 @@ from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
-from jaxformer.models.placement import to_host
+from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, row_of_ids, with_batch_size
 
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]

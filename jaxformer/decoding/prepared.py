@@ -7,8 +7,8 @@ import jax
 
 from jaxformer.functional.family import Weights
 from jaxformer.functional.platforms import platform
+from jaxformer.models.activation_sharding import check_no_explicit_axes
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
-from jaxformer.models.sharding import refuse_explicit
 
 
 def prepare(model: LanguageModel, variables: Variables) -> Variables:
@@ -55,7 +55,7 @@ def stored_weights(variables: Variables, *accepted: str) -> tuple[str, Weights]:
     """Returns (name, weights) for the first of the accepted names that the variables have."""
     for name in accepted:
         if name in variables:
-            refuse_explicit("variables", variables[name])
+            check_no_explicit_axes("variables", variables[name])
             return name, variables[name]
     raise ValueError(
         f"variables hold {', '.join(variables) or 'nothing'}; they must hold "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxformer.models.config.check import at_least
+from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.generation import GenerationDefaults
 
 # Temperatures whose reciprocal is also a float32 that no device flushes to zero: XLA replaces the
@@ -47,7 +47,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Converts the fields to numbers and checks them."""
-        at_least(0, self, "top_k")
+        check_at_least(0, self, "top_k")
         for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
         if not 0.0 <= self.temperature <= _LARGEST:

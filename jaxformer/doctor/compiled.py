@@ -13,7 +13,7 @@ from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.models.language_model import require_autoregressive
-from jaxformer.models.placement import parameter_shapes, shapes_at
+from jaxformer.models.mesh import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
 from jaxformer.training.compiled_step import num_bytes
 from jaxformer.training.placed import placed_shapes, state_shardings

@@ -13,7 +13,7 @@ from jaxformer.doctor.machines import Target, compiler, devices_of
 from jaxformer.doctor.program import by_kind, collectives, copies
 from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.kinds import build
-from jaxformer.models.placement import make_mesh
+from jaxformer.models.mesh import make_mesh
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 

@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.models.kinds import build
+from jaxformer.models.mesh import shardings
 from jaxformer.models.parameters import shape_tree
-from jaxformer.models.placement import shardings
 
 
 def least_exchange(config, mesh, rows: int, length: int) -> dict[str, float]:

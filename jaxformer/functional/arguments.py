@@ -73,7 +73,7 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
     return checked
 
 
-def one_of(name: str, value: object, accepted: Collection[str]) -> None:
+def check_choice(name: str, value: object, accepted: Collection[str]) -> None:
     """Raises ValueError unless the value is one of the accepted words."""
     if value not in tuple(accepted):
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(accepted)}")
@@ -88,7 +88,7 @@ def whole_number(name: str, value: object, least: int) -> int:
     return index(value)
 
 
-def above_zero(name: str, value: object) -> None:
+def check_positive(name: str, value: object) -> None:
     """Raises ValueError for a number that is not above 0; accepts every traced value."""
     if isinstance(value, Real) and not float(value) > 0:
         raise ValueError(f"{name} is {value}; it must be above 0")

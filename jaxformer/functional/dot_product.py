@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
-from jaxformer.functional.arguments import checks_arguments, one_of
+from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention import Context, attend
 from jaxformer.functional.masks import All, DenseMask, Mask, TokenInfo
 from jaxformer.functional.platforms import implementation_here
@@ -138,7 +138,7 @@ def _check(
     mask: Mask,
     context: Context,
 ) -> None:
-    one_of("implementation", context.implementation, ATTENTION)
+    check_choice("implementation", context.implementation, ATTENTION)
     lengths = (query.shape[-2], key.shape[-2])
     for table in (rule.array for rule in mask.rules() if isinstance(rule, DenseMask)):
         axes = (*query.shape[:-3], *lengths)[-table.ndim :] if table.ndim <= query.ndim - 1 else ()

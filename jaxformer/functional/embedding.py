@@ -9,7 +9,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 from jaxformer.functional.family import Weights
 from jaxformer.functional.kernels import Int8Table, for_small_steps
 from jaxformer.functional.linear import init_linear, linear, map_kernels, soft_cap
-from jaxformer.functional.places import Placement
+from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.arguments import check_maps, checks_arguments, one_of
+from jaxformer.functional.arguments import check_choice, check_maps, checks_arguments
 from jaxformer.functional.family import Weights
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.taps import NO_TAP, TapFunction
@@ -33,7 +33,7 @@ ACTIVATIONS = (*_PLAIN, *_GATES)
 
 def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
     """Applies an activation; for the name of a gated one, the activation of its gate."""
-    one_of("activation", activation, ACTIVATIONS)
+    check_choice("activation", activation, ACTIVATIONS)
     return (_PLAIN | _GATES)[activation][0](x)
 
 
@@ -43,7 +43,7 @@ def activation_power(activation: str, of_gate: float = 1.0) -> float:
 
 
 def _check(weights: Any, x: Float[Any, "*batch dim"], activation: str, **_: object) -> None:
-    one_of("activation", activation, ACTIVATIONS)
+    check_choice("activation", activation, ACTIVATIONS)
     dim, inner = x.shape[-1], ("up", "gate") if activation in _GATES else ("up",)
     check_maps("weights", weights, {name: (dim, None) for name in inner})
     mlp_dim = weights["up"]["kernel"].shape[-1]

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.masks import Mask
-from jaxformer.functional.places import OneDevice, Placement
+from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 
 

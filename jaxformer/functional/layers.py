@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.functional.places import EXCHANGED
+from jaxformer.functional.placement import EXCHANGED
 
 
 def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:

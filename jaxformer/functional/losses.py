@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Integer, Shaped
 from jaxformer.functional.arguments import checks_arguments, whole_number
 from jaxformer.functional.kernels import Kernel
 from jaxformer.functional.linear import linear, soft_cap
-from jaxformer.functional.places import vary_alike
+from jaxformer.functional.placement import vary_alike
 
 Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
 

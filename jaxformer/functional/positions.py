@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
-from jaxformer.functional.arguments import above_zero, checks_arguments, whole_number
+from jaxformer.functional.arguments import check_positive, checks_arguments, whole_number
 
 
 def _check_sinusoids(positions: object, dim: int, base: float, **_: object) -> None:
     whole_number("dim", dim, 2)
-    above_zero("base", base)
+    check_positive("base", base)
     if dim % 2:
         raise ValueError(f"dim is {dim}; sinusoidal positions need an even dim (sin and cos pair)")
 
@@ -51,7 +51,7 @@ def sinusoidal_positions(
 def _check_rotary(
     x: Float[Any, "..."], positions: Integer[Any, "..."], base: float, fraction: float, **_: object
 ) -> None:
-    above_zero("base", base)
+    check_positive("base", base)
     batch, rows = x.shape[:-3], positions.shape[:-1]
     fits = len(rows) <= len(batch) and all(
         size in (1, other) for size, other in zip(rows[::-1], batch[::-1], strict=False)

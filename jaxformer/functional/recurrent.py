@@ -31,7 +31,7 @@ from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import linear
-from jaxformer.functional.places import vary_alike
+from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.positions import (
     DocumentCursor,
     continued_segments,

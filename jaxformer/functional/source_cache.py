@@ -90,7 +90,7 @@ class SourceCache:
             ValueError: outside jit, if an entry of `rows` is no row or has another source.
         """
         rows = checked_rows(rows, len(self.cursor.position))
-        self._refuse_other_sources(rows)
+        self._check_sources(rows)
         initial = jax.tree.map(lambda x: x[rows], self.initial)
         return replace(self, self_cache=self.self_cache.gather_rows(rows), initial=initial)
 
@@ -98,7 +98,7 @@ class SourceCache:
         """See `Cache.rewind`."""
         return replace(self, self_cache=self.self_cache.rewind(lengths))
 
-    def _refuse_other_sources(self, rows: Int[Array | np.ndarray, " rows"]) -> None:
+    def _check_sources(self, rows: Int[Array | np.ndarray, " rows"]) -> None:
         if self.cross_keys_values is None:
             return
         sources = len(jax.tree.leaves(self.cross_keys_values)[0])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jaxformer.functional.places import OneDevice, Placement
+from jaxformer.functional.placement import OneDevice, Placement
 
 TapFunction = Callable[[str, Array], Array]
 

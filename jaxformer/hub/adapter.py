@@ -128,7 +128,7 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
     weights = folder / TENSORS
     if not weights.is_file():
         raise ValueError(
-            f"{path} describes an adapter, but {weights.name} is not there; save the adapter as "
+            f"{path} describes an adapter, but {weights.name} does not exist; save the adapter as "
             "safetensors with PEFT, or remove the file to open the model without the adapter"
         )
     factors: dict[str, dict[str, Tensor]] = {}

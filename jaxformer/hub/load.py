@@ -25,7 +25,7 @@ from jaxformer.models.config.check import shown
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.lora import adapter_shapes, merged
-from jaxformer.models.placement import parameter_shapes
+from jaxformer.models.mesh import parameter_shapes
 
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = """config.json generation_config.json model*.safetensors model.safetensors.index.json
@@ -58,7 +58,7 @@ def load(
         execution: How the model runs.
         kernels: "int8" quantizes every matrix.
         mesh: The devices over which the parameters are sharded, each parameter directly onto its
-            devices (`jaxformer.models.placement.make_mesh`; compute inside
+            devices (`jaxformer.models.mesh.make_mesh`; compute inside
             `with jax.set_mesh(mesh)`). None: one device.
 
     Returns:
@@ -210,7 +210,7 @@ def origin_params(origin: Origin, like, run: RunFolder) -> dict:
     weights, base = f"the weights that {run.path} began from", base_folder(run, origin)
     if not base.exists():
         raise ValueError(
-            f"{origin.path} is not there, and had {weights}; put it back, or write where it is "
+            f"{origin.path} does not exist, and had {weights}; put it back, or write where it is "
             f"into {run.config}"
         )
     params = opened(base).read(like)

@@ -19,7 +19,7 @@ from jaxformer.models import config as configs
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.partitions import ONLY_ENDS, TRANSFORMER, Rule
+from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
 
 
 class Decoder(LanguageModel):

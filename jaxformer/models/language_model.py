@@ -14,6 +14,7 @@ from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.masks import Mask, first_forward_edge
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.models.activation_sharding import placement_here
 from jaxformer.models.check import (
     check_own_mask,
     check_parameters,
@@ -24,7 +25,6 @@ from jaxformer.models.check import (
 )
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
-from jaxformer.models.sharding import placement_here
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
-from jaxformer.models.config.check import check_fields, fraction, positive, shown
+from jaxformer.models.config.check import check_fields, check_fraction, check_positive, shown
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 
@@ -75,7 +75,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class MeshSizes(Mesh):
-    """Number of devices along each axis of a mesh (see `models.placement`)."""
+    """Number of devices along each axis of a mesh (see `models.mesh`)."""
 
     data: int = 1
     """devices that divide the batch"""
@@ -129,11 +129,11 @@ class OptimizerConfig:
     def __post_init__(self):
         """Checks the settings."""
         check_fields(self)
-        positive(self, "learning_rate")
+        check_positive(self, "learning_rate")
         _check_least(self, 0, "warmup_steps")
         _check(self, "final_fraction", lambda x: 0 <= x <= 1, "in [0, 1]")
         _check(self, "decay_fraction", lambda x: 0 < x <= 1, "in (0, 1]")
-        fraction(self, "beta1", "beta2")
+        check_fraction(self, "beta1", "beta2")
         _check(self, "weight_decay", lambda x: 0 <= x < math.inf, "at least 0 and finite")
         _check(self, "average_decay", lambda x: 0 < x < 1, "in (0, 1)")
         _check(self, "clip_norm", lambda x: x > 0, "above 0")
@@ -198,7 +198,7 @@ class TrainingConfig(Generic[Model]):
             raise ValueError("steps and minutes are None; one of them must limit the run")
         _check(self, "keep", lambda x: x >= 2, "at least 2, since the newest may be damaged")
         check_seed(self.seed)
-        fraction(self, "label_smoothing")
+        check_fraction(self, "label_smoothing")
         _check(self, "held_out", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
 
 

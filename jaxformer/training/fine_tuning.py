@@ -43,7 +43,7 @@ def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
     return replace(chosen, model=model)
 
 
-def refuse_another_model(path, before: TrainingConfig, after: TrainingConfig) -> None:
+def check_same_model(path, before: TrainingConfig, after: TrainingConfig) -> None:
     """Checks that no flag changes the model of a checkpoint.
 
     Args:
@@ -64,7 +64,7 @@ def refuse_another_model(path, before: TrainingConfig, after: TrainingConfig) ->
             )
 
 
-def refuse_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
+def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
     """Checks that the tokenizer of a checkpoint suits the task and the model.
 
     Args:

@@ -6,8 +6,14 @@ from functools import partial
 import jax
 import optax
 
-from jaxformer.models import placement
 from jaxformer.models.kinds import build
+from jaxformer.models.mesh import (
+    batch_sharding,
+    make_mesh,
+    num_row_parts,
+    replicated,
+    shardings,
+)
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import partition
 from jaxformer.training.batch import WHOLE, Share
@@ -42,12 +48,12 @@ def mesh_of(config, say):
     if config.mesh is None and jax.device_count() == 1:
         return None
     sizes = asdict(config.mesh) if config.mesh else {"data": num_devices_for(config)}
-    mesh = placement.make_mesh(sizes, None if config.mesh else jax.devices()[: sizes["data"]])
+    mesh = make_mesh(sizes, None if config.mesh else jax.devices()[: sizes["data"]])
     if mesh.size < jax.device_count():
         say(
             f"using {mesh.size} of {jax.device_count()} devices: no larger number divides the batch"
         )
-    placement.shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
+    shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     say(f"mesh: {axes} ({mesh.devices.flat[0].device_kind})")
     return mesh
@@ -65,8 +71,8 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
         mesh: The mesh.
         shapes: The shapes of the state.
     """
-    params = placement.shardings(shapes.params, model.config, mesh)
-    whole = placement.replicated(mesh)
+    params = shardings(shapes.params, model.config, mesh)
+    whole = replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
     def is_masked(leaf) -> bool:  # a parameter of another part of the optimizer, as in Muon
@@ -106,7 +112,7 @@ def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) 
         return jax.jit(make, donate_argnums=0)(base)
     where = state_shardings(model, optimizer, mesh, jax.eval_shape(make, base))
     if base is not None:
-        base = jax.device_put(base, placement.shardings(base, model.config, mesh))
+        base = jax.device_put(base, shardings(base, model.config, mesh))
     return jax.jit(make, out_shardings=where, donate_argnums=0)(base)
 
 
@@ -118,8 +124,8 @@ def share_of(mesh) -> Share:
     """
     if mesh is None or jax.process_count() == 1:
         return WHOLE
-    parts = placement.num_row_parts(mesh)
-    where = placement.batch_sharding(mesh).addressable_devices_indices_map((parts,))
+    parts = num_row_parts(mesh)
+    where = batch_sharding(mesh).addressable_devices_indices_map((parts,))
     local = sorted({rows.indices(parts)[0] for (rows,) in filter(None, where.values())})
     first, number = local[0], len(local)
     if local != list(range(first, first + number)) or parts % number or first % number:
@@ -135,7 +141,7 @@ def place_batch(batch, mesh, share: Share = WHOLE):
         mesh: The mesh.
         share: The part of the rows that `batch` holds.
     """
-    where = placement.batch_sharding(mesh, before=1)
+    where = batch_sharding(mesh, before=1)
     if jax.process_count() == 1:
         return jax.device_put(batch, where)
     return jax.tree.map(
@@ -145,7 +151,7 @@ def place_batch(batch, mesh, share: Share = WHOLE):
 
 def placed_shapes(batch, mesh, share: Share = WHOLE):
     """Returns the shapes of a batch with the shardings of `place_batch`."""
-    where = placement.batch_sharding(mesh, before=1)
+    where = batch_sharding(mesh, before=1)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(_whole(x.shape, share), x.dtype, sharding=where), batch
     )

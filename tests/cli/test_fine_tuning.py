@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused(inputs, trained, tmp_path, capsys):  # noq
         ([base, "--lora-rank", "2", "--lora-maps", "gate"], ["'gate'", "query", "up"]),
         ([base, "--lora-rank", "99"], ["lora_rank is 99", "at most 32"]),
         (["mute"], ["mute", "has no tokenizer", "tokenizer.json"]),
-        (["empty"], ["config.json is not there"]),
+        (["empty"], ["config.json does not exist"]),
         (["nowhere"], ["nowhere is no folder"]),
     ):
         refused(capsys, [*begin, *words], *named)

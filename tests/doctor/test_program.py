@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.program import by_kind, collectives, copies
 from jaxformer.models.config import preset
-from jaxformer.models.placement import make_abstract_mesh
+from jaxformer.models.mesh import make_abstract_mesh
 
 PROJECT = Path(__file__).parents[2]
 

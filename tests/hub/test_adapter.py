@@ -146,7 +146,7 @@ def test_an_adapter_that_lacks_its_files_is_refused(folder, tmp_path):
     """It lacks its weights or its model. A pickle file, which can run code, is not read."""
     put(folder)
     (folder / TENSORS).rename(folder / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is not there"):
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors does not exist"):
         jf.load(folder)
     put(folder)
     (folder / "config.json").unlink()

@@ -268,7 +268,7 @@ BROKEN = {
         ["tokenizer.json", "longer"],
     ),
     "tokenizer's model is a number": (of_tokenizer(model=7), ["tokenizer.json"]),
-    "tokenizer's template names a token that is not there": (
+    "tokenizer's template names a token that is absent": (
         of_tokenizer(
             post_processor={
                 "type": "TemplateProcessing",

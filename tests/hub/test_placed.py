@@ -11,7 +11,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.placement import make_mesh, shardings
+from jaxformer.models.mesh import make_mesh, shardings
 from jaxformer.training.config import MeshSizes
 from tests.hub import foreign
 from tests.hub.adapters import learnt

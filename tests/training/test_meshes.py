@@ -84,7 +84,7 @@ def test_what_is_exchanged_is_what_the_placement_needs():
 
 INT8 = """
 import jax, jaxformer as jf
-from jaxformer.models.placement import make_mesh
+from jaxformer.models.mesh import make_mesh
 tokens = jax.random.randint(jax.random.key(1), (8, 8), 0, 64)
 said = []
 for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, None):

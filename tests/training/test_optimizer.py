@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.kinds import Decoder
+from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
-from jaxformer.models.placement import make_mesh
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, is_matrix, make_optimizer
 from jaxformer.training.placed import state_shardings

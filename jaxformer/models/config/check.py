@@ -49,11 +49,11 @@ def check_fields(config: Any) -> None:
     for name in (field.name for field in fields(config)):
         value = converted(name, getattr(config, name), type_hints(type(config))[name])
         for entry in entries(value):
-            _refuse_unfit(name, entry)
+            _check_entry(name, entry)
         object.__setattr__(config, name, value)
 
 
-def _refuse_unfit(name: str, value: Any) -> None:
+def _check_entry(name: str, value: Any) -> None:
     """Raises ValueError for an integer that is too large or a string with control characters."""
     most = _MOST.get(name, LARGEST)
     if type(value) is int and value > most and name != "seed":
@@ -192,7 +192,7 @@ def _words(hint: Any) -> str:
     return _WORDS.get(hint, f"an object ({hint.__name__})")
 
 
-def at_least(least: int, config: Any, *names: str) -> None:
+def check_at_least(least: int, config: Any, *names: str) -> None:
     """Checks that fields, and the entries of patterns, are whole numbers of at least `least`.
 
     None passes if it is the field's default.
@@ -215,7 +215,7 @@ def at_least(least: int, config: Any, *names: str) -> None:
         object.__setattr__(config, name, checked_value)
 
 
-def not_empty(config: Any, *names: str) -> None:
+def check_not_empty(config: Any, *names: str) -> None:
     """Checks that fields which hold a pattern (a tuple with entries for layers) are not empty."""
     for name in names:
         if getattr(config, name) == ():
@@ -234,7 +234,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return index(value)
 
 
-def positive(config: Any, *names: str) -> None:
+def check_positive(config: Any, *names: str) -> None:
     """Checks that fields, and the entries of patterns, are above 0 and finite.
 
     None passes if it is the field's default or an entry of a pattern.
@@ -259,7 +259,7 @@ def _is_positive(value: Any) -> bool:
     return is_number and 0.0 < float(value) < float("inf")
 
 
-def fraction(config: Any, *names: str) -> None:
+def check_fraction(config: Any, *names: str) -> None:
     """Checks that fields are in [0, 1); raises ValueError otherwise."""
     for name in names:
         if not 0.0 <= getattr(config, name) < 1.0:

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, check_fields, fraction, positive
+from jaxformer.models.config.check import (
+    check_at_least,
+    check_fields,
+    check_fraction,
+    check_positive,
+)
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.transformer import Plain
 
@@ -48,10 +53,10 @@ class ConvolutionalConfig(ModelConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "kernel_size")
-        at_least(1, self, "dilation_growth")
-        fraction(self, "dropout")
-        positive(self, "norm_epsilon")
+        check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim")
+        check_at_least(1, self, "kernel_size", "dilation_growth")
+        check_fraction(self, "dropout")
+        check_positive(self, "norm_epsilon")
         if not self.causal and self.kernel_size % 2 == 0:
             raise ValueError(
                 f"kernel_size is {self.kernel_size}; it must be odd, because causal is False"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxformer.models.config.check import at_least, not_empty
+from jaxformer.models.config.check import check_at_least, check_not_empty
 from jaxformer.models.config.transformer import TransformerConfig
 
 
@@ -23,8 +23,8 @@ class DecoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        not_empty(self, "window")
-        at_least(1, self, "window")
-        at_least(0, self, "prefix")
+        check_not_empty(self, "window")
+        check_at_least(1, self, "window")
+        check_at_least(0, self, "prefix")
         if self.prefix > self.max_length:
             raise ValueError(f"prefix is {self.prefix}; it must be in 0 … {self.max_length}")

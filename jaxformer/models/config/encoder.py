@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxformer.models.config.check import at_least, not_empty
+from jaxformer.models.config.check import check_at_least, check_not_empty
 from jaxformer.models.config.transformer import TransformerConfig
 
 
@@ -32,9 +32,9 @@ class EncoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        not_empty(self, "window")
-        at_least(1, self, "window")
-        at_least(0, self, "num_token_types", "num_labels")
+        check_not_empty(self, "window")
+        check_at_least(1, self, "window")
+        check_at_least(0, self, "num_token_types", "num_labels")
         if self.num_labels and not self.pooler:
             raise ValueError(
                 f"num_labels is {self.num_labels}; it needs the pooler (pooler is False)"

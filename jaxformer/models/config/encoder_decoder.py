@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from jaxformer.models.config.check import at_least
+from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.encoder import EncoderConfig
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.recurrent import RecurrentConfig
@@ -27,7 +27,7 @@ class ReadsSource(ModelConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        at_least(1, self, "source_vocab_size", "max_source_length")
+        check_at_least(1, self, "source_vocab_size", "max_source_length")
         if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"source_vocab_size is {self.source_vocab_size}; with share_embeddings it must be "
@@ -66,7 +66,7 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        at_least(1, self, "num_encoder_layers", "num_encoder_heads", "encoder_mlp_dim")
+        check_at_least(1, self, "num_encoder_layers", "num_encoder_heads", "encoder_mlp_dim")
         heads = self.num_encoder_heads
         if heads is not None and heads != self.num_heads:
             unit = 2 * heads if self.positions == "rotary" else heads

@@ -6,7 +6,7 @@ The fields have the same names as in the generation_config.json of transformers.
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, check_fields, positive
+from jaxformer.models.config.check import check_at_least, check_fields, check_positive
 
 Ids = tuple[int, ...]
 
@@ -43,10 +43,10 @@ class Constraints:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(0, self, "no_repeat_ngram_size", "min_length", "min_new_tokens")
-        at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
-        at_least(0, self, "begin_suppress_tokens")
-        positive(self, "repetition_penalty")
+        check_at_least(0, self, "no_repeat_ngram_size", "min_length", "min_new_tokens")
+        check_at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+        check_at_least(0, self, "begin_suppress_tokens")
+        check_positive(self, "repetition_penalty")
         for word in self.bad_words_ids:
             if not word or min(word) < 0:
                 raise ValueError(f"bad_words_ids has {word}; it must have ids of at least 0")
@@ -109,9 +109,9 @@ class GenerationDefaults:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(1, self, "num_beams", "max_length", "max_new_tokens")
-        at_least(0, self, "top_k", "bos_token_id", "eos_token_id", "pad_token_id")
-        at_least(0, self, "decoder_start_token_id")
+        check_at_least(1, self, "num_beams", "max_length", "max_new_tokens")
+        check_at_least(0, self, "top_k", "bos_token_id", "eos_token_id", "pad_token_id")
+        check_at_least(0, self, "decoder_start_token_id")
 
     def most_new_tokens(self, prompt_length: int, max_length: int) -> int | None:
         """Returns the checkpoint's maximum number of new tokens, or None if it does not set one.

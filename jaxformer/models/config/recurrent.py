@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from jaxformer.models.config.check import at_least, check_fields, fraction
+from jaxformer.models.config.check import check_at_least, check_fields, check_fraction
 from jaxformer.models.config.model import ModelConfig
 
 
@@ -38,8 +38,8 @@ class RecurrentConfig(ModelConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "hidden_dim")
-        fraction(self, "dropout")
+        check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "hidden_dim")
+        check_fraction(self, "dropout")
         if self.tie_embeddings and self.hidden_dim not in (None, self.embed_dim):
             raise ValueError(
                 f"hidden_dim is {self.hidden_dim}; with tie_embeddings it must be embed_dim "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.models.config.check import at_least, check_fields, positive
+from jaxformer.models.config.check import check_at_least, check_fields, check_positive
 
 
 class Scaling:
@@ -49,9 +49,9 @@ class RotaryScaling(Scaling):
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(1, self, "original_length")
-        positive(self, "factor", "low_frequency_factor", "high_frequency_factor")
-        positive(self, "beta_fast", "beta_slow", "attention_factor")
+        check_at_least(1, self, "original_length")
+        check_positive(self, "factor", "low_frequency_factor", "high_frequency_factor")
+        check_positive(self, "beta_fast", "beta_slow", "attention_factor")
         if self.high_frequency_factor <= self.low_frequency_factor:
             raise ValueError(
                 f"high_frequency_factor is {self.high_frequency_factor}; it must be above "

@@ -4,7 +4,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, Self
 
-from jaxformer.models.config.check import at_least, check_fields, fraction, not_empty, positive
+from jaxformer.models.config.check import (
+    check_at_least,
+    check_fields,
+    check_fraction,
+    check_not_empty,
+    check_positive,
+)
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.rotary import Scaling
 
@@ -126,13 +132,13 @@ class TransformerConfig(ModelConfig):
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
-        at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
-        at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
-        at_least(0, self, "position_offset")
-        at_least(4, self, "relative_buckets")
-        not_empty(self, "rotary_base", "rotary_scaling")
-        fraction(self, "dropout")
-        positive(self, "rotary_fraction")
+        check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
+        check_at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
+        check_at_least(0, self, "position_offset")
+        check_at_least(4, self, "relative_buckets")
+        check_not_empty(self, "rotary_base", "rotary_scaling")
+        check_fraction(self, "dropout")
+        check_positive(self, "rotary_fraction")
         if self.head_dim is None and self.embed_dim % self.num_heads:
             raise ValueError(
                 f"embed_dim is {self.embed_dim}, which num_heads ({self.num_heads}) does not "
@@ -163,8 +169,8 @@ class TransformerConfig(ModelConfig):
                 f"relative_distance is {self.relative_distance}; it must be greater than half of "
                 f"relative_buckets ({self.relative_buckets})"
             )
-        positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_cap")
-        positive(self, "output_scale", "logits_cap")
+        check_positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_cap")
+        check_positive(self, "output_scale", "logits_cap")
 
     @property
     def resolved(self) -> Self:

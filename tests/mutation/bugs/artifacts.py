@@ -126,7 +126,7 @@ BUGS = (
     Bug(
         "non-finite arrays are saved",
         "artifacts.checkpoint_writer:CheckpointWriter.save",
-        inside("trees.not_finite", gives(None)),
+        inside("not_finite", gives(None)),
         f"{DAMAGE}::test_what_is_not_finite_is_not_saved "
         "cli/test_damage.py::test_parameters_that_are_not_finite_end_the_run",
     ),

@@ -12,27 +12,27 @@ def as_all_gather(collective):
 BUGS = (
     Bug(
         "the last matching rule of a table is used",
-        "models.placement:partition_of",
+        "models.mesh:partition_of",
         takes(rules=lambda rules: rules[::-1]),
-        "models/test_placement.py::test_the_first_rule_is_used",
+        "models/test_mesh.py::test_the_first_rule_is_used",
     ),
     Bug(
         "an axis size that does not divide is accepted",
-        "models.placement:partition_of",
+        "models.mesh:partition_of",
         inside("prod", gives(1)),  # the number of devices along an axis
-        "models/test_placement.py::test_a_size_that_does_not_divide_is_refused",
+        "models/test_mesh.py::test_a_size_that_does_not_divide_is_refused",
     ),
     Bug(
         "fused projections are sharded across their parts",
-        "models.sharding:is_tensor_parallel",
+        "models.activation_sharding:is_tensor_parallel",
         gives(False),
         "training/test_meshes.py::test_what_is_exchanged_is_what_the_placement_needs",
     ),
     Bug(
         "tensor parallelism splits a head",
-        "models.placement:rules_of",
+        "models.mesh:rules_of",
         inside("any", gives(False)),  # whether it would split a head
-        "models/test_placement.py::test_a_head_and_a_word_are_whole",
+        "models/test_mesh.py::test_a_head_and_a_word_are_whole",
     ),
     Bug(
         "a checkpoint is loaded to one device",

@@ -131,7 +131,7 @@ BUGS = (
     ),
     Bug(
         "a count beyond 32 bits is accepted",
-        "models.config.check:_refuse_unfit",
+        "models.config.check:_check_entry",
         gives(None),
         "training/test_config.py::test_a_count_that_no_device_holds_is_refused",
     ),

@@ -89,7 +89,7 @@ BUGS = (
         "A and B have each other's sharding",
         "models.lora:low_rank_shardings",
         then(lambda parts: parts[::-1]),
-        "models/test_placement.py::test_updates_are_sharded_like_their_kernels",
+        "models/test_mesh.py::test_updates_are_sharded_like_their_kernels",
     ),
     Bug(
         "the average is not corrected for its start",
@@ -117,7 +117,7 @@ BUGS = (
     ),
     Bug(
         "flags may change a checkpoint's model",
-        "training.fine_tuning:refuse_another_model",
+        "training.fine_tuning:check_same_model",
         gives(None),
         f"{TUNING}::test_what_does_not_fit_is_refused",
     ),

@@ -17,9 +17,7 @@ from jaxformer.models.config import KINDS, PRESETS, DecoderConfig, EncoderDecode
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.lora import adapt, adapter_shapes
-from jaxformer.models.parameters import init, shape_tree
-from jaxformer.models.partitions import Rule
-from jaxformer.models.placement import (
+from jaxformer.models.mesh import (
     AXES,
     make_abstract_mesh,
     make_mesh,
@@ -27,6 +25,8 @@ from jaxformer.models.placement import (
     partition_of,
     shardings,
 )
+from jaxformer.models.parameter_partitions import Rule
+from jaxformer.models.parameters import init, shape_tree
 from jaxformer.models.trainable import partition
 from jaxformer.training.config import PairTraining, TextTraining
 from jaxformer.training.placed import num_devices_for

@@ -12,7 +12,7 @@ EXCHANGED = "exchanged"  # the name of values that remat policy "dots" stores li
 
 @runtime_checkable
 class Placement(Protocol):
-    """Constrains values at named points to the devices; see `models.sharding`.
+    """Constrains values at named points to the devices; see `models.activation_sharding`.
 
     Attributes:
         has_cudnn: whether cuDNN's fused attention is there.

@@ -18,13 +18,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.functional.kernels import LowRankKernel, is_low_rank
+from jaxformer.models.activation_sharding import BATCH_AXES, TENSOR_AXIS
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import kind_of
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import low_rank_shardings
+from jaxformer.models.parameter_partitions import Rule, whole_heads, whole_words
 from jaxformer.models.parameters import shape_tree
-from jaxformer.models.partitions import Rule, whole_heads, whole_words
-from jaxformer.models.sharding import BATCH_AXES, TENSOR_AXIS
 
 AnyMesh = Mesh | AbstractMesh
 AXES = (*BATCH_AXES, TENSOR_AXIS)
@@ -77,7 +77,7 @@ def check_mesh(mesh: AnyMesh) -> None:
         raise ValueError(
             f"mesh has the axes {mesh.axis_names} ({', '.join(map(str, mesh.axis_types))}); models "
             f"need the axes {AXES}, which the partitioner handles: make the mesh by "
-            "jaxformer.models.placement.make_mesh"
+            "jaxformer.models.mesh.make_mesh"
         )
 
 

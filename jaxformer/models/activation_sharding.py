@@ -22,7 +22,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
-from jaxformer.functional.places import EXCHANGED
+from jaxformer.functional.placement import EXCHANGED
 from jaxformer.functional.platforms import implementation_here, platform
 
 BATCH_AXES = ("data", "fsdp")
@@ -231,22 +231,22 @@ def _axes(names: tuple[str, ...]) -> tuple[str, ...]:
     """
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types or (), strict=False))
-    _refuse_explicit("the mesh in context", mesh)
+    _check_axis_types("the mesh in context", mesh)
     return tuple(name for name in names if types.get(name) == AxisType.Auto)
 
 
-def refuse_explicit(name: str, tree: Any) -> None:
+def check_no_explicit_axes(name: str, tree: Any) -> None:
     """Raises ValueError if an array of the tree is on a mesh with explicit axes."""
     for leaf in jax.tree.leaves(tree):
-        _refuse_explicit(f"the mesh that {name} are on", jax.typeof(leaf).sharding.mesh)
+        _check_axis_types(f"the mesh that {name} are on", jax.typeof(leaf).sharding.mesh)
 
 
-def _refuse_explicit(what: str, mesh: Mesh | AbstractMesh) -> None:
+def _check_axis_types(what: str, mesh: Mesh | AbstractMesh) -> None:
     if AxisType.Explicit in (mesh.axis_types or ()):
         raise ValueError(
             f"{what} has explicit axes ({', '.join(mesh.axis_names)}); models need axes that the "
             "partitioner handles: make it with axis_types=(jax.sharding.AxisType.Auto,) * "
-            f"{len(mesh.axis_names)}, or by jaxformer.models.placement.make_mesh"
+            f"{len(mesh.axis_names)}, or by jaxformer.models.mesh.make_mesh"
         )
 
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from jaxformer.functional.slots import write_slots
-from jaxformer.models import sharding
-from jaxformer.models.placement import AXES, make_abstract_mesh
+from jaxformer.models import activation_sharding
+from jaxformer.models.mesh import AXES, make_abstract_mesh
 
 SLOTS = 16
 
 
 @pytest.fixture
 def on_tpu(monkeypatch):
-    monkeypatch.setattr(sharding, "platform", lambda: "tpu")
+    monkeypatch.setattr(activation_sharding, "platform", lambda: "tpu")
 
 
 def write(slots, new, slot):
-    return sharding.keep_in_place(write_slots(slots, new, slot))
+    return activation_sharding.keep_in_place(write_slots(slots, new, slot))
 
 
 def written(rows, heads, head_dim):

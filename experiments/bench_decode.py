@@ -75,7 +75,7 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     import jax.numpy as jnp
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+    from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
     from jaxformer.functional.inputs import Inputs
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))

@@ -107,7 +107,7 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+    from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
     from jaxformer.functional.inputs import Inputs
 
     model, variables = jaxformer_model(size)

@@ -17,7 +17,7 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
 from jaxformer.functional.inputs import Inputs
 from jaxformer.models.parameters import init
 from jaxformer.runtime import keep_freed_memory

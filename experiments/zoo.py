@@ -19,7 +19,7 @@ from record import at_least, conclude, run
 from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.decoding.generate import STEPS, Choice, decode_block, first_token, prefill
+from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
 from jaxformer.functional.inputs import Inputs
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits
+from jaxformer.functional.chunked_losses import chunked_token_losses
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.losses import chunked_token_losses
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import as_array, check_tokens
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive

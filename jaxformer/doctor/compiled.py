@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.decoding.autoregressive import live_slots, slots, start_cache
-from jaxformer.decoding.generate import Choice, State, choose_first, decode_block, prefill
 from jaxformer.decoding.prepared import parallel_parts, prepare_weights
+from jaxformer.decoding.steps import Choice, State, choose_first, decode_block, prefill
 from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jax
 
-from jaxformer.decoding.generate import STEPS
+from jaxformer.decoding.steps import STEPS
 from jaxformer.doctor.compiled import compile_decoding, compile_step
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.machines import Target, compiler, devices_of

@@ -17,10 +17,11 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional import fused
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
-from jaxformer.functional.masks import DenseMask, Mask, Padding, TokenInfo
+from jaxformer.functional.masks import DenseMask, Mask, Padding
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.slots import write_slots
 from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
+from jaxformer.functional.token_info import TokenInfo
 
 KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
 

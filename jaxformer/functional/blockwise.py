@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.heads import group_heads
-from jaxformer.functional.masks import DynamicSlice, Mask, TokenInfo, Visible, cut
+from jaxformer.functional.masks import Mask, Visible
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.tiles import (
     Gradients,
@@ -43,6 +43,7 @@ from jaxformer.functional.tiles import (
     weighted_sum,
     zero_gradients,
 )
+from jaxformer.functional.token_info import DynamicSlice, TokenInfo, cut
 
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 16  # queries of a block and blocks, in a short row
 # A row is short if none of its tiles has more scores per head than this: up to 2,048 causal tokens.

@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Int, Shaped
 
 from jaxformer.functional.family import CacheSize
-from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.ring import Ring
 from jaxformer.functional.slots import overwrite, write_rows
+from jaxformer.functional.token_info import TokenInfo
 
 
 @jax.tree_util.register_dataclass

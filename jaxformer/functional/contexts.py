@@ -8,13 +8,10 @@ from jaxtyping import Array, Int
 from jaxformer.functional.attention import Context
 from jaxformer.functional.cache import Cache
 from jaxformer.functional.inputs import Inputs, Run
-from jaxformer.functional.masks import DenseMask, Mask, Padding, TokenInfo
-from jaxformer.functional.positions import (
-    DocumentCursor,
-    continued_segments,
-    document_positions,
-)
+from jaxformer.functional.masks import DenseMask, Mask, Padding
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.scores import Scores
+from jaxformer.functional.token_info import TokenInfo
 
 FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
 

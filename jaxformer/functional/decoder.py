@@ -15,14 +15,8 @@ from typing import Any
 from jaxformer.functional.blocks import BLOCK_POINTS
 from jaxformer.functional.embedding import with_head
 from jaxformer.functional.family import Family
-from jaxformer.functional.transformer import (
-    POINTS,
-    forward,
-    prepare,
-    self_attention_masks,
-    stack_initializers,
-    start,
-)
+from jaxformer.functional.initial import stack_initializers
+from jaxformer.functional.transformer import POINTS, forward, prepare, self_attention_masks, start
 
 
 def initializers(config: Any) -> dict:

@@ -8,10 +8,11 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention import Context, attend
-from jaxformer.functional.masks import All, DenseMask, Mask, TokenInfo
+from jaxformer.functional.masks import All, DenseMask, Mask
 from jaxformer.functional.platforms import implementation_here
 from jaxformer.functional.scores import DenseBias, Scores
 from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.token_info import TokenInfo
 
 ATTENTION = ("auto", "explicit", "blockwise", "fused")
 

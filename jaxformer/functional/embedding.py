@@ -7,10 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import Int8Table, for_small_steps
 from jaxformer.functional.linear import init_linear, linear, map_kernels, soft_cap
+from jaxformer.functional.norms import normalize
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
+from jaxformer.functional.taps import Tap
 
 
 def init_embedding(
@@ -164,3 +167,20 @@ def prepare(weights: Weights, config: Any, parts: int = 1) -> dict[str, Any]:
     """Repacks the weights of a model with `layers` for decoding; see `pack_kernels`."""
     layers, output = (pack_kernels(x, config, parts) for x in (weights["layers"], head(weights)))
     return {**weights, "layers": layers, "head": output}
+
+
+def embed(
+    weights: Weights, inputs: Inputs, positions: Int[Array, "*batch length"], config: Any, tap: Tap
+) -> Float[Array, "batch length dim"]:
+    """Computes token vectors plus positions and types, and their norm if there is one.
+
+    Padding is zero before the norm.
+    """
+    tables, placement = weights["embedding"], tap.placement
+    x = embed_tokens(tables, inputs.tokens, config.dtype, placement)
+    if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
+        x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
+    x = add_positions(tables, x, positions, config, placement)
+    x = add_token_types(tables, x, inputs.token_types, placement)
+    x = without_padding(x, inputs.segments)
+    return normalize(weights["embedding_norm"], x, config) if config.embedding_norm else x

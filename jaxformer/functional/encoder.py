@@ -20,10 +20,11 @@ from jaxformer.functional.blocks import BLOCK_POINTS
 from jaxformer.functional.embedding import with_head
 from jaxformer.functional.family import Family, Weights
 from jaxformer.functional.feedforward import activate
+from jaxformer.functional.initial import stack_initializers
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.linear import init_linear, linear
 from jaxformer.functional.norms import init_norm, normalize
-from jaxformer.functional.transformer import POINTS, stack_initializers
+from jaxformer.functional.transformer import POINTS
 
 
 def initializers(config: Any) -> dict:

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxformer.functional.embedding import init_embedding
+from jaxformer.functional.family import Weights
 from jaxformer.functional.feedforward import activation_power, init_feed_forward
 from jaxformer.functional.linear import init_linear
 from jaxformer.functional.norms import init_norm
@@ -198,3 +200,35 @@ def init_blocks(
             kernel = blocks["attention"][name]["kernel"]
             blocks["attention"][name]["kernel"] = kernel.at[0].divide(stddev)
     return blocks
+
+
+def stack_initializers(
+    config: Any, init_block: Callable[[PRNGKeyArray, Any], dict[str, Any]] = init_block
+) -> dict:
+    """Returns {name: initializer of the stack's weights}, each a pure function of a key."""
+    dim, vocab_size = config.embed_dim, config.vocab_size
+    length = config.max_length + config.position_offset
+    tables = partial(
+        init_embedding,
+        vocab_size=vocab_size,
+        dim=dim,
+        stddev=embedding_stddev(config),
+        learned_positions=length if config.positions == "learned" else 0,
+        token_types=config.num_token_types,
+    )
+
+    def norm(key: PRNGKeyArray) -> Weights:
+        return init_norm(config.norm, dim, use_bias=config.norm_bias)
+
+    parts = {
+        "embedding": tables,
+        "blocks": lambda key: init_blocks(key, config, init_block),
+    }
+    if config.embedding_norm:
+        parts["embedding_norm"] = norm
+    if config.norm_position != "post" and config.norm != "none":
+        parts["final_norm"] = norm
+    if config.positions == "relative":
+        sizes = (config.relative_buckets, config.num_heads)
+        parts["relative_bias"] = lambda key: {"table": 0.02 * jax.random.normal(key, sizes)}
+    return parts

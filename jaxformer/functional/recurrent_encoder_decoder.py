@@ -26,16 +26,12 @@ from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import split_key
 from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.masks import TokenInfo
-from jaxformer.functional.positions import (
-    DocumentCursor,
-    continued_segments,
-    document_positions,
-)
+from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.recurrent import RecurrentCache, init_layers
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.source_cache import SourceCache
 from jaxformer.functional.taps import NO_TAP, Tap
+from jaxformer.functional.token_info import TokenInfo
 
 PREFIX = "encoder."  # of the names of the encoder's points
 CROSS_POINTS = (

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.functional.linear import soft_cap
-from jaxformer.functional.masks import Part, TokenInfo, cut
+from jaxformer.functional.token_info import Part, TokenInfo, cut
 
 
 class Bias:

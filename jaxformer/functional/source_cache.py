@@ -11,8 +11,8 @@ from jaxtyping import Array, ArrayLike, Int
 
 from jaxformer.functional.cache import checked_rows
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.masks import TokenInfo
 from jaxformer.functional.positions import DocumentCursor
+from jaxformer.functional.token_info import TokenInfo
 
 
 @jax.tree_util.register_dataclass

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional.heads import over_heads
-from jaxformer.functional.masks import Mask, Part, TokenInfo, Visible, cut
+from jaxformer.functional.masks import Mask, Visible
 from jaxformer.functional.scores import Scores
+from jaxformer.functional.token_info import Part, TokenInfo, cut
 
 Tile = Float[Array, "*batch kv_heads group queries keys"]
 Output = Float[Array, "*batch kv_heads group queries v"]

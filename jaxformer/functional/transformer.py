@@ -6,13 +6,12 @@
 in the contexts that the blocks attend to (`contexts`).
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxformer.functional.attention import Context, KeysValues
 from jaxformer.functional.blocks import (
@@ -27,58 +26,17 @@ from jaxformer.functional.blocks import (
 from jaxformer.functional.cache import Cache, init_cache
 from jaxformer.functional.contexts import PassContexts, cache_contexts, is_few, sequence_contexts
 from jaxformer.functional.dropout import dropout
-from jaxformer.functional.embedding import (
-    add_positions,
-    add_token_types,
-    embed_tokens,
-    head,
-    init_embedding,
-    pack_kernels,
-    without_padding,
-)
+from jaxformer.functional.embedding import embed, head, pack_kernels
 from jaxformer.functional.family import CacheSize, Weights
-from jaxformer.functional.initial import embedding_stddev, init_block, init_blocks
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import REMAT, find_period, split_key, stack, unstack
 from jaxformer.functional.masks import Causal, Mask, Near, Packed, Prefix, Window
-from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.functional.norms import normalize
 from jaxformer.functional.scores import Alibi, RelativeBias, Scores
 from jaxformer.functional.taps import Tap
 
 POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 CROSS_POINTS = ("embedding", *CROSS_BLOCK_POINTS, "final_norm")
-
-
-def stack_initializers(
-    config: Any, init_block: Callable[[PRNGKeyArray, Any], dict[str, Any]] = init_block
-) -> dict:
-    """Returns {name: initializer of the stack's weights}, each a pure function of a key."""
-    dim, vocab_size = config.embed_dim, config.vocab_size
-    length = config.max_length + config.position_offset
-    tables = partial(
-        init_embedding,
-        vocab_size=vocab_size,
-        dim=dim,
-        stddev=embedding_stddev(config),
-        learned_positions=length if config.positions == "learned" else 0,
-        token_types=config.num_token_types,
-    )
-
-    def norm(key: PRNGKeyArray) -> Weights:
-        return init_norm(config.norm, dim, use_bias=config.norm_bias)
-
-    parts = {
-        "embedding": tables,
-        "blocks": lambda key: init_blocks(key, config, init_block),
-    }
-    if config.embedding_norm:
-        parts["embedding_norm"] = norm
-    if config.norm_position != "post" and config.norm != "none":
-        parts["final_norm"] = norm
-    if config.positions == "relative":
-        sizes = (config.relative_buckets, config.num_heads)
-        parts["relative_bias"] = lambda key: {"table": 0.02 * jax.random.normal(key, sizes)}
-    return parts
 
 
 class CrossAttentionSource(NamedTuple):
@@ -302,23 +260,6 @@ def mask_invalid_rows(
     if after.capacity is not None:
         is_whole &= after.length <= after.capacity
     return jnp.where(is_whole[:, None, None], x, jnp.nan)
-
-
-def embed(
-    weights: Weights, inputs: Inputs, positions: Int[Array, "*batch length"], config: Any, tap: Tap
-) -> Float[Array, "batch length dim"]:
-    """Computes token vectors plus positions and types, and their norm if there is one.
-
-    Padding is zero before the norm.
-    """
-    tables, placement = weights["embedding"], tap.placement
-    x = embed_tokens(tables, inputs.tokens, config.dtype, placement)
-    if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
-        x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
-    x = add_positions(tables, x, positions, config, placement)
-    x = add_token_types(tables, x, inputs.token_types, placement)
-    x = without_padding(x, inputs.segments)
-    return normalize(weights["embedding_norm"], x, config) if config.embedding_norm else x
 
 
 def start(

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxformer.functional.chunked_losses import chunked_cross_entropy
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import is_kernel
-from jaxformer.functional.losses import chunked_cross_entropy
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
 from jaxformer.training.batch import Batch
 

@@ -10,7 +10,7 @@ packed documents, 0 for padding) or, for one document without padding, the lengt
 
 import numpy as np
 
-from jaxformer.functional.masks import TokenInfo
+from jaxformer.functional.token_info import TokenInfo
 from jaxformer.models import config as configs
 
 

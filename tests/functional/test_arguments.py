@@ -13,7 +13,8 @@ from jaxformer.functional.attention import Context
 from jaxformer.functional.blocks import Source, Tokens
 from jaxformer.functional.feedforward import init_feed_forward
 from jaxformer.functional.initial import init_block
-from jaxformer.functional.masks import Causal, TokenInfo
+from jaxformer.functional.masks import Causal
+from jaxformer.functional.token_info import TokenInfo
 from tests.properties import tiny
 
 KEY = jax.random.key(0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import chunked_cross_entropy, cross_entropy
-from jaxformer.functional.losses import chunked_token_losses, token_losses
+from jaxformer.functional.chunked_losses import chunked_token_losses
+from jaxformer.functional.losses import token_losses
 from tests.properties import tiny
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import Causal, Packed, Padding, Prefix, TokenInfo, Window
-from jaxformer.functional.masks import All, DenseMask, DynamicSlice
+from jaxformer.functional.masks import All, DenseMask
+from jaxformer.functional.token_info import DynamicSlice
 from jaxformer.verify import rules
 from tests.properties import tiny
 

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
-from jaxformer.functional.convolution import convolution, kernel_offsets  # noqa: E402
+from jaxformer.functional.convolution import kernel_offsets  # noqa: E402
+from jaxformer.functional.convolution_rows import convolution  # noqa: E402
 from jaxformer.functional.recurrent import Times, empty_states, recurrent_layer  # noqa: E402
 from jaxformer.models.config import RecurrentConfig  # noqa: E402
 from tests.parity.peers import gradients, randomised, weights  # noqa: E402

@@ -18,19 +18,13 @@ from hypothesis.extra.numpy import arrays
 from jaxformer.functional.attention import Context
 from jaxformer.functional.contexts import PassContexts
 from jaxformer.functional.inputs import Run
-from jaxformer.functional.masks import DenseMask, TokenInfo
+from jaxformer.functional.masks import DenseMask
 from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.functional.token_info import TokenInfo
 from jaxformer.functional.transformer import run_layers
 from jaxformer.verify import rules
 from tests.properties import tiny
-from tests.properties.witness import (
-    by_jacobian,
-    changed,
-    exactly,
-    jacobian,
-    one_number,
-    within,
-)
+from tests.properties.witness import by_jacobian, changed, exactly, jacobian, one_number, within
 from tests.slow import mostly_slow
 
 MASKS = {

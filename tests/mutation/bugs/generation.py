@@ -4,13 +4,7 @@ import sys
 
 import jax.numpy as jnp
 
-from tests.mutation.bug import (
-    AUTOREGRESSIVE,
-    GENERATION,
-    NONFINITE,
-    REAL_SIZES,
-    Bug,
-)
+from tests.mutation.bug import AUTOREGRESSIVE, GENERATION, NONFINITE, REAL_SIZES, Bug
 from tests.mutation.changes import Replace, gives, inside, takes, then, unchanged
 
 SAMPLING, SCORE = "decoding/test_sampling.py", "decoding/test_score.py"
@@ -52,7 +46,7 @@ BUGS = (
     ),
     Bug(
         "log-probabilities after temperature",
-        "decoding.generate:_choose",
+        "decoding.steps:_choose",
         Replace(
             "token_losses(logits, token)",
             "token_losses(logits / (choice.sampler.temperature if choice.sampler else 2.0), token)",
@@ -106,7 +100,7 @@ BUGS = (
     ),
     Bug(
         "a beam continues from NaN logits",
-        "decoding.beam:_extend",
+        "decoding.beam_steps:_extend",
         inside("jnp.isnan", then(jnp.zeros_like)),
         NONFINITE,
     ),
@@ -137,7 +131,7 @@ BUGS = (
     ),
     Bug(
         "the stop token is not counted",
-        "decoding.generate:_choose",
+        "decoding.steps:_choose",
         omits_stop,
         f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
     ),

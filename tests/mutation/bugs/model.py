@@ -140,7 +140,7 @@ BUGS = (
     ),
     Bug(
         "embeddings in place of tokens are not scaled",
-        "functional.transformer:embed",
+        "functional.embedding:embed",
         scales_ids_only,
         f"{INVARIANCE}::test_embeddings_stand_where_tokens_do "
         f"{CHUNKING}::test_embeddings_are_read_like_tokens",

@@ -51,13 +51,13 @@ BUGS = (
     ),
     Bug(
         "a kernel reaches into the previous document",
-        "functional.convolution:convolution",
+        "functional.convolution_rows:convolution",
         takes(documents=lambda x: None if x is None else jnp.minimum(x, 1)),
         JACOBIAN,
     ),
     Bug(
         "the cached inputs include padding",
-        "functional.convolution:_newest",
+        "functional.convolution_rows:_newest",
         lambda newest: lambda x, reach, documents: x[:, x.shape[1] - reach :],
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),

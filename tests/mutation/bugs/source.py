@@ -26,13 +26,13 @@ def as_if_unordered(extended):
 BUGS = (
     Bug(
         "beams are not reordered with their caches",  # transformers#46612, #29635
-        "decoding.beam:_go_on.step",
+        "decoding.beam_steps:_go_on.step",
         inside("_extend", then(as_if_unordered)),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
         "a finished beam search continues",
-        "decoding.beam:_extend",
+        "decoding.beam_steps:_extend",
         Replace(
             "(jnp.arange(number) < beam_width) & ~search.done[:, None]",
             "jnp.arange(number) < beam_width",
@@ -41,13 +41,13 @@ BUGS = (
     ),
     Bug(
         "beam scores ignore the length penalty",
-        "decoding.beam:Beam.scores",
+        "decoding.beam_steps:Beam.scores",
         lambda scores: lambda self, length_penalty: scores(self, 0),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
         "all beams start with equal scores",
-        "decoding.beam:_begin",
+        "decoding.beam_steps:_begin",
         scores_alike,
         f"{BEAM}::test_hypotheses_are_what_they_say",
     ),

@@ -52,7 +52,7 @@ BUGS = (
     ),
     Bug(
         "padding counted in the denominator",
-        "functional.losses:_weighted_sum",
+        "functional.losses:weighted_sum",
         counts_padding,
         LOSSES,
     ),

@@ -1,0 +1,179 @@
+"""Compiled steps of `generate`: reads the prompts, chooses tokens and runs blocks of steps."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.decoding.autoregressive import live_slots
+from jaxformer.decoding.constraints import Rules
+from jaxformer.decoding.loop_cache import LoopCache
+from jaxformer.decoding.result import Block, last_token
+from jaxformer.decoding.sampling import SamplerArrays, sample_tokens
+from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.losses import token_losses
+from jaxformer.functional.taps import NO_HOOKS, Hooks
+from jaxformer.models.language_model import LanguageModel
+
+STEPS = 16  # tokens per block
+
+
+class Prefill(NamedTuple):
+    """Result of reading the prompts."""
+
+    cache: Any
+    logits: jax.Array  # [batch, vocab], of the last token
+    captured: dict[str, Array]  # the values captured at the last token
+
+
+class Choice(NamedTuple):
+    """How the next token of each row is chosen.
+
+    Attributes:
+        sampler: the sampler's fields; None: greedy.
+        key: a random key; None: greedy.
+        stops: int [stops], ids that end a row.
+        rules: constraints on the tokens; None: no constraints.
+    """
+
+    sampler: SamplerArrays | None
+    key: Any
+    stops: Int[Array | np.ndarray, " stops"]
+    rules: Rules | None = None
+
+
+class State(NamedTuple):
+    """State of the loop between steps."""
+
+    cache: Any
+    token: jax.Array  # int [batch], the last token, which the model has not read yet
+    stopped: jax.Array  # bool [batch]
+    step: jax.Array  # int [], number of tokens generated
+    generated: jax.Array | np.ndarray | None = None  # int [batch, room], for constraints
+
+
+class Progress(NamedTuple):
+    """What the choice of the next tokens depends on, besides the logits."""
+
+    stopped: Bool[Array, " batch"]
+    step: Int[Array, ""]
+    generated: Int[Array | np.ndarray, "batch room"] | None
+
+
+class Chosen(NamedTuple):
+    """The next token of each row, whether it has stopped, the step's output, and the text.
+
+    The text is `generated` with the next token.
+    """
+
+    token: Int[Array, " batch"]
+    stopped: Bool[Array, " batch"]
+    block: Block
+    generated: Int[Array | np.ndarray, "batch room"] | None
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def prefill(
+    model: LanguageModel, weights: Weights, inputs: Inputs, cache: Any, hooks: Hooks = NO_HOOKS
+) -> Prefill:
+    """Reads the prompts, padded on the left, and computes the logits of the last position only."""
+    prefix = cache.live_prefix(live_slots(cache, inputs.tokens.shape[1]))
+    passed = model.forward(weights, inputs, prefix, hooks=hooks.at_step(0))
+    return Prefill(
+        cache.merge_prefix(passed.cache),
+        model.logits(weights, passed.hidden[:, -1:])[:, -1],
+        last_token(passed.captured, cache.capacity),
+    )
+
+
+def first_token(
+    passed: Prefill,
+    choice: Choice,
+    batch_size: Int[Array, ""] | np.integer | None = None,
+    generated: Int[Array | np.ndarray, "batch room"] | None = None,
+) -> tuple[State, Block]:
+    """Chooses the first token of each row.
+
+    Args:
+        passed: the result of `prefill`.
+        choice: how tokens are chosen.
+        batch_size: int [], rows from this index on are padding and count as stopped; None: there
+            are none.
+        generated: int [batch, room], full of NO_TOKEN, for constraints.
+    """
+    token, stopped, first, generated = choose_first(
+        passed.logits, passed.captured, choice, batch_size, generated
+    )
+    return State(passed.cache, token, stopped, jnp.int32(1), generated), first
+
+
+@jax.jit
+def choose_first(
+    logits: Float[Array, "batch vocab"],
+    captured: dict[str, Array],
+    choice: Choice,
+    batch_size: Int[Array, ""] | np.integer | None = None,
+    generated: Int[Array | np.ndarray, "batch room"] | None = None,
+) -> Chosen:
+    """Chooses the first token of each row, as a block of one step."""
+    rows = len(logits)
+    is_padding = jnp.arange(rows) >= (rows if batch_size is None else batch_size)
+    before = Progress(is_padding, jnp.int32(0), generated)
+    chosen = _choose(logits, captured, before, choice)
+    return chosen._replace(block=_in_rows(jax.tree.map(lambda x: x[None], chosen.block)))
+
+
+def _in_rows(steps: Block) -> Block:
+    """Converts the stacked outputs of steps to a block."""
+    return steps._replace(tokens=steps.tokens.T, log_probs=steps.log_probs.T)
+
+
+def _choose(
+    logits: Float[Array, "batch vocab"],
+    captured: dict[str, Array],
+    before: Progress,
+    choice: Choice,
+) -> Chosen:
+    """Chooses the next token of each row."""
+    stopped, step, generated = before
+    allowed = logits
+    if choice.rules is not None and generated is not None:
+        allowed = choice.rules.apply(logits, generated, step)
+    token = sample_tokens(choice.sampler, choice.key, step, allowed)
+    if generated is not None:
+        generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))
+    log_prob = -token_losses(logits, token)
+    tokens, log_probs = jnp.where(stopped, -1, token), jnp.where(stopped, 0.0, log_prob)
+    stopped |= (token[:, None] == choice.stops).any(axis=-1)
+    return Chosen(token, stopped, Block(tokens, log_probs, captured), generated)
+
+
+@partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
+def decode_block(
+    model: LanguageModel,
+    weights: Weights,
+    state: State,
+    choice: Choice,
+    live: int | None,
+    hooks: Hooks = NO_HOOKS,
+) -> tuple[State, Block]:
+    """Generates STEPS tokens, attending to only the first `live` slots of the cache."""
+    cache = state.cache
+
+    def step(state: State, _: None) -> tuple[State, Block]:
+        inputs, now = Inputs(state.token[:, None]), hooks.at_step(state.step)
+        passed = model.forward(weights, inputs, state.cache.restored(), hooks=now)
+        logits = model.logits(weights, passed.hidden)[:, -1]
+        captured = last_token(passed.captured, cache.capacity)
+        before = Progress(state.stopped, state.step, state.generated)
+        token, stopped, output, generated = _choose(logits, captured, before, choice)
+        return State(LoopCache.of(passed.cache), token, stopped, state.step + 1, generated), output
+
+    state = state._replace(cache=LoopCache.of(cache.live_prefix(live)))
+    state, steps = jax.lax.scan(step, state, length=STEPS)
+    after = cache.merge_prefix(state.cache.restored())
+    return state._replace(cache=after), _in_rows(steps)

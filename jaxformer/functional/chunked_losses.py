@@ -1,0 +1,232 @@
+"""Cross-entropy of hidden states, with the head applied in chunks of tokens."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Integer, Shaped
+
+from jaxformer.functional.arguments import checks_arguments, whole_number
+from jaxformer.functional.kernels import Kernel
+from jaxformer.functional.linear import linear, soft_cap
+from jaxformer.functional.losses import (
+    check_smoothing,
+    check_targets,
+    token_losses,
+    weighted_mean,
+    weighted_sum,
+)
+from jaxformer.functional.placement import vary_alike
+
+Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
+
+
+def _check_chunks(
+    hidden: Float[Any, "*hidden"],
+    kernel: Any,
+    targets: Integer[Any, "*batch"],
+    weights: Shaped[Any, "*weighted"] | None,
+    label_smoothing: float,
+    chunk: int,
+    **_: object,
+) -> None:
+    check_smoothing(label_smoothing)
+    check_targets((*hidden.shape[:-1], kernel.shape[-1]), targets, weights)
+    whole_number("chunk", chunk, 1)
+
+
+@checks_arguments(_check_chunks)
+def chunked_cross_entropy(
+    hidden: Float[Array, "*batch length dim"],
+    kernel: Float[Array, "dim vocab"] | Kernel,
+    targets: Integer[Array, "*batch length"],
+    weights: Shaped[Array, "*batch length"] | None = None,
+    *,
+    bias: Float[Array, " vocab"] | None = None,
+    cap: float | None = None,
+    label_smoothing: float = 0.0,
+    chunk: int = 1024,
+) -> Float[Array, ""]:
+    """Computes cross_entropy(hidden @ kernel + bias, …) without all logits in memory at once.
+
+    A chunk has about `chunk` tokens, the same positions of all rows. For a gradient, the same sweep
+    computes loss and gradient while the logits of a chunk are in memory, so that each product is
+    computed once. It stores the gradients of `hidden`, `kernel` and `bias`, never [tokens, vocab]
+    in float32.
+
+    Args:
+        hidden: the input of the head.
+        kernel: the matrix of the head.
+        targets: see `cross_entropy`.
+        weights: see `cross_entropy`.
+        bias: the bias of the head; None: no bias.
+        cap: replaces logits y by cap · tanh(y / cap); None: no cap.
+        label_smoothing: see `token_losses`.
+        chunk: number of tokens of a chunk.
+    """
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
+    weights = weights.astype(jnp.float32)
+    parts = _in_chunks(chunk, hidden, targets, weights)
+    head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+    head, parts = vary_alike(head, parts)
+    total = _summed_losses(head, *parts, cap, label_smoothing)
+    return weighted_mean(total, weights.sum())
+
+
+def chunked_token_losses(
+    hidden: Float[Array, "*batch length dim"],
+    kernel: Float[Array, "dim vocab"] | Kernel,
+    targets: Int[Array, "*batch length"],
+    *,
+    bias: Float[Array, " vocab"] | None = None,
+    cap: float | None = None,
+    chunk: int = 1024,
+) -> Float[Array, "*batch length"]:
+    """Computes token_losses(hidden @ kernel + bias, targets), about `chunk` tokens at a time."""
+    parts = _in_chunks(chunk, hidden, targets)
+    head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
+
+    def of_part(
+        part: tuple[Float[Array, "*batch size dim"], Int[Array, "*batch size"]],
+    ) -> Float[Array, "*batch size"]:
+        return token_losses(_logits(head, cap, part[0]), part[1])
+
+    return _joined(jax.lax.map(of_part, parts), targets.shape[-1])
+
+
+def _in_chunks(
+    chunk: int, hidden: Float[Array, "*batch length dim"], *by_token: Shaped[Array, "*batch length"]
+) -> tuple[Shaped[Array, "..."], ...]:
+    """Splits arrays along the length into chunks of about `chunk` tokens, padded with zeros.
+
+    The results are [chunks, *batch, size, …]: each chunk has `size` positions of all rows. `hidden`
+    is [*batch, length, dim], the arrays of `by_token` are [*batch, length]. The split is along the
+    length and not from row to row, so that a batch that is sharded over devices does not move.
+    """
+    *batch, length, _ = hidden.shape
+    positions = max(1, chunk // max(1, math.prod(batch)))
+    chunks = max(1, -(-length // positions))
+    size, axis = -(-length // chunks), len(batch)
+
+    def cut(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+        padding = [(0, 0)] * x.ndim
+        padding[axis] = (0, chunks * size - length)
+        x = jnp.pad(x, padding).reshape(*batch, chunks, size, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    return cut(hidden), *map(cut, by_token)
+
+
+def _joined(
+    losses: Float[Array, "chunks *batch size"], length: int
+) -> Float[Array, "*batch length"]:
+    """Joins chunks: [chunks, *batch, size] → [*batch, length]."""
+    losses = jnp.moveaxis(losses, 0, -2)
+    return losses.reshape(*losses.shape[:-2], -1)[..., :length]
+
+
+def _logits(
+    head: Head, cap: float | None, hidden: Float[Array, "*batch dim"]
+) -> Float[Array, "*batch vocab"]:
+    return soft_cap(linear(head, hidden, jnp.float32), cap)
+
+
+def _chunk_loss(
+    learnt: tuple[Float[Array, "*batch dim"], Any],
+    fixed: Any,
+    targets: Integer[Array, "*batch"],
+    weights: Float[Array, "*batch"],
+    cap: Any,
+    label_smoothing: float,
+) -> tuple[Float[Array, ""], Float[Array, "*batch"]]:
+    """Computes (summed loss, losses) of a chunk.
+
+    `learnt` is (hidden, floats of the head); `fixed` has the remaining leaves of the head.
+    """
+    hidden, floats = learnt
+    head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
+    logits = _logits(head, cap, hidden)
+    losses = token_losses(logits, targets, label_smoothing)
+    return weighted_sum(losses, weights)[0], losses
+
+
+def _is_none(x: object) -> bool:
+    return x is None
+
+
+def _floats_and_others(tree: Head) -> Iterator[Any]:
+    """Returns the tree of floats and that of the remaining leaves, since integers have no gradient.
+
+    Each tree has None where the other one has a leaf.
+    """
+    is_float = jax.tree.map(lambda x: jnp.issubdtype(x.dtype, jnp.floating), tree)
+    return (
+        jax.tree.map(lambda x, wanted, side=side: x if wanted == side else None, tree, is_float)
+        for side in (True, False)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summed_losses(
+    head: Head,
+    hidden: Float[Array, "chunks *batch size dim"],
+    targets: Integer[Array, "chunks *batch size"],
+    weights: Float[Array, "chunks *batch size"],
+    cap: float | None,
+    label_smoothing: float,
+) -> Float[Array, ""]:
+    floats, fixed = _floats_and_others(head)
+
+    def step(
+        total: Float[Array, ""], part: tuple[Array, Array, Array]
+    ) -> tuple[Float[Array, ""], None]:
+        hidden, targets, weights = part
+        loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, cap, label_smoothing)
+        return total + loss, None
+
+    zero, _ = vary_alike(jnp.float32(0), hidden)
+    return jax.lax.scan(step, zero, (hidden, targets, weights))[0]
+
+
+def _summed_losses_forward(
+    head: Head,
+    hidden: Float[Array, "chunks *batch size dim"],
+    targets: Integer[Array, "chunks *batch size"],
+    weights: Float[Array, "chunks *batch size"],
+    cap: float | None,
+    label_smoothing: float,
+) -> tuple[Float[Array, ""], tuple[Any, ...]]:
+    floats, fixed = _floats_and_others(head)
+    gradient = jax.value_and_grad(_chunk_loss, has_aux=True)
+
+    def step(
+        carry: tuple[Float[Array, ""], Any], part: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Float[Array, ""], Any], tuple[Array, Array]]:
+        hidden, targets, weights = part
+        (loss, losses), (d_hidden, d_head) = gradient(
+            (hidden, floats), fixed, targets, weights, cap, label_smoothing
+        )
+        total, d_total = carry
+        # The derivative of the sum with respect to a weight is that token's loss.
+        d_weights = jnp.where(weights != 0, losses, 0.0)
+        return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), floats)
+    start, _ = vary_alike((jnp.float32(0), zeros), hidden)
+    (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
+    d_head = jax.tree.map(lambda d, x: d.astype(x.dtype), d_head, floats)
+    return total, (d_head, *by_token)
+
+
+def _summed_losses_backward(
+    label_smoothing: float, gradients: tuple[Any, ...], cotangent: Float[Array, ""]
+) -> tuple[Any, ...]:
+    gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+    d_head, d_hidden, d_weights = gradients
+    return d_head, d_hidden, None, d_weights, None
+
+
+_summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

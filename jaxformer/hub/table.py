@@ -181,13 +181,14 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
         layout = LAYOUTS[row.layout]
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
-            whole, how = tuple(shapes[name] for name in ours), (layout, config.num_heads)
+            whole, heads = tuple(shapes[name] for name in ours), config.num_heads
             if "*" not in theirs:
-                tensors.append(Entry(theirs, ours, whole, None, *how))
+                tensors.append(Entry(theirs, ours, whole, None, layout, heads))
                 continue
             of_layer = tuple(shape[1:] for shape in whole)
             for n in range(layout.first_layer, whole[0][0]):
-                tensors.append(Entry(theirs.replace("*", str(n)), ours, of_layer, n, *how))
+                name = theirs.replace("*", str(n))
+                tensors.append(Entry(name, ours, of_layer, n, layout, heads))
     if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return tensors

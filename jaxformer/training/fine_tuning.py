@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 from jaxformer.training.config import (
-    HiddenTraining,
     OptimizerConfig,
-    PairTraining,
     TextTraining,
     TrainingConfig,
     differences,
@@ -81,9 +79,9 @@ def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
             f"{path} has no tokenizer to read the text with; put its tokenizer.json "
             "beside its weights"
         )
-    if isinstance(config, PairTraining) and not tokenizer.stop_tokens:
+    if config.model.learns == "translations" and not tokenizer.stop_tokens:
         raise ValueError(f"{path}: no token ends a target; set eos_token_id in config.json")
-    if isinstance(config, HiddenTraining) and tokenizer.mask_token is None:
+    if config.model.learns == "hidden tokens" and tokenizer.mask_token is None:
         raise ValueError(
             f"{path}: its tokenizer has no mask token, which replaces hidden tokens; it must have "
             "[MASK] or <mask> among its special tokens"
@@ -96,7 +94,7 @@ def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
             "eos_token_id in config.json"
         ) from None
     needed = {*opening, *tokenizer.stop_tokens, *tokenizer.before, *tokenizer.after}
-    if isinstance(config, HiddenTraining):
+    if config.model.learns == "hidden tokens":
         needed.add(tokenizer.mask_token)
     if max(needed) >= config.model.vocab_size:
         raise ValueError(

@@ -70,10 +70,15 @@ class Training:
         self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
         self.log = RunLog(folder, config, task)
         decay = config.optimizer.average_decay
-        how = {"lora": config.lora, "averages": decay is not None}
-        self.state = init_on(mesh, self.model, optimizer, config.seed, base, **how)
-        how = {"average_decay": decay, "skip_non_finite": config.non_finite == "skip"}
-        self.update = make_step(self.model, optimizer, config.label_smoothing, **how)
+        initial = (config.seed, base, config.lora, decay is not None)
+        self.state = init_on(mesh, self.model, optimizer, *initial)
+        self.update = make_step(
+            self.model,
+            optimizer,
+            config.label_smoothing,
+            skip_non_finite=config.non_finite == "skip",
+            average_decay=decay,
+        )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
         self._agreed = 0.0

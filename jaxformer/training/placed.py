@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import optax
 
+from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.mesh import (
     batch_sharding,
@@ -96,7 +97,15 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
     return TrainState._make((whole, params, state, whole, average))  # of shardings, not arrays
 
 
-def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) -> TrainState:
+def init_on(
+    mesh,
+    model,
+    optimizer,
+    seed: int,
+    base: dict | None = None,
+    lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
+    averages: bool = False,
+) -> TrainState:
     """Creates the state of `init_state` with each array on its devices.
 
     Args:
@@ -105,9 +114,10 @@ def init_on(mesh, model, optimizer, seed: int, base: dict | None = None, **how) 
         optimizer: An optax optimizer.
         seed: The seed.
         base: Initial parameters, which are donated; None: random ones.
-        **how: Further options of `init_state`.
+        lora: See `init_state`.
+        averages: See `init_state`.
     """
-    make = partial(init_state, model, optimizer, seed, **how)
+    make = partial(init_state, model, optimizer, seed, lora=lora, averages=averages)
     if mesh is None:
         return jax.jit(make, donate_argnums=0)(base)
     where = state_shardings(model, optimizer, mesh, jax.eval_shape(make, base))

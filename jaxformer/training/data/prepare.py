@@ -15,7 +15,7 @@ from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
+from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
@@ -219,7 +219,7 @@ def _ending(tokenizer) -> list[int]:
 
 def _hides(config: TextTraining) -> bool:
     """Returns whether the run hides tokens, so that the tokenizer needs a mask token."""
-    return isinstance(config, HiddenTraining)
+    return config.model.learns == "hidden tokens"
 
 
 def _how_much(config: TextTraining) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """Tasks: the data, batches and scores of each kind of run, behind one interface for the loop."""
 
-from jaxformer.training.config import HiddenTraining, PairTraining, TrainingConfig
+from jaxformer.training.config import TrainingConfig
 from jaxformer.training.tasks.task import Task
 
 
@@ -10,6 +10,9 @@ def task_of(config: TrainingConfig) -> type[Task]:
     from jaxformer.training.tasks.next_tokens import NextTokens
     from jaxformer.training.tasks.pairs import Pairs
 
-    if isinstance(config, PairTraining):
-        return Pairs
-    return HiddenTokens if isinstance(config, HiddenTraining) else NextTokens
+    tasks: dict[str, type[Task]] = {
+        "next tokens": NextTokens,
+        "hidden tokens": HiddenTokens,
+        "translations": Pairs,
+    }
+    return tasks[config.model.learns]

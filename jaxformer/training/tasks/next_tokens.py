@@ -41,12 +41,15 @@ class NextTokens(TextTask):
     def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
-        how = {"batch_size": self.config.batch_size, "on_scored": on_scored}
+        arguments = (model, variables, documents, size)
+        rows = self.config.batch_size
         if whole:
-            evaluation = evaluate_documents(model, variables, documents, size, **how)
+            evaluation = evaluate_documents(*arguments, batch_size=rows, on_scored=on_scored)
         else:
             windows = self.config.evaluation_windows
-            evaluation = evaluate_windows(model, variables, documents, size, windows=windows, **how)
+            evaluation = evaluate_windows(
+                *arguments, windows=windows, batch_size=rows, on_scored=on_scored
+            )
         return Score(evaluation.loss, evaluation.bits_per_byte, evaluation.tokens)
 
     def sample(self, model, variables, key) -> str:

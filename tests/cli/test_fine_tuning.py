@@ -203,7 +203,7 @@ def test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes(
     assert tune("decoder", inputs, "saved", "tuned", "--lora-rank", "2") == 0
     shutil.rmtree("saved")
     generate = ["generate", "tuned", "--prompt", "x"]
-    refused(capsys, generate, tmp_path / "saved", "is not there", "config.json")
+    refused(capsys, generate, tmp_path / "saved", "does not exist", "config.json")
     jf.save("saved", model, jax.tree.map(lambda x: x + 1, variables), tokenizer)
     refused(capsys, generate, tmp_path / "saved", "has changed")
 

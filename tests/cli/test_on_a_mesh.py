@@ -20,10 +20,13 @@ pytestmark = pytest.mark.slow
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
 EIGHT["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 SIZES = {"vocab_size": 280, "max_length": 32, "embed_dim": 32, "num_layers": 2, "num_heads": 4}
+ONE_LAYER = SIZES | {"num_layers": 1}  # certificates compile many programs
 CONFIGS = {
     "decoder": jf.DecoderConfig(**SIZES),
     "encoder": jf.EncoderConfig(**SIZES),
     "pairs": jf.EncoderDecoderConfig(**SIZES),
+    "small-decoder": jf.DecoderConfig(**ONE_LAYER),
+    "small-encoder": jf.EncoderConfig(**ONE_LAYER),
 }
 VERBS = {
     "generate": ("generate decoder --prompt def --temperature 0 --max-new-tokens 9", "fsdp=8"),
@@ -35,8 +38,8 @@ VERBS = {
     "pairs": ("evaluate pairs --source pairs.tsv --json", "fsdp=4,tensor=2"),
 }
 CERTIFIED = (
-    "verify decoder --length 16 --mesh fsdp=2,tensor=4",
-    "verify encoder --mesh tensor=4,data=2",
+    "verify small-decoder --length 16 --mesh fsdp=2,tensor=4",
+    "verify small-encoder --length 16 --mesh tensor=4,data=2",
 )
 SCRIPT = """
 import contextlib, io, json, sys

@@ -1,10 +1,12 @@
-"""CONTRIBUTING.md names existing files and functions, and the tables that it names agree."""
+"""Pages, scripts and comments name existing files; CONTRIBUTING.md's tables agree."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import get_args
 
 import jax.numpy as jnp
+import pytest
 
 import jaxformer as jf
 from jaxformer.functional.feedforward import ACTIVATIONS
@@ -32,6 +34,20 @@ def test_paths_and_names_in_contributing_exist():
         text = "".join((PROJECT / x).read_text() for x in files)
         for name in re.findall(r"`([A-Z_]{4,}|_[A-Z]{3,}|[a-z]+_[a-z_]+)`", step):
             assert not files or name in text, (name, files)
+
+
+def test_every_file_that_a_file_names_exists():
+    """`.ci/newest` once named a test file that had been renamed, and pytest ran nothing."""
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    path = re.compile(r"(?<![\w/.-])(?:jaxformer|tests|docs|experiments)/[a-z\d/_.-]+\.[a-z]+\b")
+    kinds = {".py", ".md", ".toml", ".html", ".js", ".sh", ""}
+    texts = [PROJECT / name for name in listed.stdout.splitlines() if Path(name).suffix in kinds]
+    named = [(file, name) for file in texts for name in path.findall(file.read_text())]
+    assert len(named) > 100
+    missing = [f"{file.name}: {name}" for file, name in named if not (PROJECT / name).exists()]
+    assert not missing
 
 
 def test_the_families_of_the_page_are_those_of_the_code():

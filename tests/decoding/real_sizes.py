@@ -18,7 +18,7 @@ from jaxformer.functional import Causal, dot_product_attention, layer_norm
 from jaxformer.models.parameters import init
 
 WIDTH, VOCAB_SIZE, NEW = 512, 64, 4
-CHECKED = 6  # batch elements per case that are compared with a batch of one
+CHECKED = 3  # batch elements per case that are compared with a batch of one
 
 TRANSFORMER = jf.DecoderConfig(
     vocab_size=VOCAB_SIZE,

@@ -11,6 +11,8 @@ from jaxformer.models.parameters import init
 from jaxformer.training.evaluate import spread
 from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MASK = 28
 documents = st.lists(st.lists(st.integers(1, 27), max_size=40), min_size=1, max_size=6)
 

@@ -121,8 +121,8 @@ def losses(folder):
 
 PAIR_SETTINGS = (
     "--model encoder-decoder --preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 "
-    "--num-heads 4 --num-layers 1 --batch-tokens 200 --lengths 1 --accumulate 2 --dropout 0.1 --steps 6 "
-    "--checkpoint-every 3 --evaluate-every 3 --evaluation-pairs 8"
+    "--num-heads 4 --num-layers 1 --batch-tokens 200 --lengths 1 --accumulate 2 --dropout 0.1 "
+    "--steps 6 --checkpoint-every 3 --evaluate-every 3 --evaluation-pairs 8"
 ).split()
 
 

@@ -21,6 +21,8 @@ from jaxformer.training.placed import state_shardings
 from jaxformer.training.step import init_state, make_step
 from tests.training.test_step import arranged, random_batch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
 SCHEDULES = ("cosine", "linear", "warmup-stable-decay")
 CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)

@@ -252,7 +252,7 @@ BUGS = (
         then(
             lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
         ),
-        ANY_CHUNKING,
+        f"{ANY_CHUNKING}[encoder-decoder]",
     ),
     Bug(
         "a decoder starts from zeros, not from its source",

@@ -131,7 +131,7 @@ BUGS = (
         "the prefix is causal",
         "functional.masks:Prefix.__call__",
         lambda call: lambda self, query, key: call(replace(self, length=0), query, key),
-        JACOBIAN,
+        f"{JACOBIAN}[prefix-explicit-scan-none-float32]",
     ),
     # ---- packing and padding: maxtext#4476, transformers#46634; unsloth#3699; pytorch#103963
     Bug(

@@ -17,6 +17,7 @@ from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state
 from tests.properties import tiny
 from tests.properties.models import MODELS
+from tests.slow import mostly_slow
 
 MODEL, LORA = tiny.build(num_layers=1), LoraConfig(lora_rank=2, lora_maps="query,output")
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
@@ -61,7 +62,7 @@ def adapter_of_an_earlier_version(base):
     return adapter
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "adamw"))
 @pytest.mark.parametrize("lora", [LORA, LoraConfig()], ids=["lora", "all weights"])
 def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path, optimizer, lora):
     """Earlier versions kept the adapter, its moments and its average in the form of the files."""

@@ -147,7 +147,7 @@ def test_a_shifted_window_pattern_fails(monkeypatch):
     assert not found.holds and found.layer == "layer 0", found
 
 
-@pytest.mark.parametrize("blind", ["taint", "derivative", "change"])
+@pytest.mark.parametrize("blind", mostly_slow(["taint", "derivative", "change"], "taint"))
 def test_a_blind_witness_is_told(blind, monkeypatch):
     """The other witnesses see its pairs. If taint is blind, the certificate fails."""
     honest = getattr(dependency, f"by_{blind}")

@@ -48,15 +48,19 @@ encode = transformer.forward  # `hidden` has a contextual vector for each token
 
 
 def forward(weights: Weights, inputs: Inputs, config: Any, run: Run, cache: None = None) -> Forward:
-    """Runs the encoder and, if there is one, BERT's transform in front of the head.
-
-    `hidden` is Norm(act(W h + b)) for the vector h of each token; without the transform it is h.
-    """
+    """Runs the encoder and, if there is one, BERT's transform in front of the head."""
     encoded = encode(weights, inputs, config, run)
-    if not config.transform:
-        return encoded
-    hidden = activate(linear(weights["transform"], encoded.hidden), config.activation)
-    return encoded._replace(hidden=normalize(weights["transform_norm"], hidden, config))
+    return encoded._replace(hidden=transform(weights, encoded.hidden, config))
+
+
+def transform(
+    weights: Weights, x: Float[Array, "*batch dim"], config: Any
+) -> Float[Array, "*batch dim"]:
+    """Computes Norm(act(W x + b)) if the model has BERT's transform; otherwise returns x."""
+    if "transform" not in weights:
+        return x
+    hidden = activate(linear(weights["transform"], x), config.activation)
+    return normalize(weights["transform_norm"], hidden, config)
 
 
 def pooled(

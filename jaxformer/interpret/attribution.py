@@ -1,0 +1,236 @@
+"""Direct logit attribution: how much each head and feed-forward layer adds to one logit.
+
+With residuals, the last hidden state is a sum of the embedding and the outputs of all sub-layers. A
+norm divides by a size that depends on this sum, so the logit is not linear in its parts. Here the
+sizes of the norms stay at their values in this pass. Each norm is then an affine map, and the parts
+add up to the logit.
+
+A part says what its output adds to the logit along the residual stream alone. It does not say what
+would change without it, because later layers read its output too; ablation measures that.
+
+Reference:
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.functional.embedding import head
+from jaxformer.functional.family import Weights
+from jaxformer.functional.heads import merge_heads
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.linear import linear
+from jaxformer.functional.taps import Hooks
+from jaxformer.interpret.inputs import read_inputs
+from jaxformer.models.config.check import whole_number
+from jaxformer.models.language_model import LanguageModel, Variables
+
+# The point whose value says what a sub-layer writes.
+SUB_LAYERS = {
+    "attention": "attention.heads",
+    "cross_attention": "cross_attention.heads",
+    "feedforward": "feedforward.output",
+}
+
+
+class Parts(NamedTuple):
+    """What is written into the residual stream at one position.
+
+    Attributes:
+        embedding: the input of the first layer.
+        written: {name of a sub-layer: its output in each layer}; attention has the output of each
+            head, [layers, batch, heads, 1, head_dim], the feed-forward layer [layers, batch, dim].
+    """
+
+    embedding: Float[Array, "batch dim"]
+    written: dict[str, Array]
+
+
+class Attribution(NamedTuple):
+    """The parts of the logit of one token, for each batch element.
+
+    Attributes:
+        heads: each head of self-attention.
+        cross_heads: each head of cross-attention; None if there is none.
+        feedforward: each feed-forward layer.
+        embedding: the embedding of the token that is read.
+        biases: the biases of the output projections, of the norms and of the head.
+        logit: the logit that the model computes, before its cap.
+    """
+
+    heads: Float[Array, "batch layers heads"]
+    cross_heads: Float[Array, "batch layers heads"] | None
+    feedforward: Float[Array, "batch layers"]
+    embedding: Float[Array, " batch"]
+    biases: Float[Array, " batch"]
+    logit: Float[Array, " batch"]
+
+    @property
+    def total(self) -> Float[Array, " batch"]:
+        """The sum of all parts, which equals `logit` up to rounding."""
+        parts = self.heads.sum((1, 2)) + self.feedforward.sum(1) + self.embedding + self.biases
+        return parts if self.cross_heads is None else parts + self.cross_heads.sum((1, 2))
+
+
+def attribute(
+    model: LanguageModel,
+    variables: Variables,
+    tokens: Int[Array, "batch length"],
+    target: Int[Array, " batch"],
+    position: int = -1,
+    source: Any = None,
+) -> Attribution:
+    """Splits the logit of `target` at one position into the parts that the sub-layers add.
+
+    The difference of two attributions splits the difference of two logits.
+
+    Args:
+        model: a decoder, an encoder without BERT's transform, or an encoder–decoder.
+        variables: its variables.
+        tokens: ids of complete sequences.
+        target: the token of each batch element whose logit is split.
+        position: the position that predicts it; negative: counted from the end.
+        source: for a model that reads one, the sources.
+
+    Raises:
+        ValueError: an argument is not accepted, or the model has no sum of sub-layers.
+    """
+    inputs = read_inputs(model, variables, tokens, source)
+    batch_size, length = inputs.tokens.shape
+    check_sum(model)
+    target = jnp.asarray(target)
+    if target.shape != (batch_size,):
+        raise ValueError(f"target is {target.shape}; it must be ({batch_size},), one id per text")
+    if (target < 0).any() or (target >= model.config.vocab_size).any():
+        raise ValueError(f"target is {target}; ids are 0 … {model.config.vocab_size - 1}")
+    if whole_number("position", position, -length) >= length:
+        raise ValueError(f"position is {position}; the texts have {length} tokens")
+    return _attribute(model, variables["params"], inputs, target, position % length)
+
+
+def check_sum(model: LanguageModel) -> None:
+    """Raises ValueError unless the model's logits follow from a sum of sub-layers' outputs."""
+    kind = type(model).__name__
+    if SUB_LAYERS["attention"] not in model.points:
+        raise ValueError(f"model is a {kind}; attribution needs a Transformer's sub-layers")
+    if getattr(model.config, "transform", False):
+        raise ValueError(
+            "model has BERT's transform between the last layer and the head; it is not linear, so "
+            "the logit is no sum of parts"
+        )
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def _attribute(
+    model: LanguageModel,
+    weights: Weights,
+    inputs: Inputs,
+    target: Int[Array, " batch"],
+    position: int,
+) -> Attribution:
+    points = {name: point for name, point in SUB_LAYERS.items() if point in model.points}
+    passed = model.forward(weights, inputs, hooks=Hooks(("embedding", *points.values())))
+    values = {name: passed.captured[point] for name, point in points.items()}
+    at_position = {
+        name: x[:, :, position] if name == "feedforward" else x[..., position, None, :]
+        for name, x in values.items()
+    }
+    parts = Parts(passed.captured["embedding"][:, position], at_position)
+
+    def logit_of(parts: Parts, real: Parts) -> Float[Array, " batch"]:
+        hidden = affine_hidden(weights, model.config, parts, real)
+        return _pick(linear(head(weights), hidden, jnp.float32), target)
+
+    _, pull_back = jax.vjp(partial(logit_of, real=parts), parts)
+    (slopes,) = pull_back(jnp.ones(len(target)))
+    products = jax.tree.map(lambda slope, x: (slope * x).astype(jnp.float32), slopes, parts)
+    added = {
+        name: (x.sum(2) if name == "feedforward" else x.sum((3, 4))).swapaxes(0, 1)
+        for name, x in products.written.items()
+    }
+    return Attribution(
+        heads=added["attention"],
+        cross_heads=added.get("cross_attention"),
+        feedforward=added["feedforward"],
+        embedding=products.embedding.sum(1),
+        biases=logit_of(jax.tree.map(jnp.zeros_like, parts), parts),
+        logit=_pick(linear(head(weights), passed.hidden[:, position], jnp.float32), target),
+    )
+
+
+def _pick(
+    logits: Float[Array, "batch vocab"], target: Int[Array, " batch"]
+) -> Float[Array, " batch"]:
+    return jnp.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+
+
+def affine_hidden(
+    weights: Weights, config: Any, parts: Parts, real: Parts
+) -> Float[Array, "batch dim"]:
+    """Computes the input of the head from the parts, with the sizes of all norms from `real`.
+
+    The result is affine in `parts`, and equals the model's if `parts` are `real`.
+    """
+
+    def layer(
+        pair: tuple[Array, Array], of_layer: tuple[Any, Any, Any]
+    ) -> tuple[tuple[Array, Array], None]:
+        block, *outputs = of_layer
+        for name in SUB_LAYERS:
+            if name in block:
+                written, written_really = (_output(block, name, x[name]) for x in outputs)
+                pair = _add(block, name, pair, (written, written_really), config)
+        return pair, None
+
+    pair = parts.embedding, real.embedding
+    pair, _ = jax.lax.scan(layer, pair, (weights["blocks"], parts.written, real.written))
+    hidden, _ = pair
+    if "final_norm" in weights:
+        hidden = _fixed_norm(weights["final_norm"], *pair, config)
+    return hidden if config.output_scale is None else hidden * config.output_scale
+
+
+def _output(block: Weights, name: str, written: Array) -> Float[Array, "batch dim"]:
+    """Returns what a sub-layer adds: the feed-forward output, or W_O of all heads."""
+    if name == "feedforward":
+        return written
+    return linear(block[name]["output"], merge_heads(written))[:, 0]
+
+
+def _add(
+    block: Weights, name: str, x: tuple[Array, Array], y: tuple[Array, Array], config: Any
+) -> tuple[Array, Array]:
+    """Adds y to x as `functional.blocks.add_residual` does; each is (value, real value)."""
+
+    def norm(name: str, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        value, real = (_fixed_norm(block[name], of, pair[1], config) for of in pair)
+        return value, real
+
+    if config.norm_position in ("output", "both"):
+        y = norm(f"{name}_output_norm" if config.norm_position == "both" else f"{name}_norm", y)
+    if config.residual:
+        y = x[0] + y[0], x[1] + y[1]
+    return norm(f"{name}_norm", y) if config.norm_position == "post" else y
+
+
+def _fixed_norm(
+    weights: Weights,
+    x: Float[Array, "batch dim"],
+    real: Float[Array, "batch dim"],
+    config: Any,
+) -> Float[Array, "batch dim"]:
+    """Computes the norm of a config as an affine map of x, whose size is that of `real`."""
+    if config.norm == "none":
+        return x
+
+    def centre(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
+        return x - x.mean(axis=-1, keepdims=True) if config.norm == "layer" else x
+
+    mean_square = jnp.square(centre(real)).mean(axis=-1, keepdims=True)
+    scale = weights["scale"] + (1.0 if config.norm == "rms_one_plus" else 0.0)
+    y = centre(x) * jax.lax.rsqrt(mean_square + config.norm_epsilon) * scale
+    return y + weights["bias"] if "bias" in weights else y

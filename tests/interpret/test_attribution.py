@@ -1,0 +1,102 @@
+"""Direct logit attribution: the parts add up, and each part is what its definition says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.interpret.attribution import _fixed_norm, attribute
+from tests.properties import tiny
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MODELS = {
+    "decoder": {},
+    "llama": {"positions": "rotary", "norm": "rms", "activation": "swiglu"},
+    "post-norm": {"norm_position": "post", "embedding_norm": True},
+    "output norm": {"norm_position": "output", "norm": "rms"},
+    "gemma": {"norm_position": "both", "norm": "rms_one_plus", "logits_cap": 3.0},
+    "parallel": {"parallel": "two_norms", "head_bias": True, "tie_embeddings": False},
+    "without norm": {"norm": "none", "residual": False, "num_layers": 1},
+    "encoder": {"kind": jf.EncoderConfig, "transform": False},
+    "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "output_scale": 0.4},
+    "post-norm encoder-decoder": {"kind": jf.EncoderDecoderConfig, "norm_position": "post"},
+}
+ids = st.lists(st.integers(0, tiny.SIZES["vocab_size"] - 1), min_size=24, max_size=24)
+
+
+def read(model, tokens):
+    """Returns (tokens [2, 12], source or None) from 24 ids."""
+    tokens = np.array(tokens).reshape(2, 12)
+    return tokens, tokens[:, ::-1] if model.config.reads_source else None
+
+
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma", "post-norm encoder-decoder"))
+@given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
+def test_parts_add_up_to_the_logit(name, tokens, seed, position):
+    model = tiny.build(**MODELS[name])
+    variables = tiny.weights(model, seed)
+    tokens, source = read(model, tokens)
+    target = tokens[:, 0]
+    found = attribute(model, variables, tokens, target, position, source)
+    uncapped = found.logit
+    logits = tiny.apply(model)(variables, tokens, **({} if source is None else {"source": source}))
+    if (cap := model.config.logits_cap) is not None:
+        uncapped = cap * np.tanh(uncapped / cap)
+    np.testing.assert_allclose(uncapped, logits[[0, 1], position, target], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.total, found.logit, rtol=1e-4, atol=1e-4)
+
+
+@given(tokens=ids, seed=st.integers(0, 99), layer=st.integers(0, 1), h=st.integers(0, 3))
+def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed, layer, h):
+    """In a model without norms, the part is o_h W_O[h] u for the head's output o_h."""
+    model = tiny.build(norm="none")
+    variables, tokens = tiny.weights(model, seed), np.array(tokens).reshape(2, 12)
+    found = attribute(model, variables, tokens, tokens[:, 1], 7)
+    seen = jf.inspect(model, variables, tokens, capture=("attention.heads",))
+    params = jax.tree.map(np.asarray, variables["params"])
+    kernel = params["blocks"]["attention"]["output"]["kernel"][layer].reshape(4, 4, 8)[h]
+    unembedding = params["embedding"]["tokens"][tokens[:, 1]]
+    heads = np.asarray(seen.captured["attention.heads"])[layer, :, h, 7]
+    wanted = np.einsum("bd,de,be->b", heads, kernel, unembedding)
+    np.testing.assert_allclose(found.heads[:, layer, h], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "rms_one_plus", "none"])
+def test_a_norm_of_fixed_size_is_the_norm_at_its_own_size(norm):
+    x = tiny.embeddings(0, 5, 8)[0] * 3 + 1
+    config = jf.DecoderConfig(norm=norm)
+    weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, 8), init_norm(norm, 8))
+    np.testing.assert_allclose(
+        _fixed_norm(weights, x, x, config), normalize(weights, x, config), rtol=1e-5, atol=1e-6
+    )
+    twice = _fixed_norm(weights, 2 * x, x, config) - _fixed_norm(weights, x, x, config)
+    wanted = _fixed_norm(weights, x, x, config) - _fixed_norm(weights, 0 * x, x, config)
+    np.testing.assert_allclose(twice, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_has_no_parts_is_refused():
+    tokens = np.ones((2, 12), int)
+    lstm = tiny.build(jf.RecurrentConfig)
+    with pytest.raises(ValueError, match="model is a Recurrent; attribution needs"):
+        attribute(lstm, tiny.weights(lstm, 0), tokens, tokens[:, 0])
+    bert = tiny.build(jf.EncoderConfig, transform=True)
+    with pytest.raises(ValueError, match="BERT's transform"):
+        attribute(bert, tiny.weights(bert, 0), tokens, tokens[:, 0])
+    model = tiny.build()
+    variables = tiny.weights(model, 0)
+    for target, position, message in (
+        (tokens, -1, r"target is \(2, 12\); it must be \(2,\)"),
+        ([1, 13], -1, r"target is \[ 1 13\]; ids are 0 … 12"),
+        ([1, 1], 12, "position is 12; the texts have 12 tokens"),
+        ([1, 1], -13, "position is -13; it must be a whole number of at least -12"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attribute(model, variables, tokens, target, position)
+    with pytest.raises(ValueError, match="id 13"):
+        attribute(model, variables, tokens * 13, tokens[:, 0])

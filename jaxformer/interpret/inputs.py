@@ -25,6 +25,8 @@ def read_inputs(
     model.check(variables)
     read = model.read_source(source)
     tokens = as_array("tokens", tokens)
+    if tokens.ndim == 2 and not tokens.shape[1]:
+        raise ValueError(f"tokens are {tokens.shape}; each text needs at least one token")
     inputs = Inputs(tokens)
     if read is not None:
         inputs = replace(inputs, source=read.tokens, source_segments=read.segments)

@@ -22,6 +22,7 @@ VERBS = {
     "export": "write a model in the format of transformers, PEFT or llama.cpp",
     "doctor": "show this machine's setup, or what a model needs on another machine",
     "verify": "check properties of a model, such as causality and determinism",
+    "attention": "draw which tokens each head of a model reads from, for one text",
 }
 
 

@@ -1,7 +1,6 @@
 """`jaxformer compare RUN RUN…`: compares runs in a table and a picture."""
 
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import tyro
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
 
@@ -18,7 +18,7 @@ class CompareArguments:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
     """run folders"""
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
     """the .png file to write; None: compare.png, or compare-2.png, … if that exists"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
@@ -27,8 +27,7 @@ class CompareArguments:
         """Checks the fields."""
         if not self.runs:
             raise ValueError("RUN is missing; give the folders of one or more runs")
-        if self.out is not None and (self.out.suffix != ".png" or not self.out.parent.is_dir()):
-            raise ValueError(f"out is {self.out}; it must be a .png file in an existing folder")
+        check_out(self.out, ".png")
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> int:
 
     runs = read_runs(list(arguments.runs))
     found, settings = [summary(run) for run in runs], changed(runs)
-    path = arguments.out or _free(Path("compare.png"))
+    path = arguments.out or free_path(Path("compare.png"))
     draw(runs, path)
     if arguments.json:
         content = {"runs": found, "settings": settings, "picture": str(path)}
@@ -49,12 +48,6 @@ def main(argv: list[str]) -> int:
     _print_table(rows | {name: x for name, x in settings.items() if name not in rows})
     say(f"picture: {path}")
     return 0
-
-
-def _free(path: Path) -> Path:
-    """Returns the first of compare.png, compare-2.png, … that does not exist yet."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(x for x in chain([path], others) if not x.exists())
 
 
 def _print_table(rows: dict[str, list]) -> None:

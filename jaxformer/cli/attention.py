@@ -1,0 +1,59 @@
+"""`jaxformer attention RUN "text" -o attention.png`: draws the attention weights of a text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.outputs import check_out, free_path
+from jaxformer.terminal import say
+
+
+@dataclass(frozen=True)
+class AttentionArguments(RunArguments):
+    """Draw which tokens each head of a model reads from, for one text.
+
+    For a model that translates, the text is the source, and its translation is the model's own.
+    """
+
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    """the text to read"""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    """the .png file to write; None: attention.png, or attention-2.png, … if that exists"""
+    layer: int | None = None
+    """draw only this layer, counted from 0; None: all layers"""
+    head: int | None = None
+    """draw only this head, counted from 0; None: all heads"""
+    attention: Literal["self", "cross", "encoder"] | None = None
+    """self: within the text; cross: from a translation to its source; encoder: within the source;
+    None: cross for a model that translates, otherwise self"""
+
+    def __post_init__(self):
+        """Checks the fields."""
+        check_out(self.out, ".png")
+
+
+def main(argv: list[str]) -> int:
+    """Loads the model, reads the text and draws the picture."""
+    arguments = parse(AttentionArguments, "attention", argv)
+    with load_model(arguments) as checkpoint:
+        _draw(checkpoint, arguments)
+    return 0
+
+
+def _draw(checkpoint, arguments: AttentionArguments) -> None:
+    from jaxformer.interpret.attention_maps import attention_maps, draw_attention
+    from jaxformer.interpret.texts import read_text
+
+    model, variables, tokenizer = checkpoint
+    usual = "cross" if model.config.reads_source else "self"
+    text = read_text(model, variables, tokenizer, arguments.text)
+    maps = attention_maps(model, variables, text, arguments.attention or usual)
+    path = arguments.out or free_path(Path("attention.png"))
+    draw_attention(maps, path, arguments.layer, arguments.head)
+    layers, heads, queries, keys = maps.weights.shape
+    say(f"{maps.title}: {layers} layers × {heads} heads, {queries} tokens that read {keys}")
+    say(f"picture: {path}")

@@ -1,0 +1,130 @@
+"""Attention weights of one text by layer and head, and their picture."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.artifacts.files import write_figure
+from jaxformer.decoding.autoregressive import inspect
+from jaxformer.interpret.texts import Text
+from jaxformer.models.language_model import LanguageModel, Variables
+
+POINTS = {
+    "self": "attention.weights",
+    "cross": "cross_attention.weights",
+    "encoder": "encoder.attention.weights",
+}
+MOST_LABELS = {True: 48, False: 14}  # of a single panel and of one of several; more are numbered
+
+
+class AttentionMaps(NamedTuple):
+    """Attention weights of one text. Row i says how much token i reads from each key.
+
+    Attributes:
+        weights: the weights; each row sums to 1.
+        queries: the texts of the tokens that read.
+        keys: the texts of the tokens that they read from.
+        title: which attention it is.
+    """
+
+    weights: Float[np.ndarray, "layers heads queries keys"]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    title: str
+
+
+def attention_maps(
+    model: LanguageModel, variables: Variables, text: Text, which: str = "self"
+) -> AttentionMaps:
+    """Computes the attention weights of a text.
+
+    Args:
+        model: a model with attention.
+        variables: its variables.
+        text: the text and, for a model that reads a source, the source.
+        which: "self", "cross" (from the text to its source) or "encoder" (within the source).
+
+    Raises:
+        ValueError: the model does not have this attention.
+    """
+    point = POINTS.get(which)
+    if point not in model.points:
+        names = [name for name, point in POINTS.items() if point in model.points]
+        accepted = f"it has {', '.join(names)}" if names else "it has no attention"
+        kind = type(model).__name__
+        raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
+    source = None if text.source is None else [text.source]
+    seen = inspect(model, variables, np.array([text.ids]), source=source, capture=(point,))
+    weights = np.asarray(seen.captured[point], np.float32)
+    weights = weights[:, 0] if weights.ndim == 5 else weights  # an LSTM attends once, with one head
+    queries = text.source_labels if which == "encoder" else text.labels
+    keys = text.labels if which == "self" else text.source_labels
+    titles = {"self": "self-attention", "cross": "cross-attention", "encoder": "encoder attention"}
+    return AttentionMaps(weights[..., : len(queries), : len(keys)], queries, keys, titles[which])
+
+
+def draw_attention(
+    maps: AttentionMaps, path: Path, layer: int | None = None, head: int | None = None
+) -> None:
+    """Draws the maps of all heads, or of one layer or one head, to a PNG.
+
+    Args:
+        maps: the maps.
+        path: the file to write.
+        layer: the layer to draw, from 0; None: all.
+        head: the head to draw, from 0; None: all.
+
+    Raises:
+        ValueError: there is no such layer or head.
+    """
+    from matplotlib.figure import Figure
+
+    num_layers, num_heads = maps.weights.shape[:2]
+    for name, value, num in (("layer", layer, num_layers), ("head", head, num_heads)):
+        if value is not None and not 0 <= value < num:
+            raise ValueError(f"{name} is {value}; this model has {name}s 0 … {num - 1}")
+    layers = range(num_layers) if layer is None else (layer,)
+    heads = range(num_heads) if head is None else (head,)
+    is_one = len(layers) == len(heads) == 1
+    size = _panel_size(maps, is_one)
+    shape = len(layers), len(heads)
+    figure = Figure(
+        figsize=(size[0] * shape[1] + 1.2, size[1] * shape[0] + 1.2), layout="constrained"
+    )
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    for row, number in enumerate(layers):
+        for column, which in enumerate(heads):
+            axes = panels[row][column]
+            axes.imshow(maps.weights[number, which], cmap="viridis", vmin=0, vmax=1)
+            axes.set_title(f"layer {number}, head {which}", fontsize=8)
+            _label(axes, maps, is_one)
+    figure.colorbar(panels[0][0].images[0], ax=panels, shrink=0.6, label="attention weight")
+    figure.supxlabel("token that is read", fontsize=9)
+    figure.supylabel("token that reads", fontsize=9)
+    write_figure(figure, maps.title, path, dpi=130)
+
+
+def _panel_size(maps: AttentionMaps, is_one: bool) -> tuple[float, float]:
+    """Returns width and height of a panel in inches, which follow the numbers of tokens."""
+    if not is_one:
+        return 1.8, 1.8 * min(max(len(maps.queries) / len(maps.keys), 0.4), 2.5)
+    width, height = (min(max(0.24 * len(x), 3.0), 11.0) for x in (maps.keys, maps.queries))
+    return width, height
+
+
+def _label(axes: Any, maps: AttentionMaps, is_one: bool) -> None:
+    """Names the tokens of a panel if there are few enough; otherwise numbers some."""
+    named = ((axes.xaxis, maps.keys, 90), (axes.yaxis, maps.queries, 0))
+    for axis, texts, rotation in named:
+        axis.set_tick_params(labelsize=7)
+        if len(texts) <= MOST_LABELS[is_one]:
+            axis.set_ticks(range(len(texts)), texts, rotation=rotation, parse_math=False)
+
+
+def describe(maps: AttentionMaps, layer: int, head: int, query: int, top_k: int = 5) -> list[tuple]:
+    """Returns the keys that a token reads most from in one head: (label, weight), largest first."""
+    row = maps.weights[layer, head, query]
+    best = np.argsort(-row, kind="stable")[:top_k]
+    return [(maps.keys[i], float(row[i])) for i in best]

@@ -1,0 +1,93 @@
+"""Attention weights of a text, their picture and the verb that draws it."""
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+import jaxformer as jf
+from jaxformer.interpret.attention_maps import attention_maps, describe, draw_attention
+from jaxformer.interpret.texts import Text, label, labels
+from tests.properties import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+IDS, SOURCE = (3, 1, 4, 1, 5), (9, 2, 6)
+TEXT = Text(IDS, tuple("abcde"), SOURCE, tuple("xyz"))
+PLAIN = Text(IDS, tuple("abcde"))
+
+
+def maps_of(kind, which):
+    model = tiny.build(kind)
+    text = TEXT if model.config.reads_source else PLAIN
+    return model, attention_maps(model, tiny.weights(model, 0), text, which)
+
+
+@pytest.mark.parametrize(
+    "kind, which, shape",
+    [
+        (jf.DecoderConfig, "self", (2, 4, 5, 5)),
+        (jf.EncoderConfig, "self", (2, 4, 5, 5)),
+        (jf.EncoderDecoderConfig, "cross", (2, 4, 5, 3)),
+        (jf.EncoderDecoderConfig, "encoder", (2, 4, 3, 3)),
+        (jf.RecurrentEncoderDecoderConfig, "cross", (1, 1, 5, 3)),
+    ],
+)
+def test_every_row_sums_to_1_and_sees_what_the_model_sees(kind, which, shape):
+    """Padding of the source has no weight, and a decoder gives later tokens none."""
+    _, maps = maps_of(kind, which)
+    assert maps.weights.shape == shape
+    np.testing.assert_allclose(maps.weights.sum(-1), 1, rtol=1e-5)
+    assert (len(maps.queries), len(maps.keys)) == shape[2:]
+    if which == "self":
+        assert np.triu(maps.weights, 1).any() == (kind is jf.EncoderConfig)
+
+
+def test_the_strongest_keys_are_named():
+    _, maps = maps_of(jf.DecoderConfig, "self")
+    row = maps.weights[1, 2, 4]
+    found = describe(maps, 1, 2, 4, top_k=2)
+    assert found[0] == (maps.keys[row.argmax()], pytest.approx(row.max()))
+    assert found[1][1] == pytest.approx(np.sort(row)[-2])
+
+
+@pytest.mark.parametrize(
+    "kind, which, message",
+    [
+        (jf.DecoderConfig, "cross", "attention is 'cross'; the model is a Decoder: it has self"),
+        (jf.RecurrentConfig, "self", "the model is a Recurrent: it has no attention"),
+        (jf.EncoderDecoderConfig, "none", "it has self, cross, encoder"),
+    ],
+)
+def test_attention_that_a_model_lacks_is_refused(kind, which, message):
+    with pytest.raises(ValueError, match=message):
+        maps_of(kind, which)
+
+
+def test_a_picture_has_a_panel_for_each_head(tmp_path):
+    _, maps = maps_of(jf.DecoderConfig, "self")
+    draw_attention(maps, tmp_path / "all.png")
+    draw_attention(maps, tmp_path / "one.png", layer=1, head=3)
+    widths = [imread(tmp_path / name).shape[1] for name in ("all.png", "one.png")]
+    assert widths[0] > 1.5 * widths[1] > 300
+    for layer, head, message in ((2, 0, "layer is 2; this model has layers 0 … 1"), (0, -1, "-1")):
+        with pytest.raises(ValueError, match=message):
+            draw_attention(maps, tmp_path / "none.png", layer, head)
+    assert not (tmp_path / "none.png").exists()
+
+
+class Letters:
+    """A tokenizer of fixed texts."""
+
+    texts = ("a", " b", "\n", "\x1b[31m", "\N{REPLACEMENT CHARACTER}", "")
+
+    def decode(self, ids):
+        return "".join(self.texts[i] for i in ids)
+
+    def name_of(self, token):
+        return {4: "<0xC3>"}.get(token, "")
+
+
+def test_labels_show_spaces_and_no_control_characters():
+    found = labels(Letters(), range(6))
+    assert found == ("a", "␣b", "↵", "·[31m", "<0xC3>", "<5>")
+    assert all(label(Letters(), i).isprintable() for i in range(6))

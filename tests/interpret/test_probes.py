@@ -1,0 +1,76 @@
+"""Linear probes find what is linear, and the control task tells what is only memorized."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.interpret.probes import train_probes
+
+EXAMPLES, DIM, KINDS = 600, 12, 40
+
+
+def examples(seed):
+    """Returns (token ids, labels that follow from them, random features of the ids)."""
+    rng = np.random.default_rng(seed)
+    vectors, labels = rng.normal(size=(KINDS, DIM)), rng.integers(0, 3, KINDS)
+    ids = rng.integers(0, KINDS, EXAMPLES)
+    return ids, labels[ids], vectors[ids], rng
+
+
+def test_a_linear_label_is_found_in_the_layer_that_has_it():
+    """Layer 0 has noise, layer 1 the label as a direction, layer 2 its product with a sign."""
+    ids, labels, _, rng = examples(0)
+    directions = rng.normal(size=(3, DIM))
+    noise = rng.normal(size=(EXAMPLES, DIM))
+    signs = rng.choice([-1, 1], (EXAMPLES, 1))
+    linear = 2 * directions[labels] + 0.3 * noise
+    found = train_probes(np.stack([noise, linear, signs * linear]), labels, ids)
+    assert found.accuracy[1] > 0.97 and (found.accuracy[::2] < 0.6).all()
+    assert found.selectivity[1] > 0.3
+
+
+def test_an_identity_is_not_mistaken_for_the_label():
+    """One-hot ids predict the control task as well as the label."""
+    ids, labels, _, _ = examples(1)
+    found = train_probes(np.eye(KINDS)[ids][None], labels, ids)
+    assert found.accuracy[0] > 0.95 and found.control_accuracy[0] > 0.95
+    assert abs(found.selectivity[0]) < 0.05
+
+
+def test_the_probes_of_a_layer_do_not_depend_on_other_layers():
+    ids, labels, vectors, rng = examples(2)
+    layers = np.stack([vectors, rng.normal(size=(EXAMPLES, DIM))])
+    together, alone = train_probes(layers, labels, ids), train_probes(layers[1:], labels, ids)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x[1], y[0], rtol=1e-4, atol=1e-5), together, alone
+    )
+
+
+def test_the_accuracy_is_that_of_the_returned_probe_on_held_out_examples():
+    ids, labels, vectors, rng = examples(3)
+    vectors = vectors + rng.normal(size=vectors.shape)
+    found = train_probes(vectors[None], labels, ids, held_out=0.5, seed=4)
+    test = np.random.default_rng(4).random(EXAMPLES) < 0.5
+    x = (vectors - vectors[~test].mean(0)) / vectors[~test].std(0)
+    right = (x @ np.asarray(found.kernel[0]) + np.asarray(found.bias[0])).argmax(-1) == labels
+    assert found.accuracy[0] == pytest.approx(right[test].mean(), abs=0.01)
+    assert right[~test].mean() > right[test].mean()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"features": jnp.zeros((EXAMPLES, DIM))}, r"features are \(600, 12\)"),
+        ({"labels": np.zeros(3, int)}, r"labels are int64 \(3,\); they must be int \(600,\)"),
+        ({"labels": np.zeros(EXAMPLES)}, "labels are float64"),
+        ({"labels": np.zeros(EXAMPLES, int)}, "at least two values"),
+        ({"held_out": 1.0}, "held_out is 1.0; it must be between 0 and 1"),
+        ({"steps": 0}, "steps is 0"),
+    ],
+)
+def test_invalid_probe_arguments_are_rejected(change, message):
+    ids, labels, vectors, _ = examples(0)
+    arguments = {"features": vectors[None], "labels": labels, "token_ids": ids, **change}
+    with pytest.raises(ValueError, match=message):
+        train_probes(**arguments)

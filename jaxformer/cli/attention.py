@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 def _draw(checkpoint, arguments: AttentionArguments) -> None:
     from jaxformer.interpret.attention_maps import attention_maps, draw_attention
-    from jaxformer.interpret.texts import read_text
+    from jaxformer.interpret.labelled_text import read_text
 
     model, variables, tokenizer = checkpoint
     usual = "cross" if model.config.reads_source else "self"

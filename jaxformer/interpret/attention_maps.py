@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from jaxformer.artifacts.files import write_figure
 from jaxformer.decoding.autoregressive import inspect
-from jaxformer.interpret.texts import Text
+from jaxformer.interpret.labelled_text import Text
 from jaxformer.models.language_model import LanguageModel, Variables
 
 POINTS = {

@@ -6,7 +6,7 @@ from matplotlib.image import imread
 
 import jaxformer as jf
 from jaxformer.interpret.attention_maps import attention_maps, describe, draw_attention
-from jaxformer.interpret.texts import Text, label, labels
+from jaxformer.interpret.labelled_text import Text, label, labels
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -48,6 +48,7 @@ def next_token_batch(
         )
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
+    check_rows("tokens", tokens)
     read = model.read_source(source)
     rows = jnp.ones(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
     documents, positions, _ = document_positions(rows, DocumentCursor.begin(len(rows)))
@@ -132,14 +133,8 @@ def checked_batch(model: LanguageModel, batch: Batch) -> Batch:
     given = Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
     inputs = checked_inputs(given, model.config)
     targets = as_array("targets", batch.targets)
-    if not jnp.issubdtype(inputs.tokens.dtype, jnp.integer):
-        raise ValueError(f"inputs are {inputs.tokens.dtype}; heads are measured on ids of tokens")
+    check_rows("inputs", inputs.tokens)
     rows, length = inputs.tokens.shape
-    if not length or rows < 2:
-        raise ValueError(
-            f"inputs are {(rows, length)}; there must be at least two rows, for a standard error, "
-            "and at least one token a row"
-        )
     weights = np.ones((rows, length), np.float32) if batch.weights is None else batch.weights
     check_targets((rows, length, model.config.vocab_size), targets, weights)
     if not isinstance(weights, jax.core.Tracer):
@@ -157,6 +152,17 @@ def checked_batch(model: LanguageModel, batch: Batch) -> Batch:
         inputs.source,
         inputs.source_segments,
     )
+
+
+def check_rows(name: str, tokens: AnyArray) -> None:
+    """Raises ValueError unless tokens are ids in at least two rows of at least one token."""
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"{name} are {tokens.dtype}; heads are measured on ids of tokens")
+    if len(tokens) < 2 or not tokens.shape[1]:
+        raise ValueError(
+            f"{name} are {tokens.shape}; there must be at least two rows, for a standard error, and "
+            "at least one token a row"
+        )
 
 
 def inputs_of(batch: Batch) -> Inputs:

@@ -160,8 +160,8 @@ def check_rows(name: str, tokens: AnyArray) -> None:
         raise ValueError(f"{name} are {tokens.dtype}; heads are measured on ids of tokens")
     if len(tokens) < 2 or not tokens.shape[1]:
         raise ValueError(
-            f"{name} are {tokens.shape}; there must be at least two rows, for a standard error, and "
-            "at least one token a row"
+            f"{name} are {tokens.shape}; there must be at least two rows, for a standard error, "
+            "and at least one token a row"
         )
 
 

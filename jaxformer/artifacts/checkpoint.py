@@ -125,6 +125,25 @@ class Checkpoints:
         reasons = "; ".join(faults.values())
         raise ValueError(f"no checkpoint in {self._folder} can be read: {reasons}")
 
+    def read(self, step: int, like_params) -> dict:
+        """Reads the parameters of the checkpoint of one step.
+
+        Args:
+            step: One of `steps`.
+            like_params: A tree of arrays or shapes like the stored parameters.
+
+        Raises:
+            ValueError: If there is no such checkpoint, it is damaged, or its tree differs from
+                `like_params`.
+        """
+        if step not in self.steps():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise ValueError(f"step is {step}; the checkpoints in {self._folder} are {known}")
+        try:
+            return _read(self._folder / str(step), like_params, None)[0]
+        except Unreadable as error:
+            raise ValueError(str(error)) from None
+
 
 def _step(folder: Path) -> int:
     return int(folder.name)

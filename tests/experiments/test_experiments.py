@@ -5,12 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-
-import jaxformer as jf
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 
@@ -114,20 +109,6 @@ def test_a_script_exits_with_status_2(texts):
     assert done.returncode == 2 and done.stderr == "translate.py: --vocab-size needs --source\n"
 
 
-@pytest.mark.parametrize("detector, behind", enumerate([1, 0, None, 4, 3]))
-def test_each_detector_finds_only_its_own_head(detector, behind):
-    """The head puts all its weight `behind` positions back, or on the first one if None."""
-    import heads
-
-    length = 8
-    rows = np.arange(length)
-    weights = np.zeros((2, 3, 2, length, length))  # layer 1, head 0 is the one to find
-    weights[:] = np.eye(length)[(rows - 2) % length]
-    weights[1, :, 0] = np.eye(length)[0 * rows if behind is None else (rows - behind) % length]
-    scores = heads.detected(weights, weights)
-    assert scores[detector, 1, 0] == 1.0 and scores[detector].sum() == 1.0
-
-
 def test_heads_are_scored_on_the_text_of_their_run(tmp_path):
     """By default that is the held-out part of the run's text. The name of the text is returned."""
     import heads
@@ -166,23 +147,3 @@ def test_a_picture_is_announced(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(record.Parser, "picture", None)
     record.run(main)
     assert capsys.readouterr().err == "picture: drawn.png\n"
-
-
-@pytest.mark.slow
-def test_a_head_without_influence_costs_nothing_to_remove():
-    import heads
-
-    from jaxformer.models.parameters import init
-
-    config = jf.DecoderConfig(vocab_size=11, max_length=8, num_layers=2, embed_dim=8, num_heads=2)
-    model = jf.build(config)
-    variables = init(model, jax.random.key(0))
-    output = variables["params"]["blocks"]["attention"]["output"]
-    output["kernel"] = (20 * output["kernel"]).at[0, 4:].set(0.0)  # layer 0's head 1
-    tokens = np.random.default_rng(0).integers(0, 11, (16, 8)).astype(np.int32)
-    _, means = heads.looked_at(model, variables, tokens)
-    whole, more = heads.ablated(model, variables, tokens, means)
-    logits = model.apply(variables, tokens[:, :-1])[:, 3:]
-    expected = jf.functional.cross_entropy(logits, jnp.asarray(tokens[:, 4:]))
-    np.testing.assert_allclose(whole, expected, rtol=1e-5)
-    assert abs(more[0, 1]) < 1e-5 and (abs(np.delete(more.ravel(), 1)) > 1e-4).all()

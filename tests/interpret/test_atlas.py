@@ -1,0 +1,198 @@
+"""The head atlas holds the scores and effects of every head, and follows the runs' checkpoints."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.interpret.ablation import ablate_heads
+from jaxformer.interpret.atlas import AtlasSettings, HeadAtlas, atlas_over_checkpoints, head_atlas
+from jaxformer.interpret.head_scores import ScoreSettings, cross_scores, head_scores
+from jaxformer.interpret.history import read_checkpoints
+from jaxformer.interpret.pictures import atlas_figure, history_figure
+from jaxformer.interpret.texts import next_token_batch
+from jaxformer.training.batch import Batch
+from jaxformer.training.config import Inputs
+from jaxformer.training.presets import training_preset
+from jaxformer.training.run_folders import write_run
+from tests.errors import error_of
+from tests.properties import tiny
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+ROWS, LENGTH = 5, 8
+SETTINGS = AtlasSettings(delimiters=(1, 2), window=2, rows_at_once=2)
+
+
+@cache
+def measured():
+    """Returns (model, variables, batch, atlas) for rows with padding and two documents."""
+    model = tiny.build(positions="rotary", num_layers=1)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, ROWS, LENGTH) % 4
+    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0]] * 4 + [[1] * 8])
+    batch = next_token_batch(model, tokens, segments)
+    return model, variables, batch, head_atlas(model, variables, batch, SETTINGS)
+
+
+def test_scores_are_those_of_captured_weights():
+    model, variables, batch, atlas = measured()
+    point = "attention.weights"
+    seen = jf.inspect(model, variables, batch.inputs, segments=batch.segments, capture=(point,))
+    settings = ScoreSettings((1, 2), 2)
+    expected = head_scores(seen.captured[point], batch.inputs, batch.segments, settings)._asdict()
+    assert atlas.scores.keys() == expected.keys()
+    for name, score in atlas.scores.items():
+        tiny.close(score, expected[name])
+
+
+def test_effects_are_those_of_ablation():
+    model, variables, batch, atlas = measured()
+    found = ablate_heads(model, variables, batch)
+    tiny.close(atlas.effect, found.effect)
+    tiny.close(atlas.standard_error, found.standard_error)
+    tiny.close(atlas.loss, found.loss)
+    assert atlas.num_rows == ROWS
+
+
+@pytest.mark.parametrize("attention", mostly_slow(["cross_attention", "encoder.attention"]))
+def test_an_encoder_decoder_has_an_atlas_of_each_attention(attention):
+    model = tiny.build(jf.EncoderDecoderConfig, num_layers=1, num_encoder_layers=1)
+    variables, source = tiny.weights(model, 0), tiny.sources(model, 0, ROWS)
+    batch = next_token_batch(model, tiny.tokens(0, ROWS, LENGTH), None, source)
+    settings = SETTINGS._replace(attention=attention)
+    atlas = head_atlas(model, variables, batch, settings)
+    point = f"{attention}.weights"
+    weights = jf.inspect(model, variables, batch.inputs, source=source, capture=(point,)).captured
+    if attention == "cross_attention":
+        expected = cross_scores(weights[point], None, batch.source_segments)
+    else:
+        both_ways = ScoreSettings((1, 2), 2, bidirectional=True)
+        expected = head_scores(weights[point], batch.source, batch.source_segments, both_ways)
+    for name, score in expected._asdict().items():
+        tiny.close(atlas.scores[name], score)
+
+
+@pytest.mark.slow
+def test_an_encoder_has_an_atlas_on_hidden_tokens():
+    model = tiny.build(jf.EncoderConfig, num_layers=1)
+    tokens, weights = tiny.tokens(0, ROWS, LENGTH), np.eye(ROWS, LENGTH, dtype=np.float32)
+    batch = Batch(np.where(weights, 3, tokens), tokens, weights)
+    atlas = head_atlas(model, tiny.weights(model, 0), batch, SETTINGS)
+    assert atlas.effect.shape == (1, 4) and np.isfinite(atlas.loss)
+
+
+def small_atlas():
+    """Returns an atlas of two layers of two heads."""
+    scores = {
+        "induction": np.array([[0.1, 0.4], [0.3, np.nan]]),
+        "delimiter": np.full((2, 2), np.nan),
+    }
+    return HeadAtlas(scores, np.array([[1.0, -1], [3, 2]]), np.full((2, 2), 0.5), 2.0, 7)
+
+
+def test_the_table_is_sorted():
+    """Rows have every head once; NaN comes last."""
+    rows = small_atlas().table()
+    assert [(row["layer"], row["head"]) for row in rows] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    assert rows[0]["effect"] == 3.0 and rows[0]["induction"] == 0.3
+    assert list(rows[0]) == ["layer", "head", "induction", "delimiter", "effect", "standard_error"]
+    by_score = [row["induction"] for row in small_atlas().table("induction")]
+    assert by_score[:3] == [0.4, 0.3, 0.1] and np.isnan(by_score[3])
+    assert "sort_by is 'x'; it must be one of induction" in error_of(small_atlas().table, "x")
+
+
+def test_the_history_has_the_scores_of_each_checkpoint():
+    """Only one checkpoint is in memory: the next one is asked for after the last was measured."""
+    model, variables, batch, atlas = measured()
+    alive = []
+
+    def checkpoints():
+        for step, factor in [(0, 0.0), (10, 1.0)]:
+            alive.append(step)
+            yield step, jax.tree.map(lambda x, by=factor: by * x, variables)
+
+    history = atlas_over_checkpoints(model, checkpoints(), batch, SETTINGS)
+    assert alive == [0, 10] and history.steps.tolist() == [0, 10]
+    for name, score in history.scores.items():
+        assert score.shape == (2, 1, 4)
+        tiny.close(score[1], atlas.scores[name])
+    tiny.close(history.loss, [np.log(model.config.vocab_size), atlas.loss])
+
+
+def saved_run(path):
+    """Returns a run folder with checkpoints of steps 1 and 2, and their parameters."""
+    config = training_preset("tiny", "decoder")
+    folder = RunFolder(path)
+    path.mkdir()
+    write_run(folder, Inputs(()), config)
+    model = jf.build(config.model)
+    params = {step: tiny.weights(model, step)["params"] for step in (1, 2)}
+    with CheckpointWriter(folder.checkpoints) as writer:
+        for step, tree in params.items():
+            writer.save(step, tree, {"x": np.zeros(1)}, {})
+    return folder, params
+
+
+def test_checkpoints_of_a_run_are_read_one_at_a_time(tmp_path):
+    folder, params = saved_run(tmp_path / "run")
+    found = read_checkpoints(folder)
+    for expected in (1, 2):
+        step, variables = next(found)
+        assert step == expected
+        tiny.all_close(variables["params"], params[step], 0)
+    assert [step for step, _ in read_checkpoints(folder, [2])] == [2]
+    message = error_of(next, read_checkpoints(folder, [2, 3]))
+    assert "no complete checkpoint of step 3; its checkpoints are of steps 1, 2" in message
+    (next(iter((folder.checkpoints / "1" / "params").rglob("*.ocdbt"))).write_bytes(b""))
+    assert "is damaged" in error_of(list, read_checkpoints(folder))
+    assert "holds no run" in error_of(next, read_checkpoints(RunFolder(tmp_path)))
+
+
+def test_figures_have_a_table_for_each_score_and_lines_for_each_head(tmp_path):
+    """A score that is NaN for every head has no table."""
+    figure = atlas_figure({"text": small_atlas(), "code": small_atlas()})
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["induction", "ablation, nats\n(± 0.5 at most)"] * 2
+    model, variables, batch, _ = measured()
+    history = atlas_over_checkpoints(model, [(0, variables), (5, variables)], batch, SETTINGS)
+    lines = history_figure(history, ("induction", "local"))
+    assert [len(axes.lines) for axes in lines.axes] == [4, 4, 1]
+    for number, each in enumerate((figure, lines)):
+        each.savefig(tmp_path / f"{number}.png")
+    assert "names hold 'x'; scores are previous_token" in error_of(history_figure, history, ("x",))
+    assert "atlases are empty" in error_of(atlas_figure, {})
+
+
+WRONG = {
+    "tokens are int64 (2, 3, 1); they must be int [batch, length]": np.zeros((2, 3, 1), int),
+    "tokens are (2, 0); there must be at least two rows": np.zeros((2, 0), int),
+    "tokens are (1, 3); there must be at least two rows": np.zeros((1, 3), int),
+    "row 0 has no target that counts": np.zeros((2, 1), int),
+    "tokens are rows of unequal lengths": [[1], [1, 2]],
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_tokens_are_named(message):
+    model, variables, *_ = measured()
+    assert message in error_of(head_atlas, model, variables, WRONG[message])
+
+
+def test_models_without_heads_and_wrong_settings_are_named():
+    model, variables, batch, _ = measured()
+    lstm = tiny.build(jf.RecurrentConfig, cell="lstm")
+    assert "model is a Recurrent, which has no heads" in error_of(
+        head_atlas, lstm, tiny.weights(lstm, 0), batch
+    )
+    for message, change in {
+        "window is 0": {"window": 0},
+        "rows_at_once is 1.5; it must be a whole number": {"rows_at_once": 1.5},
+        "delimiters is -1": {"delimiters": (-1,)},
+    }.items():
+        settings = SETTINGS._replace(**change)
+        assert message in error_of(head_atlas, model, variables, batch, settings)
+    assert "checkpoints are empty" in error_of(atlas_over_checkpoints, model, [], batch)

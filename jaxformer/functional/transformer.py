@@ -92,16 +92,23 @@ def forward(
         run.hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers),
     )
     x, states, captured = run_layers(x, layers, config, run, contexts, source)
-    if "final_norm" in weights:
-        x = normalize(weights["final_norm"], x, config)
-    if config.output_scale is not None:
-        x = x * jnp.asarray(config.output_scale, x.dtype)
-    x = tap("final_norm", x)
+    x = tap("final_norm", normalize_last(weights, x, config))
     captured = {**tap.captured, **stack(captured)}
     if cache is None or contexts.cache is None:
         return Forward(x, captured)
     after = contexts.cache.with_layers([state for state in states if state is not None])
     return Forward(mask_invalid_rows(x, cache, after, masks), captured, after)
+
+
+def normalize_last(
+    weights: Weights, x: Float[Array, "*batch dim"], config: Any
+) -> Float[Array, "*batch dim"]:
+    """Applies the final norm, if there is one, and the output scale to the last layer's output."""
+    if "final_norm" in weights:
+        x = normalize(weights["final_norm"], x, config)
+    if config.output_scale is not None:
+        x = x * jnp.asarray(config.output_scale, x.dtype)
+    return x
 
 
 def run_layers(

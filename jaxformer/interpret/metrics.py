@@ -108,13 +108,9 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
 def _check_tokens(name: str, tokens: Any, batch: int, vocab_size: int) -> None:
     ids = np.asarray(tokens)
     is_int = np.issubdtype(ids.dtype, np.integer)
-    if (
-        ids.shape not in ((), (batch,))
-        or not is_int
-        or (ids < 0).any()
-        or (ids >= vocab_size).any()
-    ):
+    in_range = ((ids >= 0) & (ids < vocab_size)).all() if is_int else False
+    if ids.shape not in ((), (batch,)) or not in_range:
         raise ValueError(
-            f"metric.{name} is {tokens!r}; it must be a token id from 0 to {vocab_size - 1}, or one "
-            f"for each of {batch} batch elements"
+            f"metric.{name} is {tokens!r}; it must be a token id from 0 to {vocab_size - 1}, or "
+            f"one for each of {batch} batch elements"
         )

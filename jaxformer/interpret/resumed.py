@@ -196,7 +196,7 @@ def patched_token(
     """
     config, grid = plan.model.config, plan.grid
 
-    def at_site(x: Float[Array, "layers *rest"]) -> Float[Array, "..."]:
+    def at_site(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jax.lax.dynamic_slice_in_dim(x[layer], site.position, 1, axis=-2)
 
     where = is_at(site.head, grid.shape[-3])[:, None, None] if grid.has_heads else True
@@ -237,10 +237,9 @@ def remaining(
 
     def context(setting: Any, start: int) -> Context:
         found = plan.context(config.layers.index(setting), start)
-        evaluated = (
-            scores.evaluated(found.queries, found.keys) if found.is_decoding_step else scores
-        )
-        return replace(found, scores=evaluated)
+        if not found.is_decoding_step:
+            return replace(found, scores=scores)
+        return replace(found, scores=scores.evaluated(found.queries, found.keys))
 
     def all_tokens(setting: Any, blocks: Weights, x: Array, cached: KeysValues) -> Array:
         return block(blocks, x, setting, Tokens(context(setting, plan.start), cached))[0]

@@ -1,4 +1,4 @@
-"""The sites of a sweep: the parts of a point's value that activation patching replaces one by one."""
+"""The sites of a sweep: the parts of a value that activation patching replaces one by one."""
 
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ class Site(NamedTuple):
         position: index of the token.
     """
 
-    layer: Int[Array, "*sites"]
-    head: Int[Array, "*sites"]
-    position: Int[Array, "*sites"]
+    layer: Int[Array | np.ndarray, "*sites"]
+    head: Int[Array | np.ndarray, "*sites"]
+    position: Int[Array | np.ndarray, "*sites"]
 
 
 @dataclass(frozen=True)

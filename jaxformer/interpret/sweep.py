@@ -5,8 +5,8 @@ its value on a clean text. The change of a metric says how much the site carries
 between the two texts.
 
 Reference:
-    Vig et al. 2020; Meng et al. 2022, "Locating and Editing Factual Associations in GPT"; Heimersheim
-    and Nanda 2024, "How to use and interpret activation patching".
+    Vig et al. 2020; Meng et al. 2022, "Locating and Editing Factual Associations in GPT";
+    Heimersheim and Nanda 2024, "How to use and interpret activation patching".
 """
 
 from collections.abc import Callable, Iterable
@@ -119,7 +119,7 @@ def capture(
     """Returns (the metric, the value at the point), or None as value if there is no point."""
     hooks = Hooks(() if point is None else (point,))
     measured, captured = metric_of(model, weights, inputs, metric, hooks)
-    return measured, captured.get(point)
+    return measured, None if point is None else captured[point]
 
 
 def whole_effects(

@@ -141,7 +141,7 @@ def test_the_result_does_not_depend_on_how_many_sites_are_computed_together(poin
 
 def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
     """Sweeps of points before the attention run the whole model."""
-    model, variables, clean, corrupted = setup("llama", 0)
+    model, variables, clean, corrupted = setup("decoder", 0)
     grids = []
     original = resumed.resumed_effects
 
@@ -196,7 +196,7 @@ WRONG = {
     },
     "axes are 'head'": {"axes": "head"},
     r"axes are \('row',\)": {"axes": ("row",)},
-    r"tokens of clean has shape \(2, 4\), that of corrupted \(2, 4\)": {"clean": TOKENS[:, 1:]},
+    r"tokens of clean has shape \(2, 3\), that of corrupted \(2, 4\)": {"clean": TOKENS[:, 1:]},
     r"clean has shape \(4,\); it must be int \[batch, length\]": {"clean": TOKENS[0]},
     "tokens hold id 13; vocab_size is 13": {"corrupted": 13 * TOKENS},
     "chunk is 0": {"chunk": 0},

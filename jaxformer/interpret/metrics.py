@@ -5,7 +5,7 @@ own metric is a frozen dataclass with a field `position` and a method `__call__`
 `jax.tree_util.register_dataclass`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,7 +87,8 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
     Raises:
         ValueError: it is no metric, its position is outside of the tokens, or a token has no logit.
     """
-    if not isinstance(metric, Metric) or jax.tree_util.all_leaves([metric]):
+    is_value = is_dataclass(metric) and not isinstance(metric, type)
+    if not is_value or not isinstance(metric, Metric) or jax.tree_util.all_leaves([metric]):
         raise ValueError(
             f"metric is a {type(metric).__name__}; it must be a LogitDifference, a LogProbability "
             "or another registered dataclass with a position and __call__(logits)"
@@ -102,7 +103,8 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
         )
     for name in ("right", "wrong", "token"):
         _check_tokens(name, getattr(metric, name, 0), batch, vocab_size)
-    return replace(metric, position=int(position) % length)
+    changed: Any = metric
+    return replace(changed, position=int(position) % length)
 
 
 def _check_tokens(name: str, tokens: Any, batch: int, vocab_size: int) -> None:

@@ -41,6 +41,7 @@ from jaxformer.functional.masks import Causal, DenseMask
 from jaxformer.functional.taps import NO_TAP, Hooks, Patch, Tap
 from jaxformer.functional.token_info import TokenInfo
 from jaxformer.functional.transformer import normalize_last, scores_of
+from jaxformer.interpret.layers import by_setting, weights_of_layer
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.language_model import LanguageModel
 
@@ -210,7 +211,9 @@ def patched_token(
     def run(setting: Any, blocks: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
         return block(blocks, x, setting, tokens, tap=tap)[0]
 
-    return by_setting(config, run, layer, of_layer(weights, layer), at_site(corrupted.inputs))
+    return by_setting(
+        config, run, layer, weights_of_layer(weights, layer), at_site(corrupted.inputs)
+    )
 
 
 def remaining(
@@ -251,7 +254,7 @@ def remaining(
 
     def run(layer_of: Callable, index: Any, x: Array) -> Array:
         cached = tuple(y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
-        return by_setting(config, layer_of, index, of_layer(weights, index), x, cached)
+        return by_setting(config, layer_of, index, weights_of_layer(weights, index), x, cached)
 
     x = corrupted.inputs[first, :, plan.start : plan.length]
     x = jax.lax.dynamic_update_slice_in_dim(x, token, site.position - plan.start, axis=1)
@@ -273,15 +276,3 @@ def store(
     _, key, value = query_key_value(attention, normed, setting)
     key = rotate(query_key_norm(attention, "key_norm", key, setting), context, setting)
     return context.store(key, value, cached, NO_TAP)[0]
-
-
-def of_layer(weights: Weights, layer: Any) -> Weights:
-    """Returns the weights of one block."""
-    return jax.tree.map(lambda leaf: leaf[layer], weights["blocks"])
-
-
-def by_setting(config: Any, run: Callable[..., Array], layer: Any, *arguments: Any) -> Array:
-    """Calls run(setting, *arguments) with the setting of a layer whose index may be traced."""
-    settings = list(dict.fromkeys(config.layers))
-    index = jnp.asarray([settings.index(setting) for setting in config.layers])[layer]
-    return jax.lax.switch(index, [partial(run, setting) for setting in settings], *arguments)

@@ -75,7 +75,7 @@ class Grid:
         return where
 
 
-def is_at(index: Int[Array, ""], size: int) -> Bool[Array, " size"]:
+def is_at(index: Int[Array | np.ndarray, ""], size: int) -> Bool[Array, " size"]:
     """Returns which of 0 … size − 1 equal the index; all if it is −1."""
     return (jnp.arange(size) == index) | (index < 0)
 

@@ -1,17 +1,18 @@
 """Compares activation patching of a GPT-2 of 124M parameters with torch forward hooks.
 
     python experiments/bench_patching.py                 # 12 layers × 12 heads × 64 positions
-    python experiments/bench_patching.py --sites 64 --batch-size 32
+    python experiments/bench_patching.py --sites 256 --batch-size 32
 
 A sweep runs a corrupted text of 64 tokens 9,216 times, each time with the output of one head at one
 position replaced by its value on a clean text, and measures a difference of two logits at the last
 position. Both sides have the same random weights, exported to a folder that transformers loads.
 
 The torch side is GPT2LMHeadModel in eval mode under inference_mode, with a forward pre-hook on the
-output projection of each layer's attention. It runs one site per forward pass, as TransformerLens
-does, or a batch of sites of one layer. Its time is measured on a random subset of sites, of all
-layers and positions, and multiplied by the number of sites; its effects are compared with ours.
-`logits of the last position` is torch with logits_to_keep=1, which omits most of the output map.
+output projection of a layer's attention. It runs one site per forward pass, as TransformerLens
+does, or a batch of sites of one layer. "Logits of the last position" is logits_to_keep=1, which
+omits most of the output map. Torch is measured on random sites before and after our sweep, on which
+the effects of both are compared. The faster measurement is multiplied by the number of sites. On a
+machine that other programs use, compare the processor times.
 
 Needs torch and transformers.
 """
@@ -20,11 +21,30 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from typing import NamedTuple
 
 import numpy as np
 from record import Parser, at_least, conclude, require, run
 
 VOCAB, RIGHT, WRONG = 50_257, 11, 222
+TOLERANCE = 1e-4  # of torch's effects, relative to the largest effect
+
+
+class Time(NamedTuple):
+    """Seconds of the clock, and seconds of all cores of the process together."""
+
+    wall: float
+    cores: float
+
+    @staticmethod
+    def now():
+        return Time(time.perf_counter(), time.process_time())
+
+    def since(self, begin):
+        return Time(self.wall - begin.wall, self.cores - begin.cores)
+
+    def times(self, factor):
+        return Time(self.wall * factor, self.cores * factor)
 
 
 def texts(length: int):
@@ -51,7 +71,9 @@ def build(preset: str, folder: str) -> tuple:
 
 
 def ours(connection, preset: str, folder: str, length: int, chunk: int):
-    """Sends (effects, seconds of the first sweep, of the second one, peak bytes)."""
+    """Sends (effects, `Time` of the sweep, seconds of compilation, added bytes)."""
+    import jax
+
     import jaxformer as jf
     from jaxformer.interpret.metrics import LogitDifference
     from jaxformer.interpret.sweep import patch_sweep
@@ -60,13 +82,17 @@ def ours(connection, preset: str, folder: str, length: int, chunk: int):
     model, variables = build(preset, folder)
     connection.send("exported")
     connection.recv()
-    before, seconds = peak_memory(), []
-    for _ in range(2):
-        begin = time.perf_counter()
-        metric = LogitDifference(RIGHT, WRONG)
-        sweep = patch_sweep(model, variables, *texts(length), metric, chunk=chunk)
-        seconds.append(time.perf_counter() - begin)
-    connection.send((sweep.effects, *seconds, peak_memory() - before))
+    before, compilation = peak_memory(), []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compilation.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    metric, begin = LogitDifference(RIGHT, WRONG), Time.now()
+    sweep = patch_sweep(model, variables, *texts(length), metric, chunk=chunk)
+    time_of_sweep = Time.now().since(begin)
+    connection.send((sweep.effects, time_of_sweep, sum(compilation), peak_memory() - before))
 
 
 def peak_memory() -> int:
@@ -128,24 +154,40 @@ class TorchPatching:
             hook.remove()
 
 
-def torch_seconds(patching, sites: np.ndarray, batch_size: int) -> tuple[np.ndarray, float]:
-    """Returns (effects of the sites, median seconds per site).
-
-    Args:
-        patching: a `TorchPatching`.
-        sites: (layer, head, position) of each site, sorted by layers if the batch size is not 1.
-        batch_size: number of sites of a pass, which are in one layer.
-    """
-    effects, times, rows = np.zeros(len(sites)), [], np.arange(len(sites))
-    for layer in range(sites[:, 0].max() + 1):
+def torch_sweep(patching, sites: np.ndarray, batch_size: int) -> tuple[np.ndarray, Time]:
+    """Returns (effects of the sites, mean time per site); a pass has sites of one layer."""
+    effects, rows, begin = np.zeros(len(sites)), np.arange(len(sites)), Time.now()
+    for layer in np.unique(sites[:, 0]):
         of_layer = rows[sites[:, 0] == layer]
-        for some in np.array_split(of_layer, max(1, -(-len(of_layer) // batch_size))):
-            if not len(some):
-                continue
-            begin = time.perf_counter()
+        for first in range(0, len(of_layer), batch_size):
+            some = of_layer[first : first + batch_size]
             effects[some] = patching.effects(layer, *sites[some, 1:].T)
-            times += [(time.perf_counter() - begin) / len(some)] * len(some)
-    return effects, float(np.median(times))
+    return effects, Time.now().since(begin).times(1 / len(sites))
+
+
+def torch_sweeps(patching, sites: np.ndarray, batch_size: int) -> dict:
+    """Returns {name of the way: (effects, time per site)}."""
+    found = {}
+    for name, size, options in (
+        ("one site per pass", 1, {}),
+        ("one site per pass, logits of the last position", 1, {"logits_to_keep": 1}),
+        ("batched", batch_size, {}),
+        ("batched, logits of the last position", batch_size, {"logits_to_keep": 1}),
+    ):
+        patching.options = options
+        torch_sweep(patching, sites[:batch_size], size)  # warms up
+        found[name] = torch_sweep(patching, sites, size)
+    return found
+
+
+def draw_sites(shape: tuple, number: int, groups: int) -> np.ndarray:
+    """Returns random sites, about equally many in each of some layers, so that batches are full."""
+    rng = np.random.default_rng(1)
+    layers = np.linspace(0, shape[0] - 1, groups).astype(int)
+    rest = [rng.choice(shape[1] * shape[2], number // groups, replace=False) for _ in layers]
+    return np.array(
+        [(x, *divmod(int(i), shape[2])) for x, some in zip(layers, rest, strict=True) for i in some]
+    )
 
 
 def main():
@@ -153,7 +195,7 @@ def main():
     parser.add_argument("--preset", default="gpt2-124m")
     parser.add_argument("--length", type=at_least(2), default=64)
     parser.add_argument("--chunk", type=at_least(1), default=32, help="our runs at a time")
-    parser.add_argument("--sites", type=at_least(12), default=192, help="sites of the torch sweep")
+    parser.add_argument("--sites", type=at_least(16), default=64, help="sites of the torch sweep")
     parser.add_argument("--batch-size", type=at_least(2), default=16, help="of batched torch")
     arguments = parser.parse_args()
     require("torch", "transformers")
@@ -165,48 +207,50 @@ def main():
         process.start()
         connection.recv()
         patching = TorchPatching(given[2], arguments.length)
+        config = patching.model.config
+        shape = (config.n_layer, config.n_head, arguments.length)
+        groups = max(1, arguments.sites // arguments.batch_size)
+        sites = draw_sites(shape, arguments.sites, groups)
+        passes = [torch_sweeps(patching, sites, arguments.batch_size)]
         connection.send("run")
-        effects, first, second, memory = connection.recv()
+        measured = connection.recv()
         process.join()
-        conclude(compare(arguments, patching, effects, first, second, memory), arguments.record)
+        passes.append(torch_sweeps(patching, sites, arguments.batch_size))
+    conclude(report(arguments, sites, passes, measured), arguments.record)
 
 
-def compare(arguments, patching, effects, first, second, memory) -> dict:
-    """Runs the torch sweeps over a subset of the sites, prints a table, returns its figures."""
-    rng, count = np.random.default_rng(1), effects.size
-    sites = np.sort(rng.choice(count, min(arguments.sites, count), replace=False))
-    sites = np.stack(np.unravel_index(sites, effects.shape), axis=1)
+def report(arguments, sites: np.ndarray, passes: list, measured: tuple) -> dict:
+    """Checks torch's effects, prints a line for each way, and returns the figures."""
+    effects, spent, compilation, memory = measured
+    largest, count = float(abs(effects).max()), effects.size
     print(f"{effects.shape} = {count:,} sites of {arguments.length} tokens")
-    print(f"jaxformer: {second:.1f} s, {first:.1f} s with compilation; {memory / 1e6:.0f} MB added")
-    figures = {"shape": effects.shape, "seconds": second, "seconds with compilation": first}
+    print(
+        f"jaxformer: {spent.wall:.0f} s, of which {compilation:.0f} s compilation; "
+        f"{spent.cores:.0f} s of processor time; {memory / 1e6:.0f} MB added to the peak"
+    )
+    print(f"torch, on {len(sites)} random sites before and after, multiplied by {count:,} sites:")
+    figures = {"shape": effects.shape, **spent._asdict(), "compilation": compilation}
     figures |= {"added memory, bytes": memory, "torch sites": len(sites), "torch": {}}
-    wanted = effects[tuple(sites.T)]
-    for name, size, options in (
-        ("one site per pass", 1, {}),
-        ("one site per pass, logits of the last position", 1, {"logits_to_keep": 1}),
-        ("batched", arguments.batch_size, {}),
-        ("batched, logits of the last position", arguments.batch_size, {"logits_to_keep": 1}),
-    ):
-        patching.options = options
-        torch_seconds(patching, sites[:4], size)
-        found, seconds = torch_seconds(patching, sites, size)
-        error, whole = float(abs(found - wanted).max()), seconds * count
-        tolerance = 1e-4 * max(1.0, float(abs(effects).max()))
-        if error > tolerance:
-            raise ValueError(f"torch's effects differ by {error:.1e}, more than {tolerance:.1e}")
+    for name in passes[0]:
+        found = [one[name] for one in passes]
+        error = max(float(abs(some - effects[tuple(sites.T)]).max()) for some, _ in found)
+        if error > TOLERANCE * largest:
+            raise ValueError(f"torch, {name}: effects differ by {error:.1e} of {largest:.1e}")
+        wall, cores = (count * min(getattr(t, x) for _, t in found) for x in Time._fields)
         print(
-            f"torch, {name}: {1e3 * seconds:.1f} ms per site on {len(sites)} sites, {whole:.0f} s "
-            f"for all (extrapolated): jaxformer is {whole / second:.1f} times as fast "
-            f"({whole / first:.1f} with compilation); effects differ by {error:.1e} at most"
+            f"  {name}: {wall:.0f} s ({1e3 * wall / count:.0f} ms per site), {cores:.0f} s of "
+            f"processor time: jaxformer is {wall / spent.wall:.1f} times as fast, in processor "
+            f"time {cores / spent.cores:.1f}; effects differ by {error:.1e} of {largest:.1e}"
         )
         figures["torch"][name] = {
-            "seconds per site": seconds,
-            "seconds, extrapolated": whole,
-            "ratio": whole / second,
-            "ratio with compilation": whole / first,
+            "seconds per site before and after": [t.wall for _, t in found],
+            "seconds, extrapolated": wall,
+            "processor seconds, extrapolated": cores,
+            "ratio": wall / spent.wall,
+            "ratio of processor time": cores / spent.cores,
             "largest difference": error,
         }
-    return figures | {"largest effect": float(abs(effects).max())}
+    return figures | {"largest effect": largest, "tolerance": TOLERANCE}
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ In the run on the corrupted text, patching it means to compute
     q' = query of the receiving head, from Norm(x')
 
 and to replace the receiver's query by q', or likewise its key or value. All other inputs of layer r
-and all earlier layers are those of the corrupted run. Layer r and the layers after it are computed from
-q'. The edge thus excludes paths from the sender to the receiver through other heads or through
+and all earlier layers are those of the corrupted run. Layer r and the layers after it are computed
+from q'. The edge thus excludes paths from the sender to the receiver through other heads or through
 feed-forward layers. This is the edge of Conmy et al., who treat feed-forward layers as nodes. Wang
 et al. recompute the feed-forward layers between sender and receiver.
 

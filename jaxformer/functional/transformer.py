@@ -92,7 +92,7 @@ def forward(
         run.hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers),
     )
     x, states, captured = run_layers(x, layers, config, run, contexts, source)
-    x = tap("final_norm", finish(weights, x, config))
+    x = tap("final_norm", normalize_last(weights, x, config))
     captured = {**tap.captured, **stack(captured)}
     if cache is None or contexts.cache is None:
         return Forward(x, captured)
@@ -100,13 +100,15 @@ def forward(
     return Forward(mask_invalid_rows(x, cache, after, masks), captured, after)
 
 
-def finish(
+def normalize_last(
     weights: Weights, x: Float[Array, "*batch dim"], config: Any
 ) -> Float[Array, "*batch dim"]:
-    """Applies the norm after the last layer, if there is one, and the output scale."""
+    """Applies the final norm, if there is one, and the output scale to the last layer's output."""
     if "final_norm" in weights:
         x = normalize(weights["final_norm"], x, config)
-    return x if config.output_scale is None else x * jnp.asarray(config.output_scale, x.dtype)
+    if config.output_scale is not None:
+        x = x * jnp.asarray(config.output_scale, x.dtype)
+    return x
 
 
 def run_layers(

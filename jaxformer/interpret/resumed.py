@@ -1,0 +1,278 @@
+"""Sweeps of a causal Transformer whose runs start at the site.
+
+Patching layer l at position p leaves layers < l and positions < p as they are in the corrupted run.
+Within layer l, a point behind the attention changes only the output at p. A run therefore computes
+
+1. one token in layer l,
+2. the tokens from a position s ≤ p on in the layers after l, over the corrupted keys and values of
+   earlier tokens,
+3. in the last layer, keys and values of these tokens, and all else only for the token that the
+   metric reads.
+
+s is a multiple of a step, so that there are few shapes to compile. Layers are a loop whose first
+layer is known only at run time, so all layers share a program.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
+
+from jaxformer.functional.attention import Context, KeysValues
+from jaxformer.functional.blocks import (
+    BLOCK_POINTS,
+    Tokens,
+    block,
+    norm_before,
+    query_key_norm,
+    query_key_value,
+    rotate,
+)
+from jaxformer.functional.contexts import implementation_of, is_step
+from jaxformer.functional.decoder import DECODER
+from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.masks import Causal, DenseMask
+from jaxformer.functional.taps import NO_TAP, Hooks, Patch, Tap
+from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.transformer import normalize_last, scores_of
+from jaxformer.interpret.layers import by_setting, weights_of_layer
+from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
+from jaxformer.models.language_model import LanguageModel
+
+_AFTER_ATTENTION = BLOCK_POINTS[BLOCK_POINTS.index("attention.heads") :]
+_POINTS = ("block.input", *_AFTER_ATTENTION)
+_MOST_STARTS = 8  # each start is a program to compile
+
+
+class CorruptedPass(NamedTuple):
+    """Values of the corrupted run, each with the layer as first axis.
+
+    Attributes:
+        inputs: the input of each layer.
+        keys: the keys of each layer.
+        values: the values of each layer.
+        heads: the outputs of the heads.
+        point: the value at the point of the sweep.
+    """
+
+    inputs: Float[Array, "layers batch length dim"]
+    keys: Float[Array, "layers batch kv_heads length d"]
+    values: Float[Array, "layers batch kv_heads length d"]
+    heads: Float[Array, "layers batch heads length d"]
+    point: Float[Array, "layers batch *heads length width"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The part of a sweep that is static in a compiled program.
+
+    Attributes:
+        model: the model.
+        grid: the sites.
+        length: number of tokens up to the one that the metric reads.
+        start: the first token that is computed.
+        is_last: whether no layer remains after the patched one.
+    """
+
+    model: LanguageModel
+    grid: Grid
+    length: int
+    start: int
+    is_last: bool
+
+    def context(self, layer: int, first: int) -> Context:
+        """Returns what the tokens from `first` on attend to: all tokens of the row."""
+        model, run = self.model, self.model.run()
+        new = TokenInfo(self.length - first, jnp.arange(first, self.length))
+        slots = TokenInfo(self.length)
+        mask = model.self_attention_masks[layer]
+        at_once = is_step(run, new.length)
+        return Context(
+            DenseMask(mask(new, slots)) if at_once else mask,
+            new,
+            slots,
+            implementation=implementation_of(run),
+            written=jnp.int32(first),
+            positions=new.positions,
+            is_decoding_step=at_once,
+        )
+
+
+def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
+    """Returns whether `resumed_effects` supports the sweep."""
+    return (
+        model.functions is DECODER
+        and model.unsupported_reason is None
+        and model.minimum_prefill == 1
+        and inputs.segments is None
+        and grid.point in _POINTS
+        and {"layer", "position"} <= set(grid.axes)
+    )
+
+
+def resumed_effects(
+    model: LanguageModel,
+    weights: Weights,
+    inputs: Inputs,
+    metric: Any,
+    grid: Grid,
+    value: Shaped[Array, "..."],
+    chunk: int,
+    report: Callable[[int, int], Any],
+) -> Float[np.ndarray, "..."]:
+    """Returns the metric for every site, by passes that start at the site."""
+    corrupted_metric, corrupted = corrupted_pass(model, weights, inputs, metric, grid.point)
+    metrics = np.full(grid.sizes, corrupted_metric, np.float32)
+    by_layer = np.moveaxis(metrics, -1, 1)  # [layers, positions, *heads]
+    length, num_layers = metric.position + 1, model.config.num_layers
+    step = -(-length // _MOST_STARTS)
+    heads = range(grid.shape[-3]) if "head" in grid.axes else (-1,)
+    calls = [(layer, start) for start in range(0, length, step) for layer in range(num_layers)]
+    for done, (layer, start) in enumerate(calls, 1):
+        positions = range(start, min(start + step, length))
+        is_last = layer == num_layers - 1 and grid.point != "block.input"
+        if is_last:  # other positions of the last layer influence no other token
+            positions = positions[-1:] if positions[-1] == length - 1 else ()
+        if positions:
+            at = np.array([(layer, h, p) for p in positions for h in heads], np.int32)
+            sites = pad_sites(Site(*at.T), min(chunk, len(at)))
+            plan = Plan(model, grid, length, start, is_last)
+            state = (weights, corrupted, value, metric)
+            found = resumed_metrics(plan, state, np.int32(layer), sites, min(chunk, len(at)))
+            found = np.asarray(found)[: len(at)].reshape(len(positions), *by_layer.shape[2:])
+            by_layer[layer, positions.start : positions.stop] = found
+        report(done * metrics.size // len(calls), metrics.size)
+    return metrics
+
+
+@partial(jax.jit, static_argnames=("model", "point"))
+def corrupted_pass(
+    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Any, point: str
+) -> tuple[Float[Array, ""], CorruptedPass]:
+    """Returns the metric and the values of the corrupted run."""
+    names = ("block.input", "attention.key", "attention.value", "attention.heads", point)
+    passed = model.forward(weights, inputs, hooks=Hooks(tuple(dict.fromkeys(names))))
+    hidden = jax.lax.dynamic_slice_in_dim(passed.hidden, metric.position, 1, axis=1)
+    measured = metric(model.logits(weights, hidden)[:, 0])
+    return measured, CorruptedPass(*(passed.captured[name] for name in names))
+
+
+@partial(jax.jit, static_argnames=("plan", "chunk"))
+def resumed_metrics(
+    plan: Plan,
+    state: tuple[Weights, CorruptedPass, Array, Any],
+    layer: Int[Array, ""],
+    sites: Site,
+    chunk: int,
+) -> Float[Array, " sites"]:
+    """Computes the metric for sites of one layer, at positions from `plan.start` on."""
+    weights, corrupted, value, metric = state
+
+    def patched(site: Site) -> Float[Array, ""]:
+        token = patched_token(plan, weights, corrupted, value, layer, site)
+        hidden = token if plan.is_last else remaining(plan, weights, corrupted, layer, site, token)
+        hidden = normalize_last(weights, hidden, plan.model.config)
+        return metric(plan.model.logits(weights, hidden)[:, 0])
+
+    return jax.lax.map(patched, jax.tree.map(jnp.asarray, sites), batch_size=chunk)
+
+
+def patched_token(
+    plan: Plan,
+    weights: Weights,
+    corrupted: CorruptedPass,
+    value: Float[Array, "layers batch *heads length width"],
+    layer: Int[Array, ""],
+    site: Site,
+) -> Float[Array, "batch 1 dim"]:
+    """Computes the patched layer's output at the site; for "block.input", the patched input.
+
+    The attention of the corrupted run is inserted, so that no other token is computed.
+    """
+    config, grid = plan.model.config, plan.grid
+
+    def at_site(x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jax.lax.dynamic_slice_in_dim(x[layer], site.position, 1, axis=-2)
+
+    where = is_at(site.head, grid.shape[-3])[:, None, None] if grid.has_heads else True
+    new = jnp.where(where, at_site(value), at_site(corrupted.point))
+    if grid.point == "block.input":
+        return new
+    replaced = {"attention.heads": at_site(corrupted.heads), grid.point: new}
+    tap = Tap(Hooks(patch={name: Patch(True, x) for name, x in replaced.items()}))
+    tokens = Tokens(Context(Causal(), TokenInfo(1), TokenInfo(1)))
+
+    def run(setting: Any, blocks: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
+        return block(blocks, x, setting, tokens, tap=tap)[0]
+
+    return by_setting(
+        config, run, layer, weights_of_layer(weights, layer), at_site(corrupted.inputs)
+    )
+
+
+def remaining(
+    plan: Plan,
+    weights: Weights,
+    corrupted: CorruptedPass,
+    layer: Int[Array, ""],
+    site: Site,
+    token: Float[Array, "batch 1 dim"],
+) -> Float[Array, "batch 1 dim"]:
+    """Computes the last layer's output at the last token, after the layer of the site.
+
+    Args:
+        plan: the static part of the sweep.
+        weights: the model's parameters.
+        corrupted: the corrupted run.
+        layer: index of the patched layer.
+        site: the patched site.
+        token: the input of the next layer at the site's position.
+    """
+    config, model = plan.model.config, plan.model
+    first = layer if plan.grid.point == "block.input" else layer + 1
+    scores = scores_of(weights, config)
+
+    def context(setting: Any, start: int) -> Context:
+        found = plan.context(config.layers.index(setting), start)
+        if not found.is_decoding_step:
+            return replace(found, scores=scores)
+        return replace(found, scores=scores.evaluated(found.queries, found.keys))
+
+    def all_tokens(setting: Any, blocks: Weights, x: Array, cached: KeysValues) -> Array:
+        return block(blocks, x, setting, Tokens(context(setting, plan.start), cached))[0]
+
+    def last_token(setting: Any, blocks: Weights, x: Array, cached: KeysValues) -> Array:
+        cached = store(setting, blocks, x, cached, context(setting, plan.start))
+        tokens = Tokens(context(setting, plan.length - 1), cached)
+        return block(blocks, x[:, -1:], setting, tokens)[0]
+
+    def run(layer_of: Callable, index: Any, x: Array) -> Array:
+        cached = tuple(y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
+        return by_setting(config, layer_of, index, weights_of_layer(weights, index), x, cached)
+
+    x = corrupted.inputs[first, :, plan.start : plan.length]
+    x = jax.lax.dynamic_update_slice_in_dim(x, token, site.position - plan.start, axis=1)
+    last = model.config.num_layers - 1
+    x = jax.lax.fori_loop(first, last, partial(run, all_tokens), x)
+    return run(last_token, last, x)
+
+
+def store(
+    setting: Any,
+    weights: Weights,
+    x: Float[Array, "batch new dim"],
+    cached: KeysValues,
+    context: Context,
+) -> KeysValues:
+    """Returns the keys and values of a layer with those of the tokens in x written to them."""
+    attention = weights["attention"]
+    normed = norm_before(weights, "attention", x, setting)
+    _, key, value = query_key_value(attention, normed, setting)
+    key = rotate(query_key_norm(attention, "key_norm", key, setting), context, setting)
+    return context.store(key, value, cached, NO_TAP)[0]

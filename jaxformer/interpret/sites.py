@@ -1,0 +1,175 @@
+"""The sites of a sweep: the parts of a value that activation patching replaces one by one."""
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jaxformer.functional.family import Weights
+from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.taps import NO_HOOKS, Hooks
+from jaxformer.models.check import as_array, checked_hooks, checked_inputs
+from jaxformer.models.language_model import LanguageModel
+
+AXES = ("layer", "head", "position")
+
+
+class Site(NamedTuple):
+    """Part of a point's value. An index of −1 means the whole axis.
+
+    Attributes:
+        layer: index of the layer.
+        head: index of the head; for keys and values, that of the key/value head.
+        position: index of the token.
+    """
+
+    layer: Int[Array | np.ndarray, "*sites"]
+    head: Int[Array | np.ndarray, "*sites"]
+    position: Int[Array | np.ndarray, "*sites"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All sites of a sweep.
+
+    Attributes:
+        point: name of the point.
+        axes: the names of the axes along which sites differ, in the order of `AXES`.
+        shape: shape of the point's value, with the layers as first axis if the point has them.
+        has_layers: whether the point is inside the layers.
+        has_heads: whether the point's value has an axis of heads.
+    """
+
+    point: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    has_layers: bool
+    has_heads: bool
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of sites along each of `axes`."""
+        index = {"layer": 0, "head": -3, "position": -2}
+        return tuple(self.shape[index[name]] for name in self.axes)
+
+    def sites(self) -> Site:
+        """Returns all sites, in the order of the entries of an array of shape `sizes`."""
+        count = int(np.prod(self.sizes, dtype=int))
+        found = dict(zip(self.axes, np.indices(self.sizes), strict=True))
+        everywhere = np.full(count, -1)
+        return Site(*(found.get(name, everywhere).reshape(-1).astype(np.int32) for name in AXES))
+
+    def where(self, site: Site) -> Bool[Array, "..."]:
+        """Returns the entries of the point's value that belong to one site, for `Patch.where`."""
+        layers = (self.shape[0],) if self.has_layers else ()
+        heads = (self.shape[-3],) if self.has_heads else ()
+        where = is_at(site.position, self.shape[-2])[:, None]
+        if self.has_heads:
+            where = is_at(site.head, *heads)[:, None, None] & where
+        where = where[None]  # the batch
+        if self.has_layers:
+            where = is_at(site.layer, *layers).reshape(-1, *[1] * where.ndim) & where
+        return where
+
+
+def is_at(index: Int[Array | np.ndarray, ""], size: int) -> Bool[Array, " size"]:
+    """Returns which of 0 … size − 1 equal the index; all if it is −1."""
+    return (jnp.arange(size) == index) | (index < 0)
+
+
+def pad_sites(sites: Site, multiple: int) -> Site:
+    """Repeats the last site until their number is a multiple of `multiple`."""
+    missing = -len(sites.layer) % multiple
+    return Site(*(np.pad(x, (0, missing), mode="edge") for x in sites))
+
+
+def metric_of(
+    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Any, hooks: Hooks = NO_HOOKS
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Runs a pass; computes logits only at the position that the metric reads.
+
+    Returns:
+        (value of the metric, captured values).
+    """
+    passed = model.forward(weights, inputs, hooks=hooks)
+    hidden = jax.lax.dynamic_slice_in_dim(passed.hidden, metric.position, 1, axis=1)
+    return metric(model.logits(weights, hidden)[:, 0]), passed.captured
+
+
+def checked_pair(clean: Any, corrupted: Any, config: Any) -> tuple[Inputs, Inputs]:
+    """Returns the two inputs as arrays.
+
+    Args:
+        clean: tokens [batch, length], or `Inputs`.
+        corrupted: the same, of the same shape.
+        config: the model's config.
+
+    Raises:
+        ValueError: an input does not fit the model, or their shapes or segments differ.
+    """
+    pair = []
+    for name, given in (("clean", clean), ("corrupted", corrupted)):
+        given = given if isinstance(given, Inputs) else Inputs(given)
+        tokens = as_array(name, given.tokens)
+        if np.ndim(tokens) < 2 or 0 in np.shape(tokens):
+            raise ValueError(
+                f"{name} has shape {np.shape(tokens)}; it must be int [batch, length] with at "
+                "least one token, or Inputs"
+            )
+        pair.append(checked_inputs(given, config))
+    for field in fields(Inputs):
+        shapes = [np.shape(getattr(given, field.name)) for given in pair]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{field.name} of clean has shape {shapes[0]}, that of corrupted {shapes[1]}; they "
+                "must be equal, because a value is moved to the same position"
+            )
+    for name in ("segments", "source_segments"):
+        first, second = (getattr(given, name) for given in pair)
+        if first is not None and (np.asarray(first) != np.asarray(second)).any():
+            raise ValueError(
+                f"{name} of clean and corrupted differ; they must be equal, because a value is "
+                "moved to the same position"
+            )
+    return pair[0], pair[1]
+
+
+def checked_grid(
+    model: LanguageModel, point: str, axes: Any, weights: Weights, inputs: Inputs
+) -> Grid:
+    """Returns the sites of a sweep over a point.
+
+    Args:
+        model: the model.
+        point: name of the point.
+        axes: names from `AXES`; None: all axes that the point has.
+        weights: the model's parameters.
+        inputs: what the model reads.
+
+    Raises:
+        ValueError: the model has no such point, or the point has no such axis.
+    """
+    hooks = checked_hooks((point,), None, model.points)
+
+    def capture(weights: Weights, inputs: Inputs) -> Shaped[Array, "..."]:
+        return model.forward(weights, inputs, hooks=hooks).captured[point]
+
+    shape = jax.eval_shape(capture, weights, inputs).shape
+    has_layers = point in model.layer_points
+    has_heads = len(shape) - has_layers == 4
+    present = {"layer": has_layers, "head": has_heads, "position": True}
+    if axes is None:
+        axes = AXES
+        chosen = tuple(name for name in AXES if present[name])
+    else:
+        chosen = tuple(name for name in AXES if name in axes)
+    accepted = [name for name in AXES if present[name]]
+    if isinstance(axes, str) or set(axes) - set(AXES) or set(chosen) - set(accepted):
+        raise ValueError(
+            f"axes are {axes!r}; for the point {point!r} they must be a tuple with names from "
+            f"{', '.join(accepted)}"
+        )
+    return Grid(point, chosen, shape, has_layers, has_heads)

@@ -1,0 +1,221 @@
+"""A sweep of activation patching is the loop over its sites, for every kind of model."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import jaxformer as jf
+from jaxformer.functional.inputs import Inputs
+from jaxformer.interpret import resumed
+from jaxformer.interpret.metrics import LogitDifference, LogProbability
+from jaxformer.interpret.sites import AXES
+from jaxformer.interpret.sweep import patch_sweep
+from tests.properties import tiny
+from tests.properties.models import MODELS
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+BATCH, LENGTH = 2, 4
+METRIC = LogitDifference((1, 2), 3, -2)
+few = settings(max_examples=max(3, settings().max_examples // 5))
+
+# Sweeps of the first two and "block.input" start at the site, the others run the whole model.
+CASES = {
+    "llama attention.heads": ("llama", "attention.heads", AXES),
+    "llama block.input": ("llama", "block.input", ("layer", "position")),
+    "llama feedforward.hidden": ("llama", "feedforward.hidden", ("layer", "position")),
+    "post-norm block.middle": ("post-norm", "block.middle", ("layer", "position")),
+    "decoder heads together": ("decoder", "attention.heads", ("layer", "position")),
+    "decoder attention.key": ("decoder", "attention.key", AXES),
+    "decoder attention.weights": ("decoder", "attention.weights", ("layer", "head")),
+    "decoder embedding": ("decoder", "embedding", ("position",)),
+    "encoder attention.heads": ("encoder", "attention.heads", AXES),
+    "source heads": ("encoder-decoder", "encoder.attention.heads", AXES),
+    "cross-attention": ("encoder-decoder", "cross_attention.heads", AXES),
+    "lstm recurrent.cell": ("lstm", "recurrent.cell", ("layer", "position")),
+    "cnn block.output": ("cnn", "block.output", ("layer", "position")),
+}
+
+
+@cache
+def build(name):
+    return tiny.build(jf.EncoderConfig) if name == "encoder" else tiny.build(**MODELS[name])
+
+
+def setup(name, seed):
+    """Returns (model, variables, clean inputs, corrupted inputs)."""
+    model = build(name)
+    pair = []
+    for number in (seed, seed + 1):
+        source = None
+        if hasattr(model.config, "max_source_length"):
+            size = model.config.source_vocab_size
+            source = tiny.tokens(number + 7, BATCH, 4, vocab_size=size)
+        pair.append(Inputs(tiny.tokens(number, BATCH, LENGTH), source=source))
+    return model, tiny.weights(model, seed), *pair
+
+
+@cache
+def measured(model, point):
+    """Compiles (variables, inputs, patch) → the metric, by `inspect`."""
+
+    def run(variables, inputs, patch):
+        logits, _ = model.apply(
+            variables, inputs.tokens, source=inputs.source, patch=patch, method="inspect"
+        )
+        return (logits[0, -2, 1] + logits[1, -2, 2] - logits[:, -2, 3].sum()) / 2
+
+    return jax.jit(run)
+
+
+def looped(model, variables, clean, corrupted, point, axes):
+    """Returns the effects by a Python loop over the sites, which are slices of the value."""
+    run = measured(model, point)
+    _, captured = model.apply(
+        variables, clean.tokens, source=clean.source, capture=(point,), method="inspect"
+    )
+    value = np.asarray(captured[point])
+    axis = {"layer": 0, "head": value.ndim - 3, "position": value.ndim - 2}
+    sizes = [value.shape[axis[name]] for name in axes]
+    effects = np.zeros(sizes)
+    for index in np.ndindex(*sizes):
+        part = [slice(None)] * value.ndim
+        for name, i in zip(axes, index, strict=True):
+            part[axis[name]] = i
+        where = np.zeros(value.shape, bool)
+        where[tuple(part)] = True
+        effects[index] = run(variables, corrupted, {point: jf.Patch(where, value)})
+    nothing = {point: jf.Patch(np.zeros(value.shape, bool), value)}
+    return effects - float(run(variables, corrupted, nothing))
+
+
+QUICK = ("llama attention.heads", "llama block.input", "decoder attention.key", "cross-attention")
+
+
+@pytest.mark.parametrize("case", mostly_slow(CASES, *QUICK))
+@few
+@given(seed=tiny.seeds)
+def test_a_sweep_is_the_loop_over_its_sites(case, seed):
+    name, point, axes = CASES[case]
+    model, variables, clean, corrupted = setup(name, seed)
+    found = patch_sweep(model, variables, clean, corrupted, METRIC, point, axes=axes, chunk=3)
+    wanted = looped(model, variables, clean, corrupted, point, axes)
+    assert found.axes == tuple(axes)
+    tiny.close(found.effects, wanted)
+
+
+@few
+@given(seed=tiny.seeds)
+def test_the_clean_embedding_restores_the_clean_metric(seed):
+    """A site may be the whole value: it is the only entry of an array without axes."""
+    model, variables, clean, corrupted = setup("decoder", seed)
+    found = patch_sweep(model, variables, clean, corrupted, METRIC, "embedding", axes=())
+    tiny.close(found.effects, found.clean - found.corrupted)
+    if abs(found.clean - found.corrupted) > 1e-2:
+        tiny.close(found.recovered, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("point", ["attention.heads", "attention.key"])
+@few
+@given(seed=tiny.seeds)
+def test_equal_texts_have_no_effect(point, seed):
+    model, variables, clean, _ = setup("decoder", seed)
+    found = patch_sweep(model, variables, clean, clean, METRIC, point)
+    assert found.clean == found.corrupted
+    assert abs(found.effects).max() < 1e-5
+
+
+@pytest.mark.parametrize("point", ["block.output", "attention.value"])
+def test_the_result_does_not_depend_on_how_many_sites_are_computed_together(point):
+    model, variables, clean, corrupted = setup("decoder", 0)
+    first, *others = (
+        patch_sweep(model, variables, clean, corrupted, METRIC, point, chunk=chunk).effects
+        for chunk in (1, 2, 100)
+    )
+    for other in others:
+        tiny.close(other, first)
+
+
+def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
+    """Sweeps of points before the attention run the whole model."""
+    model, variables, clean, corrupted = setup("decoder", 0)
+    grids = []
+    original = resumed.resumed_effects
+
+    def recorded(*arguments):
+        grids.append(arguments[4].point)
+        return original(*arguments)
+
+    monkeypatch.setattr("jaxformer.interpret.sweep.resumed_effects", recorded)
+    for point in ("attention.heads", "attention.query"):
+        patch_sweep(model, variables, clean, corrupted, METRIC, point)
+    assert grids == ["attention.heads"]
+
+
+def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
+    """Another metric, other texts and other weights compile nothing."""
+    model, variables, clean, corrupted = setup("llama", 0)
+    calls = []
+    sizes = resumed.resumed_metrics._cache_size()
+    for metric in (METRIC, LogitDifference((3, 1), 2, -2)):
+        patch_sweep(
+            model, variables, clean, corrupted, metric, on_progress=lambda *x: calls.append(x)
+        )
+        if metric is METRIC:
+            added = resumed.resumed_metrics._cache_size() - sizes
+    assert calls[-1] == (2 * 4 * LENGTH, 2 * 4 * LENGTH)
+    assert [done for done, _ in calls[: len(calls) // 2]] == sorted(
+        done for done, _ in calls[: len(calls) // 2]
+    )
+    assert resumed.resumed_metrics._cache_size() == sizes + added
+    assert added <= LENGTH + 1  # one for each start, and one for the last layer
+
+
+def test_log_probability_is_that_of_the_token():
+    model, variables, clean, corrupted = setup("decoder", 3)
+    found = patch_sweep(model, variables, clean, corrupted, LogProbability(4), "embedding", axes=())
+    logits = model.apply(variables, clean.tokens)
+    tiny.close(found.clean, np.asarray(jax.nn.log_softmax(logits[:, -1]))[:, 4].mean())
+
+
+TOKENS = np.ones((BATCH, LENGTH), np.int32)
+WRONG = {
+    r"no point is named 'attention.head' \(nearest: 'attention.heads'\)": {
+        "point": "attention.head"
+    },
+    r"axes are \('head',\); for the point 'block.input' they must be .* layer, position": {
+        "point": "block.input",
+        "axes": ("head",),
+    },
+    r"axes are \('layer',\); for the point 'embedding' .* from position": {
+        "point": "embedding",
+        "axes": ("layer",),
+    },
+    "axes are 'head'": {"axes": "head"},
+    r"axes are \('row',\)": {"axes": ("row",)},
+    r"tokens of clean has shape \(2, 3\), that of corrupted \(2, 4\)": {"clean": TOKENS[:, 1:]},
+    r"clean has shape \(4,\); it must be int \[batch, length\]": {"clean": TOKENS[0]},
+    "tokens hold id 13; vocab_size is 13": {"corrupted": 13 * TOKENS},
+    "chunk is 0": {"chunk": 0},
+    "metric is a function": {"metric": lambda logits: logits[0, 0]},
+    "metric.position is 4; it must be a whole number from -4 to 3": {
+        "metric": LogitDifference(1, 2, 4)
+    },
+    "metric.right is 13; it must be a token id from 0 to 12": {"metric": LogitDifference(13, 2)},
+    r"metric.token is \(1, 2, 3\)": {"metric": LogProbability((1, 2, 3))},
+    "segments of clean and corrupted differ": {
+        "clean": Inputs(TOKENS, np.ones_like(TOKENS)),
+        "corrupted": Inputs(TOKENS, 2 * np.ones_like(TOKENS)),
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments_are_named(message):
+    model = build("decoder")
+    given = {"clean": TOKENS, "corrupted": TOKENS, "metric": METRIC, **WRONG[message]}
+    with pytest.raises(ValueError, match=message):
+        patch_sweep(model, tiny.weights(model, 0), **given)

@@ -1,0 +1,181 @@
+// A heat map on a canvas, with labels, a pointer and a keyboard cursor.
+
+import { el, shownToken } from "./dom.js";
+
+const MOST_LABELS = 40; // rows or columns with a label each
+const LABEL_SPACE = 74;
+
+/**
+ * Returns {element, draw, moveTo}.
+ *
+ * `describe(row, column, value)` is the text of a cell, shown below and read by a screen reader.
+ * `pick(row, column)` is called on a click and on Enter. `height` is the largest height in pixels.
+ */
+export function heatmap({ label, describe, pick = () => {}, height = 560 }) {
+  const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
+  canvas.setAttribute("aria-roledescription", "heat map");
+  canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
+  const readout = el("p", { class: "readout", role: "status", text: "\u00a0" });
+  const element = el("div", { class: "heat-box" }, [canvas, readout]);
+  const map = { matrix: null, cursor: [0, 0], picture: null, layout: null };
+
+  function draw(matrix) {
+    map.matrix = matrix;
+    map.cursor = [Math.min(map.cursor[0], matrix.rows - 1), Math.min(map.cursor[1], matrix.columns - 1)];
+    map.picture = picture(matrix);
+    paint();
+  }
+  function paint() {
+    if (!map.matrix || !canvas.isConnected || !element.clientWidth) return;
+    map.layout = layoutOf(map.matrix, element.clientWidth, height);
+    paintAll(canvas, map);
+  }
+  function moveTo(row, column) {
+    map.cursor = [row, column];
+    const { values, columns } = map.matrix;
+    readout.textContent = describe(row, column, values[row * columns + column]);
+    paint();
+  }
+  canvas.addEventListener("pointermove", (event) => {
+    const cell = map.layout && cellAt(map, event.offsetX, event.offsetY);
+    if (cell && String(cell) !== String(map.cursor)) moveTo(...cell);
+  });
+  canvas.addEventListener("click", (event) => {
+    const cell = map.layout && cellAt(map, event.offsetX, event.offsetY);
+    if (cell) { moveTo(...cell); pick(...cell); }
+  });
+  canvas.addEventListener("focus", () => map.matrix && moveTo(...map.cursor));
+  canvas.addEventListener("keydown", (event) => {
+    if (!map.matrix) return;
+    const to = movedCursor(map, event);
+    if (to) { event.preventDefault(); moveTo(...to); }
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(...map.cursor); }
+  });
+  new ResizeObserver(paint).observe(element);
+  document.addEventListener("themechange", () => { if (map.matrix) draw(map.matrix); });
+  return { element, canvas, draw, moveTo };
+}
+
+function movedCursor({ matrix, cursor: [row, column] }, event) {
+  const step = event.shiftKey ? 10 : 1;
+  const moves = { ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step] };
+  const ends = { Home: [row, 0], End: [row, matrix.columns - 1] };
+  ends.PageUp = [0, column];
+  ends.PageDown = [matrix.rows - 1, column];
+  const clamp = (x, size) => Math.max(0, Math.min(size - 1, x));
+  const move = moves[event.key];
+  if (move) return [clamp(row + move[0], matrix.rows), clamp(column + move[1], matrix.columns)];
+  return ends[event.key] ?? null;
+}
+
+function layoutOf({ rows, columns, rowNames, columnNames }, width, height) {
+  const left = rowNames && rows <= MOST_LABELS ? LABEL_SPACE : 0;
+  const top = columnNames && columns <= MOST_LABELS ? LABEL_SPACE : 0;
+  const cell = Math.min((width - left) / columns, (height - top) / rows, 34);
+  const wide = rows * 3 < columns ? Math.min((width - left) / columns, 34) : cell;
+  const high = rows * 3 < columns ? Math.max(cell, Math.min(22, height / rows)) : cell;
+  return { left, top, wide, high, width: left + wide * columns, height: top + high * rows };
+}
+
+function cellAt({ matrix, layout }, x, y) {
+  const row = Math.floor((y - layout.top) / layout.high);
+  const column = Math.floor((x - layout.left) / layout.wide);
+  return row >= 0 && column >= 0 && row < matrix.rows && column < matrix.columns ? [row, column] : null;
+}
+
+/** Returns the colours of the theme as {low, high, ink, quiet, mark}, as CSS and as RGB. */
+export function themeColours() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(name).trim();
+  const rgb = (text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
+  return {
+    low: rgb(read("--heat-low")), high: rgb(read("--heat-high")), negative: rgb(read("--heat-negative")),
+    ink: read("--ink"), quiet: read("--quiet"), mark: read("--mark"),
+  };
+}
+
+/** Draws a matrix with one pixel for each cell. Values are relative to the largest magnitude. */
+function picture({ rows, columns, values, largest = 0 }) {
+  const { low, high, negative } = themeColours();
+  let most = largest;
+  if (!most) for (const value of values) most = Math.max(most, Math.abs(value));
+  const image = new ImageData(columns, rows);
+  for (let i = 0; i < values.length; i++) {
+    const share = Math.sqrt(Math.min(1, Math.abs(values[i]) / (most || 1)));
+    const end = values[i] < 0 ? negative : high;
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = low[c] + (end[c] - low[c]) * share;
+    image.data[4 * i + 3] = 255;
+  }
+  const canvas = el("canvas", { width: columns, height: rows });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Draws a small picture of a matrix, in which each pixel has the largest of its cells. */
+export function thumbnail(canvas, { rows, columns, values }, size = 44) {
+  const height = Math.min(rows, size), width = Math.min(columns, size);
+  const pooled = new Float32Array(height * width);
+  for (let row = 0; row < rows; row++) {
+    const at = Math.floor((row * height) / rows) * width;
+    for (let column = 0; column < columns; column++) {
+      const to = at + Math.floor((column * width) / columns);
+      const value = values[row * columns + column];
+      if (value > pooled[to]) pooled[to] = value;
+    }
+  }
+  canvas.width = canvas.height = size;
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(picture({ rows: height, columns: width, values: pooled }), 0, 0, size, size);
+}
+
+function paintAll(canvas, { matrix, cursor, picture: cells, layout }) {
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = Math.round(layout.width * scale);
+  canvas.height = Math.round(layout.height * scale);
+  canvas.style.width = `${layout.width}px`;
+  canvas.style.height = `${layout.height}px`;
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const { ink, quiet, mark } = themeColours();
+  // Cells smaller than a pixel are averaged; larger ones keep sharp edges.
+  context.imageSmoothingEnabled = layout.wide < 1;
+  context.drawImage(cells, layout.left, layout.top, layout.wide * matrix.columns, layout.high * matrix.rows);
+  paintLabels(context, matrix, layout, cursor, ink, quiet);
+  const [row, column] = cursor;
+  context.strokeStyle = mark;
+  context.lineWidth = 2;
+  const [x, y] = [layout.left + column * layout.wide, layout.top + row * layout.high];
+  context.strokeRect(x, y, Math.max(layout.wide, 3), Math.max(layout.high, 3));
+  for (const [r, c] of matrix.marks ?? []) {
+    context.strokeRect(layout.left + c * layout.wide + 3, layout.top + r * layout.high + 3, layout.wide - 6, layout.high - 6);
+  }
+}
+
+function paintLabels(context, matrix, layout, cursor, ink, quiet) {
+  context.font = `${Math.max(9, Math.min(12, layout.high - 1))}px ui-monospace, monospace`;
+  context.textBaseline = "middle";
+  if (layout.left && layout.high >= 8) {
+    context.textAlign = "right";
+    matrix.rowNames.forEach((name, row) => {
+      context.fillStyle = row === cursor[0] ? ink : quiet;
+      const y = layout.top + (row + 0.5) * layout.high;
+      context.fillText(shortName(name), layout.left - 6, y, layout.left - 8);
+    });
+  }
+  if (!layout.top || layout.wide < 8) return;
+  context.textAlign = "left";
+  matrix.columnNames.forEach((name, column) => {
+    context.save();
+    context.fillStyle = column === cursor[1] ? ink : quiet;
+    context.translate(layout.left + (column + 0.5) * layout.wide, layout.top - 6);
+    context.rotate(-Math.PI / 2);
+    context.fillText(shortName(name), 0, 0, layout.top - 8);
+    context.restore();
+  });
+}
+
+function shortName(name) {
+  const text = shownToken(name);
+  return text.length > 10 ? `${text.slice(0, 9)}…` : text;
+}

@@ -90,7 +90,8 @@ def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
         is_pair = tyro.conf.FlagCreatePairsOff not in marks
         names, placeholder = [f"--{name}", *[f"--no-{name}"] * is_pair], ""
     else:
-        names, placeholder = [f"--{name}"], word or _placeholder(bare)
+        short = [alias for x in marks for alias in getattr(x, "aliases", None) or ()]
+        names, placeholder = [*short, f"--{name}"], word or _placeholder(bare)
     default = None if value is MISSING else words_of(value)
     return Flag(tuple(names), placeholder, text, default, kind)
 

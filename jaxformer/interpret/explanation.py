@@ -157,7 +157,9 @@ def _facts(model: Any, variables: Any) -> list[list[str]]:
     found = [["kind", kind_of(config)], ["parameters", f"{size:,}"]]
     fields = {"num_layers": "layers", "num_heads": "heads", "embed_dim": "width"}
     fields |= {"vocab_size": "vocabulary"}
-    found += [[x, f"{getattr(config, name):,}"] for name, x in fields.items() if hasattr(config, name)]
+    found += [
+        [x, f"{getattr(config, name):,}"] for name, x in fields.items() if hasattr(config, name)
+    ]
     return found
 
 
@@ -172,7 +174,9 @@ def _norms(params: Any) -> dict[str, Any] | None:
     """Returns γ and β of the norm before or after the attention of each layer."""
     names = {"scale": "blocks/attention_norm/scale", "bias": "blocks/attention_norm/bias"}
     found = named_weights({"blocks": params["blocks"]}) if "blocks" in params else {}
-    vectors = {short: pack(found[name], "float32") for short, name in names.items() if name in found}
+    vectors = {
+        short: pack(found[name], "float32") for short, name in names.items() if name in found
+    }
     return vectors or None
 
 

@@ -42,7 +42,7 @@ def quantize(
         The integers, and the scales with size 1 along `axis`. An entry differs from its product by
         at most half a scale.
     """
-    scales = np.float32(np.abs(array).max(axis=axis, keepdims=True) / 127)
+    scales = (np.abs(array).max(axis=axis, keepdims=True) / 127).astype(np.float32)
     codes = np.rint(array / np.where(scales == 0, 1, scales))
     return np.clip(codes, -127, 127).astype(np.int8), scales
 

@@ -40,7 +40,10 @@ def captured_data(model: Any, variables: Variables, inputs: PageInputs) -> dict[
     names = [name for name in wanted if name in model.points]
     tokens, source = _batches(inputs)
     passed = inspect(model, variables, tokens, source=source, capture=names)
-    captured = {name: x[:, 0] for name, x in passed.captured.items()}
+    captured = {
+        name: x[:, 0] if name in model.layer_points else x[:1]
+        for name, x in passed.captured.items()
+    }
     data = {
         "attention": [
             _attention(captured[name], inputs, *about)
@@ -136,7 +139,9 @@ def dependency_data(model: Any, variables: Variables, inputs: PageInputs) -> dic
     def logits(variables: Variables, tokens: Array) -> Array:
         return model.apply(variables, tokens[None], **read)[0]
 
-    found = dependency_matrix(logits, tokens, weights={"params": variables["params"]})
+    # The witness "taint" compiles more than a hundred small programs, which takes ten seconds.
+    options = {"weights": {"params": variables["params"]}, "witnesses": ("change",)}
+    found = dependency_matrix(logits, tokens, **options)
     segments = np.ones((1, len(tokens)), int)
     rule = rules.of(model.config, segments, mask=model.mask)[0, :, 0]
     compared = compare(found, rule)

@@ -83,7 +83,9 @@ def _encoded(
     if not isinstance(text, str):
         ids = np.asarray(text)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of ids")
+            raise ValueError(
+                f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of ids"
+            )
         return ids.tolist()
     _require_text(name, text, tokenizer)
     (ids,) = tokenizer.encode_many([text])
@@ -102,9 +104,7 @@ def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -
     if not tokens:
         raise ValueError(f"{name} is empty; give at least one token")
     if len(tokens) > max_length:
-        raise ValueError(
-            f"{name} has {len(tokens)} tokens; this model reads at most {max_length}"
-        )
+        raise ValueError(f"{name} has {len(tokens)} tokens; this model reads at most {max_length}")
     if len(tokens) > MOST_TOKENS:
         raise ValueError(f"{name} has {len(tokens)} tokens; a page shows at most {MOST_TOKENS}")
     wrong = next((x for x in tokens if not 0 <= x < vocab_size), None)

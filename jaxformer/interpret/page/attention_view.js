@@ -12,12 +12,12 @@ export function attentionView(store, panel) {
     view.update = () => panel.shade(null);
     return view;
   }
-  const names = (what) => (what === "source" ? store.source : store.tokens).map(store.name);
+  const names = (what) => (what === "source" ? store.source : store.tokens).map((id) => shownToken(store.name(id)));
   const kind = () => values.kinds[store.selection.kind];
   const map = heatmap({
     label: "Attention weights of the selected head, queries in rows and keys in columns",
     describe: (row, column, value) => {
-      const query = shownToken(names(kind().queries)[row]), key = shownToken(names(kind().keys)[column]);
+      const query = names(kind().queries)[row], key = names(kind().keys)[column];
       return `${row} ${query} attends to ${column} ${key}: ${percent(value)}`;
     },
     pick: (row) => kind().queries === "tokens" ? store.select({ position: row }) : shade(row),
@@ -41,16 +41,18 @@ export function attentionView(store, panel) {
     panel.shade({ query, queries, keys, weights: weights.subarray(query * columns, (query + 1) * columns) });
   }
   view.update = (what) => {
+    overview.update(what);
+    strength?.update();
+    if (what === "strengths") return; // the values follow
     const { layer, head, position } = store.selection;
     kindChoice.input.value = store.selection.kind;
     const label = typeof head === "number" ? `head ${head}` : `${head} of all heads`;
     title.textContent = `Layer ${layer}, ${label}`;
     const { queries, keys } = kind();
     const matrix = values.attention(store.selection.kind, layer, head);
-    map.draw({ ...matrix, rowNames: names(queries), columnNames: names(keys) });
-    shade(queries === "tokens" ? position : 0);
-    overview.update(what);
-    strength?.update();
+    const query = queries === "tokens" ? position : 0;
+    map.draw({ ...matrix, rowNames: names(queries), columnNames: names(keys), row: query });
+    shade(query);
   };
   return view;
 }
@@ -102,7 +104,7 @@ function headOverview(store) {
         && values.strengths[item.layer * store.data.config.num_heads + item.head] === 0;
       item.cell.classList.toggle("off", isOff);
     }
-    if (isNew || what !== "selection") work(pictures());
+    if (isNew || what === "values") work(pictures());
   }
   rovingKeys(grid, () => columns);
   return { element: el("div", { class: "scroll" }, [grid]), update };

@@ -82,7 +82,7 @@ function entropyOf(tokens) {
 function cachePicture(config, read) {
   const layers = config.num_layers;
   if (!config.num_kv_heads) return note(`A model of this kind keeps one state of fixed size for each of its ${layers} layers.`);
-  const slots = config.max_length, width = 480, high = Math.min(14, 150 / layers);
+  const slots = config.max_length, width = 300, high = Math.min(14, 150 / layers);
   const filled = (read / slots) * width;
   const rows = Array.from({ length: layers }, (_, layer) => [
     svg("rect", { class: "slots", x: 30, width, y: layer * (high + 4), height: high, rx: 2 }),

@@ -6,7 +6,7 @@ import { heatmap } from "./heatmap.js";
 export function dependencyView(store) {
   const { dependency } = store.data;
   const size = dependency.matrix.length;
-  const names = store.data.tokens.slice(0, size).map(store.name);
+  const names = store.data.tokens.slice(0, size).map((id) => shownToken(store.name(id)));
   const flat = dependency.matrix.flat(), rule = dependency.rule.flat();
   const wrong = flat.flatMap((found, i) => (found !== rule[i] ? [[Math.floor(i / size), i % size]] : []));
   const { data: effects } = dependency.effects;
@@ -15,7 +15,7 @@ export function dependencyView(store) {
     describe: (row, column) => {
       const i = row * size + column;
       const verdict = flat[i] ? `depends on it, largest change of a logit ${effects[i].toPrecision(3)}` : "does not depend on it";
-      return `Output ${row} ${shownToken(names[row])}, input ${column} ${shownToken(names[column])}: ${verdict}`;
+      return `Output ${row} ${names[row]}, input ${column} ${names[column]}: ${verdict}`;
     },
   });
   const edges = flat.reduce((a, b) => a + b, 0);
@@ -29,14 +29,16 @@ export function dependencyView(store) {
     ...dependency.remarks.map((text) => ["Remark", text]),
   ];
   const list = el("dl", { class: "facts" }, facts.flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]));
-  const about = note(`Output i predicts with the first tokens of the text, at most ${size}. The colour is the largest change of a logit when the input token is replaced.`);
+  const about = note(`For the first ${size} tokens of the original text. The colour is the largest change of a logit when the input token is replaced.`);
   const element = el("div", { class: "columns narrow" }, [
     card("Which output depends on which input", [el("p", { class: dependency.holds ? "good" : "bad", text: verdict }), about, list]),
     el("section", { class: "card" }, [el("h2", { text: "Dependency matrix" }), map.element]),
   ]);
   const view = { id: "dependency", title: "Dependency", element };
+  const most = effects.reduce((a, b) => Math.max(a, b), 0) || 1;
   view.update = () => {
-    const values = Float32Array.from(flat, (found, i) => (found ? Math.log1p(effects[i] * 100) + 0.4 : 0));
+    // Every dependency is visible, however small.
+    const values = Float32Array.from(flat, (found, i) => (found ? effects[i] + 0.03 * most : 0));
     map.draw({ rows: size, columns: size, values, rowNames: names, columnNames: names, marks: wrong });
   };
   return view;

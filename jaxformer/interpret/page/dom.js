@@ -65,18 +65,18 @@ export function choice({ label, options, value, onChange }) {
 export const button = (text, onClick, options = {}) =>
   el("button", { type: "button", text, on: { click: onClick }, ...options });
 
-/** Returns a list of bars: rows are {text, share, note, quiet, title}. */
-export function barList(rows, label) {
+/** Returns a list of bars. A row is {text, share}, optional are shown, quiet and mark. */
+export function barList(rows, label, { areTokens = true } = {}) {
   const items = rows.map(({ text, share, shown = percent(share), quiet = false, mark = "" }) =>
     el("li", { class: quiet ? "bar quiet" : "bar" }, [
-      el("span", { class: "bar-name token", text: shownToken(text) }),
+      el("span", { class: areTokens ? "bar-name token" : "bar-name", text: areTokens ? shownToken(text) : text }),
       el("span", { class: "bar-track" }, [
         el("span", { class: "bar-fill", style: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }),
       ]),
       el("span", { class: "bar-value", text: shown }),
       mark ? el("span", { class: "bar-mark", text: mark }) : null,
     ]));
-  return el("ol", { class: "bars", "aria-label": label }, items);
+  return el("ol", { class: areTokens ? "bars" : "bars named", "aria-label": label }, items);
 }
 
 export const card = (title, children, options = {}) =>

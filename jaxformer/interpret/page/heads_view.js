@@ -104,6 +104,6 @@ function largestParts({ heads, feedforward, embedding }) {
   ].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, NUM_PARTS);
   const most = Math.abs(parts[0][1]) || 1;
   return barList(parts.map(([text, value]) => ({
-    text: text, share: Math.abs(value) / most, shown: `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`, quiet: value < 0,
-  })), "Largest contributions");
+    text, share: Math.abs(value) / most, shown: `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`, quiet: value < 0,
+  })), "Largest contributions", { areTokens: false });
 }

@@ -1,23 +1,26 @@
 // A heat map on a canvas, with labels, a pointer and a keyboard cursor.
 
-import { el, shownToken } from "./dom.js";
+import { el } from "./dom.js";
 
-const MOST_LABELS = 40; // rows or columns with a label each
-const LABEL_SPACE = 74;
+const SMALLEST_LABEL = 9; // pixels of a row or a column with a label
+const LABEL_SPACE = 78;
+const LARGEST_CELL = 44;
 
 /**
  * Returns {element, draw, moveTo}.
  *
  * `describe(row, column, value)` is the text of a cell, shown below and read by a screen reader.
  * `pick(row, column)` is called on a click and on Enter. `height` is the largest height in pixels.
+ * A matrix is {rows, columns, values} with optional rowNames, columnNames, marks [[row, column]], a
+ * highlighted row, and `largest`, the value with the full colour.
  */
-export function heatmap({ label, describe, pick = () => {}, height = 560 }) {
+export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
   const readout = el("p", { class: "readout", role: "status", text: "\u00a0" });
   const element = el("div", { class: "heat-box" }, [canvas, readout]);
-  const map = { matrix: null, cursor: [0, 0], picture: null, layout: null };
+  const map = { matrix: null, cursor: [0, 0], moved: false, picture: null, layout: null };
 
   function draw(matrix) {
     map.matrix = matrix;
@@ -32,6 +35,7 @@ export function heatmap({ label, describe, pick = () => {}, height = 560 }) {
   }
   function moveTo(row, column) {
     map.cursor = [row, column];
+    map.moved = true;
     const { values, columns } = map.matrix;
     readout.textContent = describe(row, column, values[row * columns + column]);
     paint();
@@ -69,11 +73,13 @@ function movedCursor({ matrix, cursor: [row, column] }, event) {
 }
 
 function layoutOf({ rows, columns, rowNames, columnNames }, width, height) {
-  const left = rowNames && rows <= MOST_LABELS ? LABEL_SPACE : 0;
-  const top = columnNames && columns <= MOST_LABELS ? LABEL_SPACE : 0;
-  const cell = Math.min((width - left) / columns, (height - top) / rows, 34);
-  const wide = rows * 3 < columns ? Math.min((width - left) / columns, 34) : cell;
-  const high = rows * 3 < columns ? Math.max(cell, Math.min(22, height / rows)) : cell;
+  const isReadable = (space, num) => (space - LABEL_SPACE) / num >= SMALLEST_LABEL;
+  const left = rowNames && isReadable(height, rows) ? LABEL_SPACE : 0;
+  const top = columnNames && isReadable(width, columns) ? LABEL_SPACE : 0;
+  const cell = Math.min((width - left) / columns, (height - top) / rows, LARGEST_CELL);
+  const isWide = rows * 3 < columns; // a wide matrix fills the width with cells that are not square
+  const wide = isWide ? (width - left) / columns : cell;
+  const high = isWide ? Math.max(cell, Math.min(24, height / rows)) : cell;
   return { left, top, wide, high, width: left + wide * columns, height: top + high * rows };
 }
 
@@ -129,7 +135,7 @@ export function thumbnail(canvas, { rows, columns, values }, size = 44) {
   context.drawImage(picture({ rows: height, columns: width, values: pooled }), 0, 0, size, size);
 }
 
-function paintAll(canvas, { matrix, cursor, picture: cells, layout }) {
+function paintAll(canvas, { matrix, cursor, moved, picture: cells, layout }) {
   const scale = window.devicePixelRatio || 1;
   canvas.width = Math.round(layout.width * scale);
   canvas.height = Math.round(layout.height * scale);
@@ -142,20 +148,20 @@ function paintAll(canvas, { matrix, cursor, picture: cells, layout }) {
   context.imageSmoothingEnabled = layout.wide < 1;
   context.drawImage(cells, layout.left, layout.top, layout.wide * matrix.columns, layout.high * matrix.rows);
   paintLabels(context, matrix, layout, cursor, ink, quiet);
-  const [row, column] = cursor;
   context.strokeStyle = mark;
-  context.lineWidth = 2;
-  const [x, y] = [layout.left + column * layout.wide, layout.top + row * layout.high];
-  context.strokeRect(x, y, Math.max(layout.wide, 3), Math.max(layout.high, 3));
-  for (const [r, c] of matrix.marks ?? []) {
-    context.strokeRect(layout.left + c * layout.wide + 3, layout.top + r * layout.high + 3, layout.wide - 6, layout.high - 6);
-  }
+  context.lineWidth = 1.5;
+  const outline = (row, column, num, inset = 0) => context.strokeRect(
+    layout.left + column * layout.wide + inset, layout.top + row * layout.high + inset,
+    Math.max(num * layout.wide - 2 * inset, 3), Math.max(layout.high - 2 * inset, 3));
+  if (matrix.row !== undefined) outline(matrix.row, 0, matrix.columns, 0.5);
+  if (moved) outline(...cursor, 1, 0.5);
+  for (const [row, column] of matrix.marks ?? []) outline(row, column, 1, 3);
 }
 
 function paintLabels(context, matrix, layout, cursor, ink, quiet) {
   context.font = `${Math.max(9, Math.min(12, layout.high - 1))}px ui-monospace, monospace`;
   context.textBaseline = "middle";
-  if (layout.left && layout.high >= 8) {
+  if (layout.left && layout.high >= SMALLEST_LABEL - 2) {
     context.textAlign = "right";
     matrix.rowNames.forEach((name, row) => {
       context.fillStyle = row === cursor[0] ? ink : quiet;
@@ -163,7 +169,7 @@ function paintLabels(context, matrix, layout, cursor, ink, quiet) {
       context.fillText(shortName(name), layout.left - 6, y, layout.left - 8);
     });
   }
-  if (!layout.top || layout.wide < 8) return;
+  if (!layout.top) return;
   context.textAlign = "left";
   matrix.columnNames.forEach((name, column) => {
     context.save();
@@ -176,6 +182,5 @@ function paintLabels(context, matrix, layout, cursor, ink, quiet) {
 }
 
 function shortName(name) {
-  const text = shownToken(name);
-  return text.length > 10 ? `${text.slice(0, 9)}…` : text;
+  return name.length > 10 ? `${name.slice(0, 9)}…` : name;
 }

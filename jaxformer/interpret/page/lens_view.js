@@ -39,7 +39,7 @@ export function lensView(store) {
     const rows = values.numStates, columns = store.tokens.length;
     const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1 };
     matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
-    matrix.columnNames = store.tokens.map(store.name);
+    matrix.columnNames = store.tokens.map((id) => shownToken(store.name(id)));
     let drawn = performance.now();
     for (let position = 0; position < columns; position++) {
       for (let state = 0; state < rows; state++) {
@@ -51,7 +51,8 @@ export function lensView(store) {
     map.draw(matrix);
   }
   view.update = (what) => {
-    if (what !== "selection") work(shares());
+    if (what === "strengths") return; // the values follow
+    if (what === "values") work(shares());
     table.replaceChildren(lensTable(store, stateName));
     detail.replaceChildren(lensDetail(store, stateName));
   };
@@ -60,7 +61,7 @@ export function lensView(store) {
 
 function lensTable(store, stateName) {
   const { values, tokens, selection: { position } } = store;
-  const wide = Math.max(3, Math.min(11, Math.floor((document.body.clientWidth - 130) / 92)));
+  const wide = Math.max(2, Math.min(11, Math.floor((document.body.clientWidth - 130) / 92)));
   const first = Math.max(0, Math.min(position - (wide >> 1), tokens.length - wide));
   const places = Array.from({ length: Math.min(wide, tokens.length) }, (_, i) => first + i);
   const heads = places.map((place) =>

@@ -13,7 +13,8 @@ export function liveValues(data) {
   const model = createModel(config, data.weights);
   const size = config.num_layers * config.num_heads;
   const values = { live: true, model, run: null, baseline: null, strengths: new Float64Array(size).fill(1) };
-  const matrices = new Map();
+  const matrices = new Map(), lenses = new Map();
+  const forget = () => { matrices.clear(); lenses.clear(); };
   const about = { label: "Self-attention", queries: "tokens", keys: "tokens" };
   values.kinds = [{ ...about, numLayers: config.num_layers, numHeads: config.num_heads }];
   values.numStates = config.num_layers + 1;
@@ -25,12 +26,12 @@ export function liveValues(data) {
     const baseline = yield* forward(model, tokens, ones, old);
     const run = yield* ablated(baseline);
     Object.assign(values, { baseline, run });
-    matrices.clear();
+    forget();
   };
   /** Computes the same tokens with the current strengths of the heads. */
   values.beginAgain = function* () {
     values.run = yield* ablated(values.baseline);
-    matrices.clear();
+    forget();
   };
   function* ablated(baseline) {
     const strengths = values.strengths.slice();
@@ -52,7 +53,11 @@ export function liveValues(data) {
   values.logits = (position) => runLogits(model, values.run, position);
   values.baselineLogits = (position) => runLogits(model, values.baseline, position);
   values.distribution = (position) => sortedLogits(values.logits(position));
-  values.lens = (state, position) => topShares(stateLogits(model, values.run, state, position), 5);
+  values.lens = (state, position) => {
+    const name = `${state}/${position}`;
+    if (!lenses.has(name)) lenses.set(name, topShares(stateLogits(model, values.run, state, position), 5));
+    return lenses.get(name);
+  };
   values.vectorPositions = () => null; // all
   values.vectors = (layer, position) => {
     const dim = config.embed_dim;

@@ -20,7 +20,7 @@ async function startPage() {
     decodingView(store), headsView(store),
   ].filter(Boolean);
   const status = el("span", { class: "status", role: "status" });
-  const tabs = tabList(store, views);
+  const tabs = tabList(store, panel, views);
   document.body.append(
     pageHead(data, status),
     el("main", {}, [panel.element, tabs.element, ...views.map((view) => view.panel)]),
@@ -28,7 +28,6 @@ async function startPage() {
   store.subscribe((what) => {
     if (what === "busy") status.textContent = store.busy ? "computing…" : "";
     if (what === "values" || what === "selection") panel.update(what);
-    views.forEach((view) => (view.isStale ||= what));
     if (what === "selection" || what === "values" || what === "strengths" || what === "view") tabs.show(what);
   });
   expose(store, tabs);
@@ -63,7 +62,7 @@ function setTheme(theme) {
 }
 
 /** Returns {element, show, choose}: tabs, of which the arrow keys choose one. */
-function tabList(store, views) {
+function tabList(store, panel, views) {
   const element = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
   const tabs = { element, chosen: views[0] };
   views.forEach((view) => {
@@ -71,7 +70,6 @@ function tabList(store, views) {
     view.tab = el("button", { type: "button", role: "tab", id, text: view.title, "aria-controls": `view-${view.id}` });
     view.tab.addEventListener("click", () => tabs.choose(view));
     view.panel = el("div", { role: "tabpanel", id: `view-${view.id}`, "aria-labelledby": id, hidden: true }, [view.element]);
-    view.isStale = "values";
     element.append(view.tab);
   });
   tabs.choose = (view) => {
@@ -85,7 +83,7 @@ function tabList(store, views) {
       view.tab.tabIndex = isChosen ? 0 : -1;
       view.panel.hidden = !isChosen;
     }
-    if (tabs.chosen.id !== "attention") views[0].hide?.();
+    if (tabs.chosen.id !== "attention") panel.shade(null);
     tabs.chosen.update(what === "view" ? "values" : what);
   };
   element.addEventListener("keydown", (event) => {

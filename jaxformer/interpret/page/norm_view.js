@@ -12,6 +12,8 @@ export function normView(store) {
   const { values, data } = store;
   const hasVectors = values.vectorPositions() === null || values.vectorPositions().length > 0;
   const view = { id: "norm", title: "LayerNorm", source: hasVectors ? "model" : "lesson", scale: 1, bias: 0 };
+  view.layer = values.numStates >> 1;
+  if (view.layer >= values.numStates - 1) view.layer = 0;
   const options = [["lesson", "8 numbers of the lesson"], ["skewed", "128 skewed numbers"]];
   if (hasVectors) options.unshift(["model", "residual stream of this model"]);
   const show = () => view.update("own");
@@ -19,10 +21,9 @@ export function normView(store) {
     label: "Vector x", options, value: view.source, onChange: (value) => { view.source = value; show(); },
   });
   const layer = choice({
-    label: "Before layer", options: Array.from({ length: Math.max(1, values.numStates - 1) }, (_, i) => [i, `layer ${i}`]), value: 0,
+    label: "Before layer", options: Array.from({ length: Math.max(1, values.numStates - 1) }, (_, i) => [i, `layer ${i}`]), value: view.layer,
     onChange: (value) => { view.layer = Number(value); show(); },
   });
-  view.layer = 0;
   const format = (x) => x.toFixed(1);
   const scale = slider({
     label: "γ, the scale", min: 0, max: 4, step: 0.1, value: 1, format, onInput: (x) => { view.scale = x; show(); },
@@ -107,12 +108,15 @@ function rangeOf(vectors) {
   return [low - margin, high + margin];
 }
 
+/** Returns the width of a picture that is not scaled down on a phone. */
+const availableWidth = () => Math.max(240, document.body.clientWidth - 76);
+
 /** Returns a histogram with its mean and its standard deviation. */
 function histogram(kind, title, x, [low, high]) {
   const counts = new Array(BINS).fill(0);
   for (const value of x) counts[Math.min(BINS - 1, Math.floor(((value - low) / (high - low)) * BINS))]++;
   const most = Math.max(...counts);
-  const width = 400, height = 120, bin = width / BINS;
+  const width = Math.min(400, availableWidth()), height = 120, bin = width / BINS;
   const at = (value) => ((value - low) / (high - low)) * width;
   const bars = counts.map((count, i) =>
     svg("rect", { class: `fill-${kind}`, x: i * bin + 0.5, width: bin - 1, y: height * (1 - count / most), height: (height * count) / most }));
@@ -134,13 +138,13 @@ function histogram(kind, title, x, [low, high]) {
 
 /** Returns a chart of the standard deviation of the residual stream after each layer. */
 function spreadChart(spreads, position, normPosition) {
-  const width = 820, height = 110;
+  const width = Math.min(820, availableWidth()), height = 110;
   const most = Math.max(...spreads);
   const x = (i) => (i / Math.max(1, spreads.length - 1)) * width;
   const y = (value) => height * (1 - value / most);
   const points = spreads.map((value, i) => `${x(i)},${y(value)}`).join(" ");
   const title = `Standard deviation of this model's stream at token ${position} (norm_position "${normPosition}")`;
-  const every = Math.ceil(spreads.length / 8);
+  const every = Math.ceil((spreads.length * 110) / width);
   const labels = spreads.map((value, i) => i % every ? null : svg("text", {
     x: x(i), y: height + 18, "text-anchor": i === 0 ? "start" : i === spreads.length - 1 ? "end" : "middle",
     text: `${i === 0 ? "embedding" : `L${i - 1}`}: ${value.toFixed(2)}`,

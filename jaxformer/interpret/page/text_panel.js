@@ -36,11 +36,15 @@ export function textPanel(store) {
     drawLines(lines, from, (shaded.keys === "source" ? source : strip).items, shaded.weights);
   }
   panel.update = (what) => {
-    if (what === "values") strip.setTokens(store.tokens.map(store.name));
+    if (what === "values" && panel.tokens !== store.tokens) {
+      panel.tokens = store.tokens;
+      strip.setTokens(store.tokens.map(store.name));
+    }
     strip.select(store.selection.position);
     if (what === "values" || what === "selection") showPrediction(store, prediction);
     tools.update?.(what);
   };
+  strip.element.addEventListener("scroll", redraw);
   new ResizeObserver(redraw).observe(strips);
   return panel;
 }

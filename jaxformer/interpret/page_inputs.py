@@ -61,13 +61,13 @@ def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
 
 
 def token_name(tokenizer: Any, token: int) -> str:
-    """Returns the decoded text of a token; its name in the vocabulary if it decodes to nothing."""
+    """Returns the text of a token: its bytes if they are no text, its name if it has none."""
     if tokenizer is None or token >= tokenizer.vocab_size:
         return f"#{token}"
     text = tokenizer.decode([token])
-    if text in ("", "\ufffd"):
-        text = tokenizer.name_of(token) or f"#{token}"
-    return visible(text)
+    if "\ufffd" in text and hasattr(tokenizer, "token_bytes"):
+        text = "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(token))
+    return visible(text or tokenizer.name_of(token) or f"#{token}")
 
 
 def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.functional.scores import alibi_slopes, relative_buckets
 from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
-from jaxformer.models.config import DecoderConfig
+from jaxformer.models.config import DecoderConfig, kind_of
 
 MOST_PARAMETERS = 5_000_000
 MOST_EXACT = 1_500_000  # up to this number float16 is stored: about 2.7 bytes of text each
@@ -24,7 +24,7 @@ def live_reason(model: Any, variables: Any) -> str | None:
     """Returns why the page cannot compute this model itself; None if it can."""
     config = model.config
     if not isinstance(config, DecoderConfig):
-        return f"the page computes decoders only, and this is a {type(model).__name__}"
+        return f"the page computes decoders only, and this model is of kind {kind_of(config)}"
     leaves = jax.tree.leaves(variables["params"])
     size = sum(leaf.size for leaf in leaves)
     if size > MOST_PARAMETERS:

@@ -6,7 +6,10 @@ const ARRAY_TYPES = {
 
 /** Returns `value` with every packed array replaced by {shape, data}, at any depth. */
 export async function unpackAll(value) {
-  if (Array.isArray(value) || value === null || typeof value !== "object") return value;
+  if (value === null || typeof value !== "object") return value;
+  if (Array.isArray(value)) {
+    return typeof value[0] === "object" ? Promise.all(value.map(unpackAll)) : value;
+  }
   if (typeof value.data === "string" && value.type in ARRAY_TYPES) return unpackArray(value);
   const names = Object.keys(value);
   const parts = await Promise.all(names.map((name) => unpackAll(value[name])));

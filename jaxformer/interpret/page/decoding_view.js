@@ -58,8 +58,9 @@ export function decodingView(store) {
     cache.replaceChildren(cachePicture(data.config, read));
     const kept = tokens.filter((token) => token.kept).length;
     const size = data.config.vocab_size;
-    const whole = kept === tokens.length && tokens.length < size ? `more than ${kept}` : kept.toLocaleString("en");
-    facts.textContent = `${whole} of ${size.toLocaleString("en")} tokens can be sampled. Entropy ${entropyOf(tokens).toFixed(2)} bits.`;
+    const whole = kept === tokens.length && tokens.length < size ? `More than ${kept}` : kept.toLocaleString("en");
+    const entropy = `${tokens.length < size ? "at least " : ""}${entropyOf(tokens).toFixed(2)} bits`;
+    facts.textContent = `${whole} of ${size.toLocaleString("en")} tokens can be sampled. Entropy: ${entropy}.`;
     bars.replaceChildren(barList(tokens.slice(0, NUM_BARS).map(({ id, share, kept: isKept }) =>
       ({ text: store.name(id), share, quiet: !isKept, shown: isKept ? percent(share) : "dropped" })), "The most probable next tokens"));
     if (values.live) {

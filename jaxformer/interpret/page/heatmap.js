@@ -1,10 +1,11 @@
 // A heat map on a canvas, with labels, a pointer and a keyboard cursor.
 
-import { el } from "./dom.js";
+import { el, percent } from "./dom.js";
 
 const SMALLEST_LABEL = 9; // pixels of a row or a column with a label
 const LABEL_SPACE = 78;
 const LARGEST_CELL = 44;
+const LARGE_MATRIX = 64 * 64; // cells
 
 /**
  * Returns {element, draw, moveTo}.
@@ -12,20 +13,26 @@ const LARGEST_CELL = 44;
  * `describe(row, column, value)` is the text of a cell, shown below and read by a screen reader.
  * `pick(row, column)` is called on a click and on Enter. `height` is the largest height in pixels.
  * A matrix is {rows, columns, values} with optional rowNames, columnNames, marks [[row, column]], a
- * highlighted row, and `largest`, the value with the full colour.
+ * highlighted row, `largest`, the value with the full colour, and `isGrowing` if its values change.
  */
 export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
   const readout = el("p", { class: "readout", role: "status", text: "\u00a0" });
-  const element = el("div", { class: "heat-box" }, [canvas, readout]);
-  const map = { matrix: null, cursor: [0, 0], moved: false, picture: null, layout: null };
+  const legend = el("p", { class: "note legend" });
+  const element = el("div", { class: "heat-box" }, [canvas, legend, readout]);
+  const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null };
 
-  function draw(matrix) {
+  function draw(matrix, isNew = matrix.isGrowing || map.matrix?.values !== matrix.values) {
     map.matrix = matrix;
+    if (isNew) {
+      map.pictures.clear();
+      map.largest = matrix.largest ?? fullColour(matrix);
+      const isCut = map.largest < matrix.values.reduce((a, b) => Math.max(a, b), 0);
+      legend.textContent = isCut ? `Full colour from ${percent(map.largest)} on.` : "";
+    }
     map.cursor = [Math.min(map.cursor[0], matrix.rows - 1), Math.min(map.cursor[1], matrix.columns - 1)];
-    map.picture = picture(matrix);
     paint();
   }
   function paint() {
@@ -56,7 +63,7 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(...map.cursor); }
   });
   new ResizeObserver(paint).observe(element);
-  document.addEventListener("themechange", () => { if (map.matrix) draw(map.matrix); });
+  document.addEventListener("themechange", () => { if (map.matrix) draw(map.matrix, true); });
   return { element, canvas, draw, moveTo };
 }
 
@@ -100,11 +107,38 @@ export function themeColours() {
   };
 }
 
-/** Draws a matrix with one pixel for each cell. Values are relative to the largest magnitude. */
-function picture({ rows, columns, values, largest = 0 }) {
+/**
+ * Returns the value with the full colour: the largest magnitude or, for a large matrix, the value
+ * that 1% of the cells exceed. Otherwise one large weight would hide all others.
+ */
+function fullColour({ values }) {
+  if (values.length <= LARGE_MATRIX) return values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+  const sample = [];
+  for (let i = 0; i < values.length; i += 37) if (values[i] > 0) sample.push(values[i]);
+  sample.sort((a, b) => a - b);
+  return sample[Math.floor(0.99 * sample.length)] ?? 1;
+}
+
+/** Returns the matrix with at most so many rows and columns; a cell is the largest of its cells. */
+function pooled(matrix, height, width) {
+  const { rows, columns, values } = matrix;
+  if (rows <= height && columns <= width) return matrix;
+  const [high, wide] = [Math.min(rows, height), Math.min(columns, width)];
+  const out = new Float32Array(high * wide);
+  for (let row = 0; row < rows; row++) {
+    const at = Math.floor((row * high) / rows) * wide;
+    for (let column = 0; column < columns; column++) {
+      const to = at + Math.floor((column * wide) / columns);
+      const value = values[row * columns + column];
+      if (value > out[to]) out[to] = value;
+    }
+  }
+  return { rows: high, columns: wide, values: out };
+}
+
+/** Draws a matrix with one pixel for each cell. The value `most` has the full colour. */
+function picture({ rows, columns, values }, most) {
   const { low, high, negative } = themeColours();
-  let most = largest;
-  if (!most) for (const value of values) most = Math.max(most, Math.abs(value));
   const image = new ImageData(columns, rows);
   for (let i = 0; i < values.length; i++) {
     const share = Math.sqrt(Math.min(1, Math.abs(values[i]) / (most || 1)));
@@ -118,24 +152,16 @@ function picture({ rows, columns, values, largest = 0 }) {
 }
 
 /** Draws a small picture of a matrix, in which each pixel has the largest of its cells. */
-export function thumbnail(canvas, { rows, columns, values }, size = 44) {
-  const height = Math.min(rows, size), width = Math.min(columns, size);
-  const pooled = new Float32Array(height * width);
-  for (let row = 0; row < rows; row++) {
-    const at = Math.floor((row * height) / rows) * width;
-    for (let column = 0; column < columns; column++) {
-      const to = at + Math.floor((column * width) / columns);
-      const value = values[row * columns + column];
-      if (value > pooled[to]) pooled[to] = value;
-    }
-  }
+export function thumbnail(canvas, matrix, size = 44) {
+  const small = pooled(matrix, size, size);
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
-  context.drawImage(picture({ rows: height, columns: width, values: pooled }), 0, 0, size, size);
+  context.drawImage(picture(small, fullColour(small)), 0, 0, size, size);
 }
 
-function paintAll(canvas, { matrix, cursor, moved, picture: cells, layout }) {
+function paintAll(canvas, map) {
+  const { matrix, cursor, moved, layout } = map;
   const scale = window.devicePixelRatio || 1;
   canvas.width = Math.round(layout.width * scale);
   canvas.height = Math.round(layout.height * scale);
@@ -144,8 +170,8 @@ function paintAll(canvas, { matrix, cursor, moved, picture: cells, layout }) {
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   const { ink, quiet, mark } = themeColours();
-  // Cells smaller than a pixel are averaged; larger ones keep sharp edges.
-  context.imageSmoothingEnabled = layout.wide < 1;
+  const cells = cellPicture(map, scale);
+  context.imageSmoothingEnabled = false;
   context.drawImage(cells, layout.left, layout.top, layout.wide * matrix.columns, layout.high * matrix.rows);
   paintLabels(context, matrix, layout, cursor, ink, quiet);
   context.strokeStyle = mark;
@@ -156,6 +182,15 @@ function paintAll(canvas, { matrix, cursor, moved, picture: cells, layout }) {
   if (matrix.row !== undefined) outline(matrix.row, 0, matrix.columns, 0.5);
   if (moved) outline(...cursor, 1, 0.5);
   for (const [row, column] of matrix.marks ?? []) outline(row, column, 1, 3);
+}
+
+/** Returns the picture of the cells, pooled if they are smaller than a pixel of the screen. */
+function cellPicture({ matrix, layout, pictures, largest }, scale) {
+  const size = (cell, num) => Math.max(1, Math.floor(cell * num * scale));
+  const small = pooled(matrix, size(layout.high, matrix.rows), size(layout.wide, matrix.columns));
+  const name = `${small.rows}x${small.columns}`;
+  if (!pictures.has(name)) pictures.set(name, picture(small, largest || 1));
+  return pictures.get(name);
 }
 
 function paintLabels(context, matrix, layout, cursor, ink, quiet) {

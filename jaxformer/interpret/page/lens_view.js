@@ -37,7 +37,7 @@ export function lensView(store) {
 
   function* shares() {
     const rows = values.numStates, columns = store.tokens.length;
-    const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1 };
+    const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1, isGrowing: true };
     matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
     matrix.columnNames = store.tokens.map((id) => shownToken(store.name(id)));
     let drawn = performance.now();

@@ -64,7 +64,7 @@ function setTheme(theme) {
 /** Returns {element, show, choose}: tabs, of which the arrow keys choose one. */
 function tabList(store, panel, views) {
   const element = el("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
-  const tabs = { element, chosen: views[0] };
+  const tabs = { element, views, chosen: views[0] };
   views.forEach((view) => {
     const id = `tab-${view.id}`;
     view.tab = el("button", { type: "button", role: "tab", id, text: view.title, "aria-controls": `view-${view.id}` });

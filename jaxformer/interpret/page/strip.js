@@ -24,6 +24,7 @@ export function tokenStrip({ label, onSelect }) {
     strip.selected = position;
     strip.items[position]?.setAttribute("aria-selected", "true");
     element.setAttribute("aria-activedescendant", strip.items[position]?.id ?? "");
+    scrollListTo(element, strip.items[position]);
   };
   /** Colours the tokens by weights; null removes the colours. */
   strip.shade = (weights) => {
@@ -43,9 +44,16 @@ export function tokenStrip({ label, onSelect }) {
     if (!(to >= 0 && to <= last)) return;
     event.preventDefault();
     onSelect(to);
-    strip.items[to].scrollIntoView?.({ block: "nearest" });
   });
   return strip;
+}
+
+/** Scrolls the list, and not the page, so that an item is visible. */
+function scrollListTo(list, item) {
+  if (!item) return;
+  const top = item.offsetTop - list.offsetTop, bottom = top + item.offsetHeight;
+  if (top - 24 < list.scrollTop) list.scrollTop = top - 24;
+  else if (bottom + 6 > list.scrollTop + list.clientHeight) list.scrollTop = bottom + 6 - list.clientHeight;
 }
 
 /** Draws lines from the query's token to the tokens with the largest weights. */

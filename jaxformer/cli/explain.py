@@ -1,4 +1,4 @@
-"""`jaxformer explain RUN TEXT -o page.html`: writes a page that shows how a model reads a text."""
+"""`jaxformer explain RUN TEXT -o page.html`: writes a page about a model and a text."""
 
 from dataclasses import dataclass
 from itertools import chain, count
@@ -14,7 +14,7 @@ from jaxformer.terminal import say
 
 @dataclass(frozen=True)
 class ExplainArguments(RunArguments):
-    """Write one HTML file that shows what a model computes for a text.
+    """Write an interactive page about a model and a text, as one HTML file.
 
     It shows attention, predictions after each layer, norms, dependencies and decoding. The file
     needs no network. The page of a small decoder holds the weights and computes the model itself,

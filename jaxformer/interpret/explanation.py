@@ -1,4 +1,4 @@
-"""A page that shows what a model computes for a text: one HTML file without a network.
+"""Interactive page about a model and a text: one HTML file that needs no network.
 
     page = explain(model, variables, "def f(x):", tokenizer)
     page.write("page.html")
@@ -136,7 +136,7 @@ def explain(
         "attribution": _plain(attribution, _ATTRIBUTION),
     }
     data |= {name: x for name, x in optional.items() if x is not None}
-    document = page_html(data, f"{data['title']}: what the model computes")
+    document = page_html(data, f"{data['title']}: attention, layers and decoding")
     return Page(document, data["mode"], reason, len(inputs.tokens))
 
 

@@ -1,4 +1,4 @@
-"""Data of the page: what a model computed for a text, and its dependency matrix."""
+"""Data of the page: the values that JAX computes for a text, and the dependency matrix."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxformer.verify.dependency import dependency_matrix
 NUM_SHOWN = 5  # predictions after each layer
 NUM_LOGITS = 256  # logits of each position
 MOST_POSITIONS = 12  # positions whose vectors are stored
-MOST_WEIGHTS = 24_000_000  # attention weights; beyond that only the mean over the heads is stored
+MOST_WEIGHTS = 8_000_000  # attention weights; beyond that only the mean over the heads is stored
 DEPENDENCY_LENGTH = 16
 
 _ATTENTION = {
@@ -82,7 +82,7 @@ def _attention(
 
 
 def _largest_logits(logits: Float[np.ndarray, "length vocab"]) -> dict[str, Any]:
-    """Returns the largest logits of each position, and the log of the mass of all of them."""
+    """Returns the largest logits of each position, and the log-sum-exp of all logits."""
     num = min(NUM_LOGITS, logits.shape[-1])
     ids = _largest(logits, num)
     return {

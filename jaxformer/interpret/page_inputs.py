@@ -12,7 +12,7 @@ MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
 
 
 class PageInputs(NamedTuple):
-    """What the model reads on the page.
+    """Token ids that the model reads.
 
     Attributes:
         tokens: The ids of the text; for a model that reads a source, those of the target.

@@ -14,6 +14,15 @@ from jaxformer.models.config import DecoderConfig, kind_of
 MOST_PARAMETERS = 5_000_000
 MOST_EXACT = 1_500_000  # up to this number float16 is stored: about 2.7 bytes of text each
 
+# The values that `page/model.js` implements. A page of another value shows captured data.
+_KNOWN = {
+    "activation": "relu gelu gelu_tanh silu squared_relu swiglu geglu geglu_tanh",
+    "norm": "layer rms rms_one_plus none",
+    "norm_position": "pre post output both",
+    "parallel": "no two_norms one_norm",
+    "positions": "learned sinusoidal sinusoidal_halves rotary relative alibi none",
+    "query_key_norm": "none head all",
+}
 _FIELDS = """vocab_size max_length num_layers embed_dim num_heads num_kv_heads head_dim activation
     output_activation norm norm_position parallel norm_epsilon embedding_norm residual positions
     position_offset query_key_norm attention_scale attention_cap output_scale logits_cap
@@ -29,6 +38,9 @@ def live_reason(model: Any, variables: Any) -> str | None:
     size = sum(leaf.size for leaf in leaves)
     if size > MOST_PARAMETERS:
         return f"the model has {size:,} parameters, and a page holds at most {MOST_PARAMETERS:,}"
+    for name, known in _KNOWN.items():
+        if getattr(config, name) not in known.split():
+            return f"the page does not implement {name} {getattr(config, name)!r}"
     if model.mask is not None:
         return "the model has its own mask, which is Python code"
     if config.dtype != "float32":

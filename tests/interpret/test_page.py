@@ -1,12 +1,16 @@
 """The page as a file: its policy, its data, its size, and the errors before it is computed."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html import unescape
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -53,7 +57,7 @@ def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page(page):
 
 
 def test_a_module_is_joined_after_the_modules_that_it_imports():
-    """The joined modules share one scope: their names differ, and no import or export is left."""
+    """The joined modules share one scope, so names must differ and no import may remain."""
     script = page_file.joined_script()
     assert not re.search(r"^\s*(?:import|export)\b", script, re.MULTILINE)
     modules = re.findall(r"^// ([\w-]+\.js)$", script, re.MULTILINE)
@@ -147,6 +151,29 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     np.testing.assert_array_equal(lens[-1, :, 0], logits.argmax(axis=-1))
 
 
+def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
+    """A new field or value must be implemented in page/model.js, or refused by `live_reason`."""
+    derived = """num_kv_heads mlp_dim relative_buckets relative_distance rotary_base rotary_scaling
+        rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
+        feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
+    fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
+    assert fields == {*page_weights._FIELDS, *derived}
+    hints = get_type_hints(jf.DecoderConfig)
+    for name, known in page_weights._KNOWN.items():
+        values = {
+            value for hint in (hints[name], *get_args(hints[name])) for value in get_args(hint)
+        }
+        values |= {value for value in get_args(hints[name]) if isinstance(value, str)}
+        assert {value for value in values if isinstance(value, str)} == set(known.split())
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_an_unknown_option_is_refused(monkeypatch):
+    monkeypatch.setitem(page_weights._KNOWN, "norm", "rms")
+    page = explain(*model_of(), [1, 2, 3])
+    assert page.mode == "captured" and "does not implement norm 'layer'" in page.reason
+
+
 @pytest.mark.usefixtures("no_matrix")
 @pytest.mark.parametrize(
     ("kind", "labels"),
@@ -236,9 +263,13 @@ def test_an_installed_package_has_the_files_of_the_page(tmp_path):
     """A wheel holds the modules, the style sheet and the template."""
     from zipfile import ZipFile
 
+    project = Path(str(page_file.files("jaxformer"))).parent
+    copy = tmp_path / "copy"  # building writes into the folder
+    shutil.copytree(project / "jaxformer", copy / "jaxformer")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(project / name, copy / name)
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-q", "-w", str(tmp_path)]
-    project = page_file.files("jaxformer") / ".."
-    built = subprocess.run(command, cwd=str(project), capture_output=True, text=True)
+    built = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     if built.returncode:
         pytest.skip(f"no wheel can be built here: {built.stderr.splitlines()[-1]}")
     (wheel,) = tmp_path.glob("*.whl")

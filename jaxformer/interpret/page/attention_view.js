@@ -2,7 +2,7 @@
 
 import { button, card, choice, el, note, percent, rovingKeys, shownToken, slider } from "./dom.js";
 import { heatmap, thumbnail } from "./heatmap.js";
-import { createWorker } from "./store.js";
+import { createWorker, firstHead } from "./store.js";
 
 export function attentionView(store, panel) {
   const { values } = store;
@@ -24,7 +24,8 @@ export function attentionView(store, panel) {
   });
   const kindChoice = choice({
     label: "Kind", options: values.kinds.map(({ label }, i) => [i, label]), value: 0,
-    onChange: (value) => store.select({ kind: Number(value), layer: 0, head: 0 }),
+    onChange: (value) =>
+      store.select({ kind: Number(value), layer: 0, head: firstHead(values.kinds[value]) }),
   });
   const overview = headOverview(store);
   const title = el("h2", { class: "heat-title" });

@@ -141,7 +141,7 @@ function picture({ rows, columns, values }, most) {
   const { low, high, negative } = themeColours();
   const image = new ImageData(columns, rows);
   for (let i = 0; i < values.length; i++) {
-    const share = Math.sqrt(Math.min(1, Math.abs(values[i]) / (most || 1)));
+    const share = Math.min(1, Math.abs(values[i]) / (most || 1)) ** 0.7; // small values stay visible
     const end = values[i] < 0 ? negative : high;
     for (let c = 0; c < 3; c++) image.data[4 * i + c] = low[c] + (end[c] - low[c]) * share;
     image.data[4 * i + 3] = 255;

@@ -8,7 +8,7 @@ const SLICE = 10; // milliseconds of computing between two chances to draw
 export function createStore(data) {
   const values = data.mode === "live" ? liveValues(data) : capturedValues(data);
   const store = { data, values, tokens: data.tokens, source: data.source, busy: false };
-  store.selection = { position: data.tokens.length - 1, layer: 0, head: 0, kind: 0 };
+  store.selection = { position: data.tokens.length - 1, layer: 0, head: firstHead(values.kinds[0]), kind: 0 };
   store.name = (id) => data.names[id] ?? `#${id}`;
   const listeners = [];
   let job = 0;
@@ -64,6 +64,9 @@ export function createStore(data) {
   };
   return store;
 }
+
+/** Returns the head to show first; for a large model only the mean of the heads is stored. */
+export const firstHead = (kind) => (kind?.onlyMean ? "mean" : 0);
 
 /** Returns the number of first tokens, at most `most`, that two texts share. */
 function commonLength(a, b, most) {

@@ -18,6 +18,7 @@ VERBS = {
     "fill": "predict the masked tokens of a text with a trained encoder",
     "evaluate": "score a model on files: loss, bits per byte, BLEU",
     "compare": "compare runs: settings, results and a picture of the losses",
+    "explain": "write an interactive HTML page about a model and a text",
     "import": "convert a checkpoint from Hugging Face format to jaxformer's format",
     "export": "write a model in the format of transformers, PEFT or llama.cpp",
     "doctor": "show this machine's setup, or what a model needs on another machine",

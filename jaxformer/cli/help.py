@@ -91,7 +91,7 @@ def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
         names, placeholder = [f"--{name}", *[f"--no-{name}"] * is_pair], ""
     else:
         short = [alias for x in marks for alias in getattr(x, "aliases", None) or ()]
-        names, placeholder = [f"--{name}", *short], word or _placeholder(bare)
+        names, placeholder = [*short, f"--{name}"], word or _placeholder(bare)
     default = None if value is MISSING else words_of(value)
     return Flag(tuple(names), placeholder, text, default, kind)
 

@@ -1,0 +1,71 @@
+"""`jaxformer explain RUN TEXT -o page.html`: writes a page about a model and a text."""
+
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.terminal import say
+
+
+@dataclass(frozen=True)
+class ExplainArguments(RunArguments):
+    """Write an interactive page about a model and a text, as one HTML file.
+
+    It shows attention, predictions after each layer, norms, dependencies and decoding. The file
+    needs no network. The page of a small decoder holds the weights and computes the model itself,
+    so that tokens can be edited and heads switched off.
+    """
+
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    """text to show; for models that translate, the source"""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    """the .html file to write, which replaces one of this name; None: page.html, or page-2.html, …
+    if that exists"""
+    target: str | None = None
+    """for models that translate, the text of the decoder; None: the model's own translation"""
+
+    def __post_init__(self):
+        """Checks the fields."""
+        if not self.text:
+            raise ValueError("text is empty; give at least one character")
+        if self.out is not None and (self.out.suffix != ".html" or not self.out.parent.is_dir()):
+            raise ValueError(f"out is {self.out}; it must be a .html file in an existing folder")
+
+
+def main(argv: list[str]) -> int:
+    """Loads the model, computes the page and writes it."""
+    arguments = parse(ExplainArguments, "explain", argv)
+    with load_model(arguments) as checkpoint:
+        page = _page(checkpoint, arguments)
+    path = page.write(arguments.out or _free(Path("page.html")))
+    say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
+    if page.reason is None:
+        say("live: the page holds the weights and computes the model")
+    else:
+        say(f"captured: the page shows values that JAX computed, because {page.reason}")
+    return 0
+
+
+def _page(checkpoint, arguments: ExplainArguments):
+    from jaxformer.interpret import explain
+
+    model, variables, tokenizer = checkpoint
+    if tokenizer is None:
+        raise ValueError(
+            f"{arguments.run} has no tokenizer; the Python function jaxformer.interpret.explain "
+            "takes ids"
+        )
+    title = Path(arguments.run).name or arguments.run
+    options = {"target": arguments.target, "title": title}
+    return explain(model, variables, arguments.text, tokenizer, **options)
+
+
+def _free(path: Path) -> Path:
+    """Returns the first of page.html, page-2.html, … that does not exist yet."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(x for x in chain([path], others) if not x.exists())

@@ -1,0 +1,212 @@
+"""Interactive page about a model and a text: one HTML file that needs no network.
+
+    page = explain(model, variables, "def f(x):", tokenizer)
+    page.write("page.html")
+
+A page of a small decoder holds the weights, and its JavaScript computes the model: editing a token
+or switching off a head gives new logits. A page of any other model holds the values that JAX
+computed.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.artifacts.files import write_whole
+from jaxformer.interpret.page_arrays import pack
+from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
+from jaxformer.interpret.page_file import page_html
+from jaxformer.interpret.page_inputs import PageInputs, page_inputs, token_names
+from jaxformer.interpret.page_weights import (
+    live_reason,
+    named_weights,
+    packed_weights,
+    page_config,
+    rounded,
+)
+from jaxformer.models.config import kind_of
+
+FORMAT = 1
+_ATLAS = ("scores", "effects", "errors")
+_ATTRIBUTION = ("heads", "feedforward", "embedding", "target")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A self-contained HTML page.
+
+    Attributes:
+        html: The complete document.
+        mode: "live" if the page computes the model, "captured" if it shows stored values.
+        reason: Why the mode is not "live"; None if it is.
+        num_tokens: The number of tokens of the text.
+    """
+
+    html: str
+    mode: str
+    reason: str | None
+    num_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the file."""
+        return len(self.html.encode())
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the page to a file, which replaces one of the same name, and returns its path."""
+        write_whole(Path(path), self.html)
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a sandboxed frame, for Jupyter.
+
+        Several pages in one notebook are separate documents, so their names do not clash.
+        """
+        return (
+            '<iframe sandbox="allow-scripts" title="jaxformer page" width="100%" height="820" '
+            f'style="border:0" srcdoc="{html.escape(self.html)}"></iframe>'
+        )
+
+
+def explain(
+    model: Any,
+    variables: Mapping[str, Any],
+    text: str | Sequence[int],
+    tokenizer: Any = None,
+    *,
+    target: str | Sequence[int] | None = None,
+    title: str = "",
+    atlas: Any = None,
+    attribution: Any = None,
+) -> Page:
+    """Computes the page of a text.
+
+    Args:
+        model: A model of any kind.
+        variables: Its variables, {"params": …}.
+        text: The text, or its token ids with their opening. For a model that reads a source, this
+            is the source.
+        tokenizer: The tokenizer; None: `text` must be ids, and the page shows ids.
+        target: The decoder's text, for a model that reads a source. None: the model's own greedy
+            translation.
+        title: The name of the model on the page; None: its kind.
+        atlas: Scores of the heads: a mapping, or a value with attributes, with "scores" {name:
+            [layers][heads]} and optional "effects" and "errors" [layers][heads].
+        attribution: Direct attribution of a logit: "heads" [layers][heads], "feedforward" [layers],
+            "embedding" and "target" (the name of the token). None: the page computes it if it can.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: A text is empty, too long or without a tokenizer, or the variables do not fit
+            the model.
+    """
+    if "params" not in variables:
+        raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
+    inputs = page_inputs(model, variables, text, tokenizer, target)
+    model.check(variables)
+    reason = live_reason(model, variables)
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "mode": "captured" if reason else "live",
+        "reason": reason,
+        "title": title or type(model).__name__,
+        "kind": kind_of(model.config),
+        "facts": _facts(model, variables),
+        "tokens": inputs.tokens,
+        "source": inputs.source,
+        "dependency": dependency_data(model, variables, inputs),
+    }
+    if reason:
+        data["config"] = _sizes(model.config)
+        data["captured"] = captured_data(model, variables, inputs)
+    else:
+        data |= _live(model, variables["params"], inputs)
+    data["names"] = _names(data, tokenizer, model.config.vocab_size)
+    norms = _norms(variables["params"]) if reason else None
+    optional = {
+        "norms": norms,
+        "atlas": _plain(atlas, _ATLAS),
+        "attribution": _plain(attribution, _ATTRIBUTION),
+    }
+    data |= {name: x for name, x in optional.items() if x is not None}
+    document = page_html(data, f"{data['title']}: attention, layers and decoding")
+    return Page(document, data["mode"], reason, len(inputs.tokens))
+
+
+def _live(model: Any, params: Any, inputs: PageInputs) -> dict[str, Any]:
+    """Returns the weights and the config, and JAX's logits for a comparison on the page."""
+    expected = final_logits(model, rounded(params), inputs)
+    return {
+        "config": page_config(model.config, params),
+        "weights": packed_weights(params),
+        "expected": pack(expected, "float32"),
+    }
+
+
+def _facts(model: Any, variables: Any) -> list[list[str]]:
+    """Returns labelled figures for the head of the page."""
+    config = model.config
+    size = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    found = [["kind", kind_of(config)], ["parameters", f"{size:,}"]]
+    fields = {"num_layers": "layers", "num_heads": "heads", "embed_dim": "width"}
+    fields |= {"vocab_size": "vocabulary"}
+    found += [
+        [x, f"{getattr(config, name):,}"] for name, x in fields.items() if hasattr(config, name)
+    ]
+    return found
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """Returns the fields of a config that the views of captured values read."""
+    names = """vocab_size max_length num_layers num_heads num_kv_heads head_dim embed_dim norm
+        norm_position norm_epsilon bidirectional"""
+    return {name: getattr(config, name) for name in names.split() if hasattr(config, name)}
+
+
+def _norms(params: Any) -> dict[str, Any] | None:
+    """Returns γ and β of the norm before or after the attention of each layer."""
+    names = {"scale": "blocks/attention_norm/scale", "bias": "blocks/attention_norm/bias"}
+    found = named_weights({"blocks": params["blocks"]}) if "blocks" in params else {}
+    vectors = {
+        short: pack(found[name], "float32") for short, name in names.items() if name in found
+    }
+    return vectors or None
+
+
+def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:
+    """Returns the texts of tokens: of all ids if the page is live, otherwise of those shown."""
+    from jaxformer.interpret.page_arrays import unpack
+
+    if data["mode"] == "live":
+        return token_names(tokenizer, range(vocab_size))
+    shown = {*data["tokens"], *(data["source"] or ())}
+    for part in ("logits", "lens"):
+        if part in data["captured"]:
+            shown |= set(np.unique(unpack(data["captured"][part]["ids"])).tolist())
+    ids = sorted(shown)
+    return dict(zip(map(str, ids), token_names(tokenizer, ids), strict=True))
+
+
+def _plain(value: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the named parts of a mapping or of an object's attributes as lists and numbers."""
+    if value is None:
+        return None
+    found = {}
+    for name in names:
+        part = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if part is not None:
+            found[name] = _listed(part)
+    return found
+
+
+def _listed(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {str(name): _listed(x) for name, x in part.items()}
+    return part if isinstance(part, str) else np.asarray(part, np.float64).tolist()

@@ -1,0 +1,100 @@
+// Decoding step by step: the cache, and the distribution of the next token.
+
+import { barList, button, card, el, note, percent, shownToken, slider, svg } from "./dom.js";
+import { drawToken, nextTokens } from "./sampling.js";
+
+const NUM_BARS = 12;
+
+export function decodingView(store) {
+  const { values, data } = store;
+  const view = { id: "decoding", title: "Decoding", temperature: 1, topP: 1 };
+  if (data.config.bidirectional) {
+    const reason = "An encoder reads the whole text at once. It has no cache and generates no text.";
+    view.element = el("div", {}, [card("Decoding", [note(reason)])]);
+    view.update = () => {};
+    return view;
+  }
+  const show = () => view.update("own");
+  const temperature = slider({
+    label: "Temperature", min: 0, max: 2, step: 0.05, value: 1,
+    format: (x) => (x === 0 ? "0 (greedy)" : x.toFixed(2)), onInput: (x) => { view.temperature = x; show(); },
+  });
+  const topP = slider({
+    label: "Top-p", min: 0.05, max: 1, step: 0.01, value: 1, format: (x) => x.toFixed(2), onInput: (x) => { view.topP = x; show(); },
+  });
+  const tokensOf = () => nextTokens(values.distribution(view.position()), view.temperature, view.topP);
+  const reads = store.tokens.length;
+  view.read = reads; // the number of tokens in the cache, for captured values
+  view.position = () => (values.live ? store.tokens.length : view.read) - 1;
+  const append = (id) => store.setTokens([...store.tokens, id], store.tokens.length, store.tokens.length);
+  const buttons = values.live
+    ? [
+        button("Append the best token", () => append(tokensOf()[0].id)),
+        button("Sample a token", () => append(drawToken(tokensOf(), Math.random()))),
+        button("Remove the last token", () => store.setTokens(store.tokens.slice(0, -1), store.tokens.length - 1, store.tokens.length - 2)),
+      ]
+    : [
+        button("Previous step", () => { view.read = Math.max(1, view.read - 1); show(); }),
+        button("Next step", () => { view.read = Math.min(reads, view.read + 1); show(); }),
+      ];
+  const text = el("p", { class: "decoded token" });
+  const cache = el("div", {});
+  const bars = el("div", {});
+  const facts = el("p", { class: "note", "aria-live": "polite" });
+  const stepNote = note(values.live
+    ? "Each step reads one token: it adds one key and one value to each layer's cache and gives the next distribution."
+    : "This page holds captured values, so the steps follow the text.");
+  view.element = el("div", { class: "columns narrow" }, [
+    card("Step", [text, el("div", { class: "buttons" }, buttons), stepNote, el("h3", { text: "Cache" }), cache]),
+    card("Next token", [temperature.element, topP.element, facts, bars]),
+  ]);
+
+  view.update = (what) => {
+    if (what === "strengths" || what === "busy") return;
+    const read = view.position() + 1;
+    const tokens = tokensOf();
+    const shown = store.tokens.slice(Math.max(0, read - 40), read).map((id) => shownToken(store.name(id)));
+    text.textContent = `${read > 40 ? "… " : ""}${shown.join(" ")}`;
+    cache.replaceChildren(cachePicture(data.config, read));
+    const kept = tokens.filter((token) => token.kept).length;
+    const size = data.config.vocab_size;
+    const whole = kept === tokens.length && tokens.length < size ? `More than ${kept}` : kept.toLocaleString("en");
+    const entropy = `${tokens.length < size ? "at least " : ""}${entropyOf(tokens).toFixed(2)} bits`;
+    facts.textContent = `${whole} of ${size.toLocaleString("en")} tokens can be sampled. Entropy: ${entropy}.`;
+    bars.replaceChildren(barList(tokens.slice(0, NUM_BARS).map(({ id, share, kept: isKept }) =>
+      ({ text: store.name(id), share, quiet: !isKept, shown: isKept ? percent(share) : "dropped" })), "The most probable next tokens"));
+    if (values.live) {
+      const isFull = store.tokens.length >= data.config.max_length;
+      buttons[0].disabled = buttons[1].disabled = isFull;
+      buttons[2].disabled = store.tokens.length < 2;
+    } else {
+      buttons[0].disabled = view.read <= 1;
+      buttons[1].disabled = view.read >= reads;
+    }
+  };
+  return view;
+}
+
+function entropyOf(tokens) {
+  return tokens.reduce((sum, { share }) => (share > 0 ? sum - share * Math.log2(share) : sum), 0);
+}
+
+/** Returns a picture of the cache: a row for each layer, a cell for each slot. */
+function cachePicture(config, read) {
+  const layers = config.num_layers;
+  if (!config.num_kv_heads) return note(`A model of this kind keeps one state of fixed size for each of its ${layers} layers.`);
+  const slots = config.max_length, width = 300, high = Math.min(14, 150 / layers);
+  const filled = (read / slots) * width;
+  const rows = Array.from({ length: layers }, (_, layer) => [
+    svg("rect", { class: "slots", x: 30, width, y: layer * (high + 4), height: high, rx: 2 }),
+    svg("rect", { class: "fill-after", x: 30, width: filled, y: layer * (high + 4), height: high, rx: 2 }),
+    svg("text", { x: 0, y: layer * (high + 4) + high - 2, text: `L${layer}` }),
+  ]).flat();
+  const numbers = 2 * config.num_kv_heads * config.head_dim * layers;
+  const label = `${read} of ${slots} slots filled. Each slot holds ${numbers.toLocaleString("en")} numbers: a key and a value of ` +
+    `${config.num_kv_heads} heads in ${layers} layers.`;
+  return el("div", {}, [
+    svg("svg", { class: "cache", viewBox: `0 -2 ${width + 36} ${layers * (high + 4) + 4}`, role: "img", "aria-label": label }, rows),
+    note(label),
+  ]);
+}

@@ -1,0 +1,99 @@
+// The residual stream through the layers: what the model would predict after each of them.
+
+import { card, el, note, percent, shownToken } from "./dom.js";
+import { heatmap } from "./heatmap.js";
+import { createWorker } from "./store.js";
+
+const ABOUT = "If the remaining layers were skipped: the final norm and the head read the residual stream after each layer.";
+
+export function lensView(store) {
+  const { values, data } = store;
+  const view = { id: "lens", title: "Layers" };
+  if (!values.numStates) {
+    const reason = `A model of kind "${data.kind}" has no residual stream of blocks.`;
+    view.element = el("div", {}, [card("Predictions after each layer", [note(reason)])]);
+    view.update = () => {};
+    return view;
+  }
+  const stateName = (state) => (state === 0 ? "embedding" : `layer ${state - 1}`);
+  const work = createWorker();
+  const map = heatmap({
+    label: "Probability of the best token after each layer, layers in rows and positions in columns",
+    height: 300,
+    describe: (state, position) => {
+      const [best] = values.lens(state, position);
+      return `${stateName(state)}, token ${position} ${shownToken(store.name(store.tokens[position]))}: ` +
+        `predicts ${shownToken(store.name(best.id))}, ${percent(best.share)}`;
+    },
+    pick: (_, position) => store.select({ position }),
+  });
+  const table = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Predictions around the selected token" });
+  const detail = el("div", {});
+  view.element = el("div", { class: "stack" }, [
+    card("All positions", [note("Probability of the best token. Select a cell to see its neighbours below."), map.element]),
+    card("Around the selected token", [note(ABOUT), table]),
+    card("At the selected token", [detail]),
+  ]);
+
+  function* shares() {
+    const rows = values.numStates, columns = store.tokens.length;
+    const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1, isGrowing: true };
+    matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
+    matrix.columnNames = store.tokens.map((id) => shownToken(store.name(id)));
+    let drawn = performance.now();
+    for (let position = 0; position < columns; position++) {
+      for (let state = 0; state < rows; state++) {
+        matrix.values[state * columns + position] = values.lens(state, position)[0].share;
+        yield;
+      }
+      if (performance.now() - drawn > 400) { map.draw(matrix); drawn = performance.now(); }
+    }
+    map.draw(matrix);
+  }
+  view.update = (what) => {
+    if (what === "strengths") return; // the values follow
+    if (what === "values") work(shares());
+    table.replaceChildren(lensTable(store, stateName));
+    detail.replaceChildren(lensDetail(store, stateName));
+  };
+  return view;
+}
+
+function lensTable(store, stateName) {
+  const { values, tokens, selection: { position } } = store;
+  const wide = Math.max(2, Math.min(11, Math.floor((document.body.clientWidth - 130) / 92)));
+  const first = Math.max(0, Math.min(position - (wide >> 1), tokens.length - wide));
+  const places = Array.from({ length: Math.min(wide, tokens.length) }, (_, i) => first + i);
+  const heads = places.map((place) =>
+    el("th", { scope: "col", class: place === position ? "token here" : "token", text: shownToken(store.name(tokens[place])) }));
+  const rows = Array.from({ length: values.numStates }, (_, i) => values.numStates - 1 - i).map((state) =>
+    el("tr", {}, [
+      el("th", { scope: "row", text: stateName(state) }),
+      ...places.map((place) => {
+        const [best] = values.lens(state, place);
+        const isRight = tokens[place + 1] === best.id;
+        const title = `${percent(best.share)}${isRight ? ", the token that follows" : ""}`;
+        return el("td", { class: isRight ? "lens right" : "lens", title, style: { "--weight": best.share.toFixed(3) } }, [
+          el("span", { class: "token", text: shownToken(store.name(best.id)) }),
+          el("span", { class: "share", text: percent(best.share) }),
+        ]);
+      }),
+    ]));
+  return el("table", {}, [el("thead", {}, [el("tr", {}, [el("th", { scope: "col", text: "after" }), ...heads])]), el("tbody", {}, rows)]);
+}
+
+function lensDetail(store, stateName) {
+  const { values, selection: { position } } = store;
+  const rows = Array.from({ length: values.numStates }, (_, state) =>
+    el("tr", {}, [
+      el("th", { scope: "row", text: stateName(state) }),
+      ...values.lens(state, position).map(({ id, share }) =>
+        el("td", { class: "lens", style: { "--weight": share.toFixed(3) } }, [
+          el("span", { class: "token", text: shownToken(store.name(id)) }),
+          el("span", { class: "share", text: percent(share) }),
+        ])),
+    ]));
+  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best five tokens after each layer" }, [
+    el("table", {}, [el("tbody", {}, rows)]),
+  ]);
+}

@@ -1,0 +1,99 @@
+// The text with its selected token, the prediction there, and the controls that edit it.
+
+import { barList, button, card, el, note, shownToken, svg } from "./dom.js";
+import { tokenField } from "./combobox.js";
+import { drawLines, tokenStrip } from "./strip.js";
+import { nextTokens, sortedLogits } from "./sampling.js";
+
+/** Returns {element, update, shade}. */
+export function textPanel(store) {
+  const { data, values } = store;
+  const strip = tokenStrip({ label: data.source ? "Target tokens" : "Tokens", onSelect: (position) => store.select({ position }) });
+  const source = data.source && tokenStrip({ label: "Source tokens", onSelect: () => {} });
+  if (source) source.setTokens(data.source.map(store.name));
+  const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
+  const strips = el("div", { class: "strips" }, [
+    lines,
+    ...(source ? [el("h3", { text: "Source" }), source.element, el("h3", { text: "Target" })] : []),
+    strip.element,
+  ]);
+  const prediction = el("div", { class: "prediction", "aria-live": "polite" });
+  const tools = values.live ? editTools(store) : note("This page holds captured values, so the text cannot be edited.");
+  const left = el("div", {}, [strips, tools.element ?? tools]);
+  const element = card("Text", [el("div", { class: "split" }, [left, prediction])]);
+  const panel = { element, strip, shaded: null };
+
+  panel.shade = (shaded) => {
+    panel.shaded = shaded;
+    strip.shade(shaded?.keys === "tokens" ? shaded.weights : null);
+    source?.shade(shaded?.keys === "source" ? shaded.weights : null);
+    redraw();
+  };
+  function redraw() {
+    const { shaded } = panel;
+    if (!shaded) return drawLines(lines, null);
+    const from = (shaded.queries === "source" ? source : strip).items[shaded.query];
+    drawLines(lines, from, (shaded.keys === "source" ? source : strip).items, shaded.weights);
+  }
+  panel.update = (what) => {
+    if (what === "values" && panel.tokens !== store.tokens) {
+      panel.tokens = store.tokens;
+      strip.setTokens(store.tokens.map(store.name));
+    }
+    strip.select(store.selection.position);
+    if (what === "values" || what === "selection") showPrediction(store, prediction);
+    tools.update?.(what);
+  };
+  strip.element.addEventListener("scroll", redraw);
+  new ResizeObserver(redraw).observe(strips);
+  return panel;
+}
+
+function showPrediction(store, element) {
+  const { values, selection: { position } } = store;
+  const best = nextTokens(values.distribution(position), 1, 1).slice(0, 6);
+  const changed = values.live && values.run !== values.baseline;
+  const before = changed && new Map(
+    nextTokens(sortedLogits(values.baselineLogits(position)), 1, 1).map(({ id, share }) => [id, share]));
+  const rows = best.map(({ id, share }) => {
+    const text = store.name(id);
+    if (!before) return { text, share };
+    const change = 100 * (share - before.get(id));
+    return { text, share, mark: `${change >= 0 ? "+" : "−"}${Math.abs(change).toFixed(1)}` };
+  });
+  const what = store.data.config.bidirectional ? "Prediction at" : "Prediction after";
+  const title = `${what} token ${position}, ${shownToken(store.name(store.tokens[position]))}`;
+  element.replaceChildren(
+    el("h3", { class: "token-title", text: title }),
+    barList(rows, title),
+    changed ? note("Right column: change in percentage points, compared with all heads at strength 1.") : "",
+  );
+}
+
+/** Returns the field and the buttons that replace, insert and delete tokens. */
+function editTools(store) {
+  const edit = (change, select) => {
+    const { position } = store.selection;
+    const tokens = [...store.tokens];
+    change(tokens, position);
+    if (tokens.length && tokens.length <= store.data.config.max_length) {
+      store.setTokens(tokens, position, position + select);
+    }
+  };
+  const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
+  const field = tokenField({ label: "Other token", names: store.data.names, onChoose: replace });
+  const withToken = (action) => () => { const id = field.value(); if (id !== null) action(id); };
+  const insert = (id) => edit((tokens, at) => tokens.splice(at + 1, 0, id), 1);
+  const buttons = [
+    button("Replace", withToken(replace)),
+    button("Insert after", withToken(insert)),
+    button("Delete", () => edit((tokens, at) => tokens.splice(at, 1), -1)),
+    button("Reset text", () => store.setTokens(store.data.tokens, 0, store.data.tokens.length - 1)),
+  ];
+  const [, insertButton, deleteButton] = buttons;
+  const update = () => {
+    deleteButton.disabled = store.tokens.length < 2;
+    insertButton.disabled = store.tokens.length >= store.data.config.max_length;
+  };
+  return { element: el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons)]), update };
+}

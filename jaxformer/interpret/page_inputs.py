@@ -1,0 +1,133 @@
+"""Tokens of the page: checks a text, encodes it, and names tokens for the screen."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxformer.terminal import visible
+
+MOST_TOKENS = 512
+MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
+
+
+class PageInputs(NamedTuple):
+    """Token ids that the model reads.
+
+    Attributes:
+        tokens: The ids of the text; for a model that reads a source, those of the target.
+        source: The ids of the source; None if the model reads none.
+    """
+
+    tokens: list[int]
+    source: list[int] | None = None
+
+
+def page_inputs(
+    model: Any,
+    variables: Any,
+    text: str | Sequence[int],
+    tokenizer: Any,
+    target: str | Sequence[int] | None,
+) -> PageInputs:
+    """Checks and encodes the texts; see `explain` for the arguments.
+
+    Raises:
+        ValueError: A text is empty or too long, or a string has no tokenizer.
+    """
+    config = model.config
+    if target is not None and not config.reads_source:
+        raise ValueError(f"target was given, but a {type(model).__name__} reads no source")
+    if not config.reads_source:
+        opening = [] if config.bidirectional or tokenizer is None else tokenizer.opening
+        tokens = _encoded("text", text, tokenizer, opening)
+        _check("text", tokens, config.max_length, config.vocab_size)
+        return PageInputs(tokens)
+    source = _source(text, tokenizer)
+    longest = getattr(config, "max_source_length", None) or config.max_length
+    _check("text", source, longest, getattr(config, "source_vocab_size", None) or config.vocab_size)
+    if target is None:
+        tokens = _translated(model, variables, source, tokenizer)
+    else:
+        opening = [] if tokenizer is None else tokenizer.decoder_opening
+        tokens = _encoded("target", target, tokenizer, opening)
+    _check("target", tokens, config.max_length, config.vocab_size)
+    return PageInputs(tokens, source)
+
+
+def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
+    """Returns a text for each id, with control characters as escapes."""
+    return [token_name(tokenizer, token) for token in ids]
+
+
+def token_name(tokenizer: Any, token: int) -> str:
+    """Returns the text of a token: its bytes if they are no text, its name if it has none."""
+    if tokenizer is None or token >= tokenizer.vocab_size:
+        return f"#{token}"
+    text = tokenizer.decode([token])
+    if "\ufffd" in text and hasattr(tokenizer, "token_bytes"):
+        text = "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(token))
+    return visible(text or tokenizer.name_of(token) or f"#{token}")
+
+
+def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:
+    if not isinstance(text, str):
+        return _encoded("text", text, tokenizer, ())
+    _require_text("text", text, tokenizer)
+    return tokenizer.encode_source(text)
+
+
+def _encoded(
+    name: str, text: str | Sequence[int], tokenizer: Any, opening: Sequence[int]
+) -> list[int]:
+    if not isinstance(text, str):
+        ids = np.asarray(text)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of ids"
+            )
+        return ids.tolist()
+    _require_text(name, text, tokenizer)
+    (ids,) = tokenizer.encode_many([text])
+    return [*(opening or tokenizer.before), *ids, *(() if opening else tokenizer.after)]
+
+
+def _require_text(name: str, text: str, tokenizer: Any) -> None:
+    if tokenizer is None:
+        raise ValueError(f"tokenizer is None; without one, {name} must be a list of token ids")
+    if not text:
+        raise ValueError(f"{name} is empty; give at least one character")
+
+
+def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -> None:
+    """Raises ValueError unless the model and the page can show these tokens."""
+    if not tokens:
+        raise ValueError(f"{name} is empty; give at least one token")
+    if len(tokens) > max_length:
+        raise ValueError(f"{name} has {len(tokens)} tokens; this model reads at most {max_length}")
+    if len(tokens) > MOST_TOKENS:
+        raise ValueError(f"{name} has {len(tokens)} tokens; a page shows at most {MOST_TOKENS}")
+    wrong = next((x for x in tokens if not 0 <= x < vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"{name} has the id {wrong}; this model's ids are 0 … {vocab_size - 1}")
+
+
+def _translated(model: Any, variables: Any, source: list[int], tokenizer: Any) -> list[int]:
+    """Returns the opening and the model's greedy translation of the source."""
+    from jaxformer.decoding.generate import generate
+    from jaxformer.decoding.sampling import Sampler
+
+    if tokenizer is None:
+        raise ValueError("target is None, and without a tokenizer no token is known to begin one")
+    opening, limit = tokenizer.decoder_opening, model.config.max_length
+    found = generate(
+        model,
+        variables,
+        [opening],
+        max_new_tokens=max(1, min(MOST_TARGET_TOKENS, limit - len(opening))),
+        sampler=Sampler(temperature=0.0),
+        stop_tokens=tokenizer.stop_tokens,
+        source=[source],
+    )
+    new = np.asarray(found.tokens)[0, : int(np.asarray(found.lengths)[0])].tolist()
+    return [*opening, *(token for token in new if token not in tokenizer.stop_tokens)]

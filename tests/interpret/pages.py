@@ -1,0 +1,117 @@
+"""Decoder configs that together cover every option of the page's forward pass, and their pages."""
+
+import jax
+import numpy as np
+
+import jaxformer as jf
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.interpret import explanation
+from tests.properties import tiny
+
+TEXT = "def f(x):\n    return x"
+SIZES = {
+    "vocab_size": 300,
+    "max_length": 48,
+    "num_layers": 2,
+    "embed_dim": 16,
+    "num_heads": 4,
+    "mlp_dim": 24,
+}
+OPTIONS = {
+    "gpt2": {},
+    "llama": {
+        "norm": "rms",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "use_bias": False,
+        "num_kv_heads": 2,
+        "tie_embeddings": False,
+    },
+    "gemma": {
+        "norm": "rms_one_plus",
+        "norm_position": "both",
+        "positions": "rotary",
+        "activation": "geglu_tanh",
+        "attention_cap": 2.0,
+        "logits_cap": 3.0,
+        "scale_embeddings": True,
+        "head_dim": 6,
+        "query_key_norm": "head",
+        "window": (3, None),
+    },
+    "post-norm": {
+        "norm_position": "post",
+        "positions": "sinusoidal",
+        "activation": "relu",
+        "embedding_norm": True,
+        "head_bias": True,
+        "tie_embeddings": False,
+    },
+    "olmo": {
+        "norm_position": "output",
+        "query_key_norm": "all",
+        "activation": "geglu",
+        "positions": "rotary",
+        "rotary_fraction": 0.5,
+        "rotary_interleaved": True,
+        "norm": "rms",
+    },
+    "parallel with two norms": {
+        "parallel": "two_norms",
+        "positions": "alibi",
+        "activation": "silu",
+        "norm_bias": False,
+    },
+    "parallel with one norm": {
+        "parallel": "one_norm",
+        "positions": "sinusoidal_halves",
+        "activation": "gelu",
+        "attention_output_bias": False,
+    },
+    "relative": {
+        "positions": "relative",
+        "relative_buckets": 4,
+        "relative_distance": 5,
+        "activation": "squared_relu",
+        "output_scale": 0.4,
+        "attention_scale": 0.7,
+        "head_bias": True,
+    },
+    "without norm": {
+        "norm": "none",
+        "residual": False,
+        "output_activation": True,
+        "positions": "none",
+    },
+    "prefix": {
+        "prefix": 3,
+        "positions": "rotary",
+        "rotary_base": (50.0, None),
+        "rotary_scaling": jf.RotaryScaling("yarn", factor=4.0, original_length=16),
+    },
+    "offset": {"position_offset": 2, "first_attention_norm": False},
+}
+NO_MATRIX = {
+    "effects": explanation.pack(np.ones((1, 1)), "float32"),
+    "matrix": [[1]],
+    "rule": [[1]],
+    "witnesses": ["change"],
+    "holds": True,
+    "summary": "0 spurious edges; 0 missing edges",
+    "remarks": [],
+}
+
+
+def tokenizer(text=TEXT):
+    """A tokenizer with the bytes and a few merges."""
+    return ByteTokenizer.train([text * 3], 270)
+
+
+def model_of(**options):
+    """Returns a model and drawn variables, in which every weight affects the logits."""
+    model = jf.Decoder(jf.DecoderConfig(**{**SIZES, **options}))
+    return model, tiny.weights(model, 0)
+
+
+def jax_logits(model, params, tokens):
+    return np.asarray(jax.jit(model.apply)({"params": params}, np.array([tokens])))[0]

@@ -1,0 +1,278 @@
+"""The page as a file: its policy, its data, its size, and the errors before it is computed."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.interpret import explain, explanation, page_arrays, page_file, page_weights
+from jaxformer.models.parameters import init
+from jaxformer.training.presets import training_preset
+from tests.errors import error_of
+from tests.interpret.pages import NO_MATRIX, TEXT, jax_logits, model_of, tokenizer
+
+HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m<!-- & \u2028'
+
+
+@pytest.fixture(scope="module")
+def page():
+    return explain(*model_of(), TEXT, tokenizer(), title="a <b>model</b>")
+
+
+@pytest.fixture
+def no_matrix(monkeypatch):
+    """Leaves out the dependency matrix, which compiles for seconds."""
+    monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
+
+
+def data_of(page):
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.html)
+    return json.loads(text)
+
+
+def hash_of(text):
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page(page):
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page.html)
+    (script,) = re.findall(r"<script>(.*?)</script>", page.html, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert f"script-src 'sha256-{hash_of(script)}'" in policy
+    assert f"style-src 'sha256-{hash_of(style)}'" in policy
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:|//)""", page.html)
+
+
+def test_a_module_is_joined_after_the_modules_that_it_imports():
+    """The joined modules share one scope, so names must differ and no import may remain."""
+    script = page_file.joined_script()
+    assert not re.search(r"^\s*(?:import|export)\b", script, re.MULTILINE)
+    modules = re.findall(r"^// ([\w-]+\.js)$", script, re.MULTILINE)
+    assert modules[-1] == "main.js" and len(set(modules)) == len(modules)
+    for name in modules:
+        text = page_file.asset(name)
+        assert text.count("\n") < 300 and "innerHTML" not in text and "eval(" not in text
+        imported = re.findall(r"^import .*$", text, re.MULTILINE)
+        assert all(page_file._IMPORT.fullmatch(f"{line}\n") for line in imported)
+        for other in page_file._IMPORT.findall(text):
+            assert modules.index(other) < modules.index(name)
+    declared = re.findall(
+        r"^(?:async )?(?:function\*?|const|let|class) (\w+)", script, re.MULTILINE
+    )
+    assert len(set(declared)) == len(declared)
+    folder = page_file.files("jaxformer.interpret") / "page"
+    assert {x.name for x in folder.iterdir() if x.name.endswith(".js")} == set(modules)
+
+
+def test_data_survive_the_page(page):
+    data = data_of(page)
+    _, variables = model_of()
+    ids = [*tokenizer().opening, *tokenizer().encode(TEXT)]
+    assert data["tokens"] == ids and page.num_tokens == len(ids)
+    assert data["mode"] == page.mode == "live" and page.reason is None
+    packed = data["weights"]["blocks/attention/query/kernel"]
+    rounded = page_weights.rounded(variables["params"])["blocks"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(np.float32(page_arrays.unpack(packed)), rounded)
+    assert page.html.count("a &lt;b&gt;model&lt;/b&gt;") == 1  # the title of the document
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_markup_in_a_text_stays_data():
+    page = explain(*model_of(), HOSTILE, tokenizer(HOSTILE), title=HOSTILE)
+    embedded = page.html.partition('id="data">')[2].partition("</script>")[0]
+    assert not set(embedded) & set("<>&\x1b") and "<img" not in page.html
+    assert data_of(page)["title"] == HOSTILE
+    framed = page._repr_html_()
+    assert framed.count("<") == 2 and 'sandbox="allow-scripts"' in framed
+    assert unescape(re.search(r'srcdoc="(.*)"', framed, re.DOTALL)[1]) == page.html
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_rounding_errors_are_below_half_a_step():
+    params = model_of()[1]["params"]
+    flat = page_weights.named_weights(params)
+    half = page_weights.named_weights(page_weights.rounded(params))
+    for name, exact in flat.items():
+        np.testing.assert_allclose(half[name], exact, rtol=2**-11, atol=1e-7)
+    for axis in (-2, -1):
+        matrix = flat["blocks/feedforward/up/kernel"]
+        codes, scales = page_arrays.quantize(matrix, axis)
+        assert (np.abs(codes * scales - matrix) <= scales * 0.5001).all()
+        unpacked = page_arrays.unpack(page_arrays.pack_int8(matrix, axis))
+        np.testing.assert_array_equal(unpacked, codes * scales)
+
+
+def test_attention_weights_of_a_row_keep_their_sum():
+    rng = np.random.default_rng(0)
+    rows = rng.dirichlet(np.full(512, 0.05), size=(2, 3, 8)).astype(np.float32)
+    codes = page_arrays.quantize_rows(rows).astype(np.float64)
+    shares = codes / codes.sum(axis=-1, keepdims=True)
+    assert np.abs(shares - rows).max() < 1 / 255
+    assert (page_arrays.quantize_rows(np.full((1, 512), 1 / 512)) == 255).all()
+    assert (page_arrays.quantize_rows(np.zeros((1, 4))) == 0).all()
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_the_page_of_the_default_preset_is_below_6_mb():
+    model = jf.build(training_preset("stdlib", "decoder").model)
+    page = explain(model, init(model, jax.random.key(0)), list(range(100)))
+    assert page.mode == "live" and page.num_bytes < 6_000_000
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
+    ids = [1, 2, 3]
+    model, variables = model_of(dtype="bfloat16")
+    assert "bfloat16" in explain(model, variables, ids).reason
+    model, variables = model_of()
+    monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
+    page = explain(model, variables, ids)
+    assert page.mode == "captured" and "at most 100" in page.reason
+    data = data_of(page)
+    assert "weights" not in data and len(data["captured"]["attention"]) == 1
+    logits = jax_logits(model, variables["params"], ids)
+    stored = page_arrays.unpack(data["captured"]["logits"]["values"])
+    np.testing.assert_allclose(stored[:, 0], logits.max(axis=-1), rtol=1e-5)
+    lens = page_arrays.unpack(data["captured"]["lens"]["ids"])
+    assert lens.shape == (3, 3, 5)
+    np.testing.assert_array_equal(lens[-1, :, 0], logits.argmax(axis=-1))
+
+
+def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
+    """A new field or value must be implemented in page/model.js, or refused by `live_reason`."""
+    derived = """num_kv_heads mlp_dim relative_buckets relative_distance rotary_base rotary_scaling
+        rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
+        feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
+    fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
+    assert fields == {*page_weights._FIELDS, *derived}
+    hints = get_type_hints(jf.DecoderConfig)
+    for name, known in page_weights._KNOWN.items():
+        values = {
+            value for hint in (hints[name], *get_args(hints[name])) for value in get_args(hint)
+        }
+        values |= {value for value in get_args(hints[name]) if isinstance(value, str)}
+        assert {value for value in values if isinstance(value, str)} == set(known.split())
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_an_unknown_option_is_refused(monkeypatch):
+    monkeypatch.setitem(page_weights._KNOWN, "norm", "rms")
+    page = explain(*model_of(), [1, 2, 3])
+    assert page.mode == "captured" and "does not implement norm 'layer'" in page.reason
+
+
+@pytest.mark.usefixtures("no_matrix")
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("encoder", ["Self-attention"]),
+        ("recurrent", []),
+        ("convolutional", []),
+        ("encoder-decoder", ["Self-attention", "Cross-attention", "Self-attention of the encoder"]),
+        ("recurrent-encoder-decoder", ["Cross-attention"]),
+    ],
+)
+def test_every_kind_has_a_page(kind, labels):
+    model = jf.build(training_preset("tiny", kind).model)
+    read = {"target": [1, 2]} if model.config.reads_source else {}
+    page = explain(model, init(model, jax.random.key(0)), [3, 4, 5], **read)
+    data = data_of(page)
+    assert page.mode == "captured" and page.reason.endswith(f"of kind {kind}")
+    found = [entry["label"] for entry in data["captured"]["attention"]]
+    assert len(found) == len(labels)
+    assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
+
+
+def test_the_dependency_matrix_of_a_page_is_that_of_the_rule(page):
+    matrix = data_of(page)["dependency"]
+    assert matrix["holds"] and matrix["rule"] == matrix["matrix"]
+    assert np.array_equal(matrix["matrix"], np.tril(np.ones_like(matrix["matrix"])))
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_atlas_and_attribution_are_passed_on():
+    class Atlas:
+        scores = {"induction": np.eye(2)}  # noqa: RUF012
+        effects = np.ones((2, 2))
+        errors = None
+
+    attribution = {"heads": np.eye(2), "feedforward": [1, 2], "embedding": 3.0, "target": "x"}
+    data = data_of(explain(*model_of(), [1, 2], atlas=Atlas(), attribution=attribution))
+    assert data["atlas"] == {
+        "scores": {"induction": [[1, 0], [0, 1]]},
+        "effects": [[1, 1], [1, 1]],
+    }
+    assert data["attribution"]["embedding"] == 3 and data["attribution"]["target"] == "x"
+
+
+def test_errors_come_before_anything_is_computed(monkeypatch):
+    for name in ("captured_data", "dependency_data", "final_logits"):
+        monkeypatch.setattr(explanation, name, lambda *_: pytest.fail("it was computed"))
+    model, variables = model_of()
+    words = tokenizer()
+
+    def of(*arguments, **options):
+        return error_of(lambda: explain(model, variables, *arguments, **options))
+
+    assert of("", words) == "text is empty; give at least one character"
+    assert "text is empty" in of([])
+    assert "tokenizer is None" in of("text")
+    assert "this model reads at most 48" in of("x " * 100, words)
+    assert "text has the id 300; this model's ids are 0 … 299" in of([1, 300])
+    assert "must be a text or a list of ids" in of([0.5])
+    assert "reads no source" in of("text", words, target="text")
+    assert "must hold 'params'" in error_of(lambda: explain(model, {"prepared": 1}, [1]))
+    long = jf.Decoder(jf.DecoderConfig(max_length=1024, vocab_size=9, embed_dim=12))
+    assert "a page shows at most 512" in error_of(lambda: explain(long, variables, [1] * 600))
+
+
+def test_the_verb_writes_a_page(tmp_path, monkeypatch, capsys):
+    from jaxformer.cli import main
+
+    model, variables = model_of()
+    jf.save(tmp_path / "model", model, variables, tokenizer())
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "model", TEXT]) == 0
+    assert main(["explain", "model", TEXT]) == 0
+    printed = capsys.readouterr().out
+    assert "page.html: " in printed and "page-2.html: " in printed and "live: " in printed
+    before = (tmp_path / "page.html").read_bytes()
+    assert before == (tmp_path / "page-2.html").read_bytes()
+    for words in ([""], ["x", "-o", "page.txt"], ["x", "-o", "no/page.html"], ["x " * 99], []):
+        assert main(["explain", "model", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert main(["explain", "model", "x = 1", "-o", "page.html"]) == 0
+    assert (tmp_path / "page.html").read_bytes() != before
+
+
+@pytest.mark.slow
+def test_an_installed_package_has_the_files_of_the_page(tmp_path):
+    """A wheel holds the modules, the style sheet and the template."""
+    from zipfile import ZipFile
+
+    project = Path(str(page_file.files("jaxformer"))).parent
+    copy = tmp_path / "copy"  # building writes into the folder
+    shutil.copytree(project / "jaxformer", copy / "jaxformer")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(project / name, copy / name)
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-q", "-w", str(tmp_path)]
+    built = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    if built.returncode:
+        pytest.skip(f"no wheel can be built here: {built.stderr.splitlines()[-1]}")
+    (wheel,) = tmp_path.glob("*.whl")
+    names = ZipFile(wheel).namelist()
+    for name in ("page.html", "page.css", "main.js"):
+        assert f"jaxformer/interpret/page/{name}" in names

@@ -1,0 +1,332 @@
+"""The page in Chromium: its logits, its controls, its speed, and that it loads nothing.
+
+Skipped without Playwright (`pip install playwright`) and Chromium (`apt-get install chromium`).
+"""
+
+import html
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.interpret import explain, explanation, page_data, page_weights
+from jaxformer.models.parameters import init
+from tests.interpret.pages import NO_MATRIX, OPTIONS, TEXT, jax_logits, model_of, tokenizer
+from tests.properties import tiny
+from tests.slow import mostly_slow
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.usefixtures("quick_compilation"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path, monkeypatch):
+    """Opens a page and checks at the end that it had no error and made no request."""
+    monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
+    faults, contexts = [], []
+
+    def open_page(page, width=1280):
+        path = page.write(tmp_path / f"{len(contexts)}.html")
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: faults.append(message.text))
+        tab.on("pageerror", lambda error: faults.append(str(error)))
+        own = f"file://{path}"
+        tab.on("request", lambda request: request.url == own or faults.append(request.url))
+        tab.goto(own)
+        wait(tab)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def wait(tab, ready="globalThis.jaxformerPage?.store.values && !jaxformerPage.store.busy"):
+    """Waits until an expression is true. The policy of the page forbids Playwright's own way."""
+    for _ in range(400):
+        if tab.evaluate(ready):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{ready} did not become true")
+
+
+def logits_of(tab, length):
+    return np.array([tab.evaluate(f"jaxformerPage.logits({i})") for i in range(length)])
+
+
+def row_sums(tab, kind, layer, head):
+    """Returns the sum of the attention weights of each query."""
+    found = tab.evaluate(
+        f"(() => {{ const m = jaxformerPage.attention({kind}, {layer}, {head}); "
+        "return { ...m, values: Array.from(m.values) }; })()"
+    )
+    return np.reshape(found["values"], (found["rows"], found["columns"])).sum(axis=1)
+
+
+def check_logits(tab, model, params, tokens):
+    expected = jax_logits(model, page_weights.rounded(params), tokens)
+    np.testing.assert_allclose(logits_of(tab, len(tokens)), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", mostly_slow([*OPTIONS, "8 bits"], "gpt2", "gemma"))
+def test_the_page_computes_the_logits_of_jax(name, opened, monkeypatch):
+    if name == "8 bits":
+        monkeypatch.setattr(page_weights, "MOST_EXACT", 0)
+    model, variables = model_of(**OPTIONS.get(name, {"norm": "rms", "positions": "rotary"}))
+    tokens = np.random.default_rng(1).integers(0, 300, 20).tolist()
+    tab = opened(explain(model, variables, tokens))
+    check_logits(tab, model, variables["params"], tokens)
+    assert tab.evaluate("jaxformerPage.difference") < 1e-4
+    for layer in range(2):
+        for head in (0, 3):
+            sums = row_sums(tab, 0, layer, head)
+            np.testing.assert_allclose(sums, 1, atol=1e-5)
+    # An edit recomputes only what depends on it, and gives the logits of the new text.
+    edited = [*tokens[:7], 9, *tokens[8:], 5]
+    tab.evaluate(f"jaxformerPage.store.setTokens({edited}, 7)")
+    wait(tab)
+    check_logits(tab, model, variables["params"], edited)
+
+
+def test_a_head_of_strength_0_is_removed_from_the_real_logits(opened):
+    model, variables = model_of(**OPTIONS["llama"])
+    tokens = list(range(5, 17))
+    tab = opened(explain(model, variables, tokens))
+    before = logits_of(tab, len(tokens))
+    tab.evaluate("jaxformerPage.store.setStrength(1, 2, 0)")
+    wait(tab)
+    kernel = np.array(variables["params"]["blocks"]["attention"]["output"]["kernel"])
+    kernel[1, 2 * model.config.head_dim : 3 * model.config.head_dim] = 0
+    params = {**variables["params"]}
+    attention = {**params["blocks"]["attention"], "output": {"kernel": kernel}}
+    params["blocks"] = {**params["blocks"], "attention": attention}
+    check_logits(tab, model, params, tokens)
+    assert np.abs(logits_of(tab, len(tokens)) - before).max() > 1e-2
+    tab.evaluate("jaxformerPage.store.resetStrengths()")
+    wait(tab)
+    np.testing.assert_array_equal(logits_of(tab, len(tokens)), before)
+
+
+@pytest.mark.parametrize(
+    "name", mostly_slow(["gpt2", "llama", "relative", "parallel with two norms"], "gpt2")
+)
+def test_the_contributions_add_up_to_the_logit(name, opened):
+    model, variables = model_of(**OPTIONS[name])
+    tab = opened(explain(model, variables, list(range(5, 17))))
+    tab.click("#tab-heads")
+    said = tab.locator("#view-heads .note").first.inner_text()
+    logits = tab.evaluate("jaxformerPage.logits(11)")
+    assert f"{max(logits):.3f}" in said, said
+
+
+def test_the_lesson_shows_mean_beta_and_spread_gamma(opened):
+    model, variables = model_of(embed_dim=64)
+    tab = opened(explain(model, variables, TEXT, tokenizer()))
+    tab.click("#tab-norm")
+    scale, bias = tab.locator("#view-norm input[type=range]").all()
+    for source in ("model", "lesson", "skewed"):
+        tab.locator("#view-norm select").first.select_option(source)
+        for gamma, beta in ((1, 0), (2.5, -1.2), (0.3, 3)):
+            for slider, value in ((scale, gamma), (bias, beta)):
+                slider.fill(str(value))
+            for after in tab.locator("#view-norm figure[data-kind=after]").all():
+                assert float(after.get_attribute("data-mean")) == pytest.approx(beta, abs=1e-3)
+                assert float(after.get_attribute("data-spread")) == pytest.approx(gamma, abs=1e-3)
+
+
+def test_every_control_works_from_the_keyboard(opened):
+    model, variables = model_of()
+    tab = opened(explain(model, variables, TEXT, tokenizer()))
+    press, read = tab.keyboard.press, tab.evaluate
+    tab.focus("#tab-attention")
+    for view in VIEWS[1:]:
+        press("ArrowRight")
+        assert tab.locator(f"#view-{view}").is_visible()
+        assert tab.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
+        # Everything that can be operated can be reached: it has a name and no negative tab index,
+        # except the other items of a group that has one item in the tab order.
+        unnamed = read(
+            "[...document.querySelectorAll('button, input, select, canvas[tabindex]')]"
+            ".filter((x) => !(x.textContent || x.ariaLabel || x.labels?.length)).length"
+        )
+        assert unnamed == 0
+    press("Home")
+    # A token: arrow keys move the selection.
+    tab.focus("[role=listbox]")
+    press("Home")
+    assert read("jaxformerPage.store.selection.position") == 0
+    press("ArrowRight")
+    assert read("jaxformerPage.store.selection.position") == 1
+    # A head: arrow keys move the focus, Enter selects.
+    tab.focus(".head[tabindex='0']")
+    press("ArrowRight")
+    press("ArrowDown")
+    press("Enter")
+    assert read("[jaxformerPage.store.selection.layer, jaxformerPage.store.selection.head]") == [
+        1,
+        1,
+    ]
+    # The heat map: arrow keys move a cell, whose value is read aloud.
+    tab.focus("#view-attention canvas.heat")
+    press("ArrowDown")
+    said = tab.locator("#view-attention .readout").inner_text()
+    assert said.startswith("1 ") and "attends to 0 " in said
+    press("Enter")
+    assert read("jaxformerPage.store.selection.position") == 1
+    # The strength of the head.
+    tab.focus("#view-attention input[type=range]")
+    press("Home")
+    wait(tab)
+    assert read("jaxformerPage.store.values.strengths[5]") == 0
+    # Another token: the field opens a list, arrow keys choose, Enter replaces.
+    tab.focus("[role=combobox]")
+    tab.keyboard.type("z")
+    press("ArrowDown")
+    press("Enter")
+    wait(tab)
+    assert read("jaxformerPage.store.name(jaxformerPage.store.tokens[1])") == "z"
+    # Decoding.
+    tab.focus("#tab-attention")
+    for _ in range(4):
+        press("ArrowRight")
+    before = read("jaxformerPage.store.tokens.length")
+    press("Tab")
+    press("Enter")
+    wait(tab)
+    assert read("jaxformerPage.store.tokens.length") == before + 1
+    tab.focus(".theme")
+    press("Enter")
+    assert read("document.documentElement.dataset.theme") == "dark"
+
+
+def test_temperature_and_top_p_act_on_the_logits(opened):
+    model, variables = model_of()
+    tab = opened(explain(model, variables, TEXT, tokenizer()))
+    tab.click("#tab-decoding")
+    last = tab.evaluate("jaxformerPage.store.tokens.length - 1")
+    logits = np.array(tab.evaluate(f"jaxformerPage.logits({last})"))
+    temperature, top_p = tab.locator("#view-decoding input[type=range]").all()
+    temperature.fill("0.5")
+    top_p.fill("0.4")
+    shares = np.exp((logits - logits.max()) / 0.5)
+    shares = np.sort(shares / shares.sum())[::-1]
+    kept = int((np.cumsum(shares) - shares < 0.4).sum())
+    said = tab.locator("#view-decoding [aria-live=polite]").inner_text()
+    assert said.startswith(f"{kept} of 300 tokens")
+    best = tab.locator("#view-decoding .bar-value").first.inner_text()
+    assert float(best.rstrip("%")) == pytest.approx(100 * shares[0] / shares[:kept].sum(), abs=0.6)
+
+
+def test_markup_in_a_text_and_a_vocabulary_stays_text(opened):
+    hostile = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>'
+    model, variables = model_of(vocab_size=330, max_length=100)
+    words = tokenizer(hostile * 40)
+    tab = opened(explain(model, variables, hostile, words, title=hostile))
+    for view in VIEWS:
+        tab.click(f"#tab-{view}")
+    assert tab.evaluate("document.querySelectorAll('img').length") == 0
+    assert tab.evaluate("document.querySelectorAll('script').length") == 2
+    assert tab.locator("h1").inner_text() == hostile
+
+
+def test_two_pages_in_one_notebook_do_not_clash(opened, browser):
+    frames = []
+    for seed, name in enumerate(("first", "second")):
+        model = model_of()[0]
+        frames.append(explain(model, tiny.weights(model, seed), [1, 2, 3 + seed], title=name))
+    texts = "".join(page._repr_html_() for page in frames)
+    context = browser.new_context()
+    tab = context.new_page()
+    faults = []
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.set_content(f"<!doctype html><title>notebook</title>{texts}")
+    first, second = tab.frames[1:]
+    for frame in (first, second):
+        wait(frame)
+    assert [frame.locator("h1").inner_text() for frame in (first, second)] == ["first", "second"]
+    first.click("#tab-norm")
+    assert second.locator("#view-attention").is_visible()
+    assert second.locator("#view-norm").is_hidden() and first.locator("#view-norm").is_visible()
+    assert first.evaluate("jaxformerPage.logits(2)") != second.evaluate("jaxformerPage.logits(2)")
+    assert html.unescape("&lt;") == "<" and faults == []
+    context.close()
+
+
+@pytest.mark.parametrize(
+    "kind", mostly_slow(["encoder-decoder", "recurrent", "encoder"], "encoder-decoder")
+)
+def test_a_page_of_captured_values_shows_them(kind, opened, monkeypatch):
+    import jax
+
+    from jaxformer.training.presets import training_preset
+
+    if kind == "encoder":  # as for a large model
+        monkeypatch.setattr(page_data, "MOST_WEIGHTS", 10)
+    model = jf.build(training_preset("tiny", kind).model)
+    read = {"target": [1, 2, 3, 4]} if model.config.reads_source else {}
+    tab = opened(explain(model, init(model, jax.random.key(0)), [3, 4, 5, 6, 7], **read), 375)
+    kinds = tab.evaluate("jaxformerPage.store.values.kinds.length")
+    assert kinds == {"encoder-decoder": 3, "recurrent": 0, "encoder": 1}[kind]
+    for number in range(kinds):
+        sums = row_sums(tab, number, 1, 1)
+        np.testing.assert_allclose(sums, 1, atol=1e-5)
+    if kind == "encoder-decoder":
+        tab.locator("#view-attention select").first.select_option("1")
+        assert tab.locator(".strip").count() == 2
+    if kind == "encoder":
+        assert "mean of all heads" in tab.locator("#view-attention .heat-title").inner_text()
+    if kind == "recurrent":
+        assert "no attention heads" in tab.locator("#view-attention").inner_text()
+    for view in VIEWS[:-1]:
+        tab.click(f"#tab-{view}")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# Milliseconds from an action until the page is laid out again. The target is 100. A shared machine
+# may be several times slower, so the test allows more and prints the measured times.
+TARGET, ALLOWED = 100, 400
+INTERACTIONS = {
+    "select a token": "store.select({ position: 300 })",
+    "select a head": "store.select({ layer: 1, head: 3 })",
+    "mean of the heads": "store.select({ layer: 1, head: 'mean' })",
+    "strength of a head": "store.setStrength(1, 3, 0.5)",
+    "replace a token": "store.setTokens(store.tokens.with(400, 7), 400)",
+    "open layers": "tabs.choose(tabs.views[1])",
+    "open decoding": "tabs.choose(tabs.views[4])",
+}
+
+
+@pytest.mark.slow
+def test_512_tokens_stay_responsive(opened):
+    model, variables = model_of(max_length=512, embed_dim=64, mlp_dim=256)
+    tokens = np.random.default_rng(0).integers(0, 300, 512).tolist()
+    tab = opened(explain(model, variables, tokens))
+    times = {}
+    for name, action in INTERACTIONS.items():
+        times[name] = tab.evaluate(
+            f"(() => {{ const {{ store, tabs }} = jaxformerPage; const begin = performance.now(); "
+            f"{action}; document.body.offsetHeight; return performance.now() - begin; }})()"
+        )
+        wait(tab)
+        time.sleep(0.3)
+    print({name: round(x) for name, x in times.items()}, f"target: {TARGET} ms")
+    assert max(times.values()) < ALLOWED, times

@@ -1,6 +1,6 @@
 """A small decoder that learns to repeat blocks of random tokens; two pages look into it.
 
-    python docs/copying.py    # trains it and prints its losses
+python docs/copying.py    # trains it and prints its losses
 """
 
 from functools import cache, partial

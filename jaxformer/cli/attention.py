@@ -46,12 +46,12 @@ def main(argv: list[str]) -> int:
 
 def _draw(checkpoint, arguments: AttentionArguments) -> None:
     from jaxformer.interpret.attention_maps import attention_maps, draw_attention
-    from jaxformer.interpret.labelled_text import read_text
+    from jaxformer.interpret.encoded_text import encode_text
 
     model, variables, tokenizer = checkpoint
     usual = "cross" if model.config.reads_source else "self"
-    text = read_text(model, variables, tokenizer, arguments.text)
-    maps = attention_maps(model, variables, text, arguments.attention or usual)
+    text = encode_text(model, variables, arguments.text, tokenizer, None)
+    maps = attention_maps(model, variables, text, tokenizer, arguments.attention or usual)
     path = arguments.out or free_path(Path("attention.png"))
     draw_attention(maps, path, arguments.layer, arguments.head)
     layers, heads, queries, keys = maps.weights.shape

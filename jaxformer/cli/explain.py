@@ -1,7 +1,6 @@
 """`jaxformer explain RUN TEXT -o page.html`: writes a page about a model and a text."""
 
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import tyro
 
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
 
@@ -33,8 +33,7 @@ class ExplainArguments(RunArguments):
         """Checks the fields."""
         if not self.text:
             raise ValueError("text is empty; give at least one character")
-        if self.out is not None and (self.out.suffix != ".html" or not self.out.parent.is_dir()):
-            raise ValueError(f"out is {self.out}; it must be a .html file in an existing folder")
+        check_out(self.out, ".html")
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(ExplainArguments, "explain", argv)
     with load_model(arguments) as checkpoint:
         page = _page(checkpoint, arguments)
-    path = page.write(arguments.out or _free(Path("page.html")))
+    path = page.write(arguments.out or free_path(Path("page.html")))
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
     if page.reason is None:
         say("live: the page holds the weights and computes the model")
@@ -63,9 +62,3 @@ def _page(checkpoint, arguments: ExplainArguments):
     title = Path(arguments.run).name or arguments.run
     options = {"target": arguments.target, "title": title}
     return explain(model, variables, arguments.text, tokenizer, **options)
-
-
-def _free(path: Path) -> Path:
-    """Returns the first of page.html, page-2.html, … that does not exist yet."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(x for x in chain([path], others) if not x.exists())

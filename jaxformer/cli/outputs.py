@@ -11,6 +11,6 @@ def check_out(out: Path | None, suffix: str) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """Returns the first of name.png, name-2.png, … that does not exist yet."""
+    """Returns the first of name.ext, name-2.ext, … that does not exist yet."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return next(x for x in chain([path], others) if not x.exists())

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from jaxformer.artifacts.files import write_figure
 from jaxformer.decoding.autoregressive import inspect
-from jaxformer.interpret.labelled_text import Text
+from jaxformer.interpret.encoded_text import EncodedText, token_names
 from jaxformer.models.language_model import LanguageModel, Variables
 
 POINTS = {
@@ -36,14 +36,19 @@ class AttentionMaps(NamedTuple):
 
 
 def attention_maps(
-    model: LanguageModel, variables: Variables, text: Text, which: str = "self"
+    model: LanguageModel,
+    variables: Variables,
+    text: EncodedText,
+    tokenizer: Any = None,
+    which: str = "self",
 ) -> AttentionMaps:
     """Computes the attention weights of a text.
 
     Args:
         model: a model with attention.
         variables: its variables.
-        text: the text and, for a model that reads a source, the source.
+        text: the ids of the text and, for a model that reads a source, of the source.
+        tokenizer: names the tokens; None: their ids do.
         which: "self", "cross" (from the text to its source) or "encoder" (within the source).
 
     Raises:
@@ -56,11 +61,15 @@ def attention_maps(
         kind = type(model).__name__
         raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
     source = None if text.source is None else [text.source]
-    seen = inspect(model, variables, np.array([text.ids]), source=source, capture=(point,))
+    seen = inspect(model, variables, np.array([text.tokens]), source=source, capture=(point,))
     weights = np.asarray(seen.captured[point], np.float32)
     weights = weights[:, 0] if weights.ndim == 5 else weights  # an LSTM attends once, with one head
-    queries = text.source_labels if which == "encoder" else text.labels
-    keys = text.labels if which == "self" else text.source_labels
+    tokens, source_names = (
+        tuple(name.replace(" ", "␣") for name in token_names(tokenizer, ids or ()))
+        for ids in (text.tokens, text.source)
+    )
+    queries = source_names if which == "encoder" else tokens
+    keys = tokens if which == "self" else source_names
     titles = {"self": "self-attention", "cross": "cross-attention", "encoder": "encoder attention"}
     return AttentionMaps(weights[..., : len(queries), : len(keys)], queries, keys, titles[which])
 

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
+from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.page_arrays import pack
 from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
 from jaxformer.interpret.page_file import page_html
-from jaxformer.interpret.page_inputs import PageInputs, page_inputs, token_names
 from jaxformer.interpret.page_weights import (
     live_reason,
     named_weights,
@@ -109,7 +109,7 @@ def explain(
     """
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
-    inputs = page_inputs(model, variables, text, tokenizer, target)
+    inputs = encode_text(model, variables, text, tokenizer, target)
     model.check(variables)
     reason = live_reason(model, variables)
     data: dict[str, Any] = {
@@ -140,7 +140,7 @@ def explain(
     return Page(document, data["mode"], reason, len(inputs.tokens))
 
 
-def _live(model: Any, params: Any, inputs: PageInputs) -> dict[str, Any]:
+def _live(model: Any, params: Any, inputs: EncodedText) -> dict[str, Any]:
     """Returns the weights and the config, and JAX's logits for a comparison on the page."""
     expected = final_logits(model, rounded(params), inputs)
     return {

@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.functional.taps import Patch
+from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.page_arrays import pack, pack_rows
-from jaxformer.interpret.page_inputs import PageInputs
 from jaxformer.models.language_model import Variables
 from jaxformer.verify import rules
 from jaxformer.verify.comparison import compare
@@ -28,7 +28,7 @@ _ATTENTION = {
 }
 
 
-def captured_data(model: Any, variables: Variables, inputs: PageInputs) -> dict[str, Any]:
+def captured_data(model: Any, variables: Variables, inputs: EncodedText) -> dict[str, Any]:
     """Runs the model and returns the values that the page shows when it cannot compute them.
 
     Returns:
@@ -60,14 +60,14 @@ def captured_data(model: Any, variables: Variables, inputs: PageInputs) -> dict[
     return data
 
 
-def _batches(inputs: PageInputs) -> tuple[Any, Any]:
+def _batches(inputs: EncodedText) -> tuple[Any, Any]:
     tokens = np.asarray([inputs.tokens], np.int32)
     return tokens, None if inputs.source is None else np.asarray([inputs.source], np.int32)
 
 
 def _attention(
     weights: Float[Array, "layers heads queries keys"],
-    inputs: PageInputs,
+    inputs: EncodedText,
     label: str,
     queries: str,
     keys: str,
@@ -96,7 +96,7 @@ def _largest_logits(logits: Float[np.ndarray, "length vocab"]) -> dict[str, Any]
 def _lens(
     model: Any,
     variables: Variables,
-    inputs: PageInputs,
+    inputs: EncodedText,
     stream: Float[np.ndarray, "states length dim"],
 ) -> dict[str, Any]:
     """Returns the predictions if the rest of the model after a layer is skipped.
@@ -131,7 +131,7 @@ def _vectors(
     return vectors
 
 
-def dependency_data(model: Any, variables: Variables, inputs: PageInputs) -> dict[str, Any]:
+def dependency_data(model: Any, variables: Variables, inputs: EncodedText) -> dict[str, Any]:
     """Returns which logits change with which tokens, and how the rule of the model compares."""
     tokens = np.asarray(inputs.tokens[:DEPENDENCY_LENGTH], np.int32)
     read = {} if inputs.source is None else {"source": np.asarray([inputs.source], np.int32)}
@@ -156,7 +156,7 @@ def dependency_data(model: Any, variables: Variables, inputs: PageInputs) -> dic
     }
 
 
-def final_logits(model: Any, params: Any, inputs: PageInputs) -> Float[np.ndarray, " vocab"]:
+def final_logits(model: Any, params: Any, inputs: EncodedText) -> Float[np.ndarray, " vocab"]:
     """Returns JAX's logits of the last position, with which the page compares its own."""
     tokens, _ = _batches(inputs)
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)

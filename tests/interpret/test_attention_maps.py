@@ -6,20 +6,19 @@ from matplotlib.image import imread
 
 import jaxformer as jf
 from jaxformer.interpret.attention_maps import attention_maps, describe, draw_attention
-from jaxformer.interpret.labelled_text import Text, label, labels
+from jaxformer.interpret.encoded_text import EncodedText
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-IDS, SOURCE = (3, 1, 4, 1, 5), (9, 2, 6)
-TEXT = Text(IDS, tuple("abcde"), SOURCE, tuple("xyz"))
-PLAIN = Text(IDS, tuple("abcde"))
+IDS, SOURCE = [3, 1, 4, 1, 5], [9, 2, 6]
+TEXT, PLAIN = EncodedText(IDS, SOURCE), EncodedText(IDS)
 
 
 def maps_of(kind, which):
     model = tiny.build(kind)
     text = TEXT if model.config.reads_source else PLAIN
-    return model, attention_maps(model, tiny.weights(model, 0), text, which)
+    return model, attention_maps(model, tiny.weights(model, 0), text, which=which)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +72,3 @@ def test_a_picture_has_a_panel_for_each_head(tmp_path):
         with pytest.raises(ValueError, match=message):
             draw_attention(maps, tmp_path / "none.png", layer, head)
     assert not (tmp_path / "none.png").exists()
-
-
-class Letters:
-    """A tokenizer of fixed texts."""
-
-    texts = ("a", " b", "\n", "\x1b[31m", "\N{REPLACEMENT CHARACTER}", "")
-
-    def decode(self, ids):
-        return "".join(self.texts[i] for i in ids)
-
-    def name_of(self, token):
-        return {4: "<0xC3>"}.get(token, "")
-
-
-def test_labels_show_spaces_and_no_control_characters():
-    found = labels(Letters(), range(6))
-    assert found == ("a", "␣b", "↵", "·[31m", "<0xC3>", "<5>")
-    assert all(label(Letters(), i).isprintable() for i in range(6))

@@ -11,7 +11,7 @@ MOST_TOKENS = 512
 MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
 
 
-class PageInputs(NamedTuple):
+class EncodedText(NamedTuple):
     """Token ids that the model reads.
 
     Attributes:
@@ -23,13 +23,13 @@ class PageInputs(NamedTuple):
     source: list[int] | None = None
 
 
-def page_inputs(
+def encode_text(
     model: Any,
     variables: Any,
     text: str | Sequence[int],
     tokenizer: Any,
     target: str | Sequence[int] | None,
-) -> PageInputs:
+) -> EncodedText:
     """Checks and encodes the texts; see `explain` for the arguments.
 
     Raises:
@@ -42,7 +42,7 @@ def page_inputs(
         opening = [] if config.bidirectional or tokenizer is None else tokenizer.opening
         tokens = _encoded("text", text, tokenizer, opening)
         _check("text", tokens, config.max_length, config.vocab_size)
-        return PageInputs(tokens)
+        return EncodedText(tokens)
     source = _source(text, tokenizer)
     longest = getattr(config, "max_source_length", None) or config.max_length
     _check("text", source, longest, getattr(config, "source_vocab_size", None) or config.vocab_size)
@@ -52,7 +52,7 @@ def page_inputs(
         opening = [] if tokenizer is None else tokenizer.decoder_opening
         tokens = _encoded("target", target, tokenizer, opening)
     _check("target", tokens, config.max_length, config.vocab_size)
-    return PageInputs(tokens, source)
+    return EncodedText(tokens, source)
 
 
 def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:

@@ -19,7 +19,7 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
-  const readout = el("p", { class: "readout", role: "status", text: "\u00a0" });
+  const readout = el("p", { class: "readout", role: "status", text: "Point at a cell, or use the arrow keys." });
   const legend = el("p", { class: "note legend" });
   const element = el("div", { class: "heat-box" }, [canvas, legend, readout]);
   const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null };

@@ -38,7 +38,7 @@ export function dependencyView(store) {
   const most = effects.reduce((a, b) => Math.max(a, b), 0) || 1;
   view.update = () => {
     // Every dependency is visible, however small.
-    const values = Float32Array.from(flat, (found, i) => (found ? effects[i] + 0.03 * most : 0));
+    const values = Float32Array.from(flat, (found, i) => (found ? effects[i] + 0.12 * most : 0));
     map.draw({ rows: size, columns: size, values, rowNames: names, columnNames: names, marks: wrong });
   };
   return view;

@@ -19,7 +19,7 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
-  const readout = el("p", { class: "readout", role: "status", text: "\u00a0" });
+  const readout = el("p", { class: "readout", role: "status", text: "Point at a cell, or use the arrow keys." });
   const legend = el("p", { class: "note legend" });
   const element = el("div", { class: "heat-box" }, [canvas, legend, readout]);
   const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null };
@@ -79,15 +79,21 @@ function movedCursor({ matrix, cursor: [row, column] }, event) {
   return ends[event.key] ?? null;
 }
 
-function layoutOf({ rows, columns, rowNames, columnNames }, width, height) {
-  const isReadable = (space, num) => (space - LABEL_SPACE) / num >= SMALLEST_LABEL;
-  const left = rowNames && isReadable(height, rows) ? LABEL_SPACE : 0;
-  const top = columnNames && isReadable(width, columns) ? LABEL_SPACE : 0;
-  const cell = Math.min((width - left) / columns, (height - top) / rows, LARGEST_CELL);
-  const isWide = rows * 3 < columns; // a wide matrix fills the width with cells that are not square
-  const wide = isWide ? (width - left) / columns : cell;
-  const high = isWide ? Math.max(cell, Math.min(24, height / rows)) : cell;
-  return { left, top, wide, high, width: left + wide * columns, height: top + high * rows };
+/** Returns the sizes of the cells, with space for labels where they can be read. */
+function layoutOf(matrix, width, height) {
+  const left = matrix.rowNames ? LABEL_SPACE : 0, top = matrix.columnNames ? LABEL_SPACE : 0;
+  const { high, wide } = cellSize(matrix, width - left, height - top);
+  const margins = { left: high < SMALLEST_LABEL ? 0 : left, top: wide < SMALLEST_LABEL ? 0 : top };
+  const size = cellSize(matrix, width - margins.left, height - margins.top);
+  const total = { width: margins.left + size.wide * matrix.columns, height: margins.top + size.high * matrix.rows };
+  return { ...margins, ...size, ...total };
+}
+
+function cellSize({ rows, columns }, width, height) {
+  const cell = Math.min(width / columns, height / rows, LARGEST_CELL);
+  if (rows * 3 >= columns) return { wide: cell, high: cell };
+  // A wide matrix fills the width with cells that are not square.
+  return { wide: width / columns, high: Math.max(cell, Math.min(24, height / rows)) };
 }
 
 function cellAt({ matrix, layout }, x, y) {
@@ -196,7 +202,7 @@ function cellPicture({ matrix, layout, pictures, largest }, scale) {
 function paintLabels(context, matrix, layout, cursor, ink, quiet) {
   context.font = `${Math.max(9, Math.min(12, layout.high - 1))}px ui-monospace, monospace`;
   context.textBaseline = "middle";
-  if (layout.left && layout.high >= SMALLEST_LABEL - 2) {
+  if (layout.left) {
     context.textAlign = "right";
     matrix.rowNames.forEach((name, row) => {
       context.fillStyle = row === cursor[0] ? ink : quiet;

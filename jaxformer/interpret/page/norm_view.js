@@ -124,7 +124,7 @@ function histogram(kind, title, x, [low, high]) {
   const ticks = [low + 0.04 * (high - low), 0, high - 0.04 * (high - low)].filter((t) => t >= low && t <= high);
   const labels = ticks.map((tick) =>
     svg("text", { x: at(tick), y: height + 16, "text-anchor": "middle", text: tick.toFixed(1) }));
-  const numbers = `mean ${mean.toFixed(3)}, standard deviation ${spread.toFixed(3)}`;
+  const numbers = `mean ${(Math.abs(mean) < 5e-4 ? 0 : mean).toFixed(3)}, standard deviation ${spread.toFixed(3)}`;
   return el("figure", { "data-mean": mean, "data-spread": spread, "data-kind": kind }, [
     el("figcaption", {}, [el("b", { text: title }), el("span", { class: "numbers", text: numbers })]),
     svg("svg", { viewBox: `-14 -4 ${width + 28} ${height + 26}`, role: "img", "aria-label": `Histogram of ${title}: ${numbers}` }, [

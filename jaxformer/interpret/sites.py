@@ -167,7 +167,7 @@ def checked_grid(
     else:
         chosen = tuple(name for name in AXES if name in axes)
     accepted = [name for name in AXES if present[name]]
-    if isinstance(axes, str) or set(axes) - set(AXES) or set(chosen) - set(accepted):
+    if set(axes) - set(AXES) or set(chosen) - set(accepted):
         raise ValueError(
             f"axes are {axes!r}; for the point {point!r} they must be a tuple with names from "
             f"{', '.join(accepted)}"

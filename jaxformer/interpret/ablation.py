@@ -1,7 +1,8 @@
 """Ablation of attention heads: how much the loss grows if heads output only their mean.
 
 Mean ablation replaces the output of a head at every token by the mean of that output over all
-tokens of the batch. What the head adds to every token alike remains, and the rest is lost.
+tokens of the batch. This removes the part of the output that
+differs from token to token.
 
 Reference:
     Wang et al. 2022, §2.2 (mean ablation); Michel et al. 2019 (removal of heads).

@@ -1,7 +1,7 @@
 """The head atlas: scores of every attention head, and the effect of its ablation on the loss.
 
 The atlas reports where heads attend and how much the loss depends on them. It claims no meaning: a
-head with a high score need not do what the score is named after.
+high induction score, for example, does not prove that the head copies.
 """
 
 from collections.abc import Iterable
@@ -125,7 +125,7 @@ def head_atlas(
         model: a Transformer: Decoder, Encoder or EncoderDecoder.
         variables: its variables.
         tokens: int [batch, length], rows of text for a decoder, at least two. Otherwise a `Batch`,
-            which can also have padding, packed documents, a source and targets of its own (see
+            which can also have padding, packed documents, a source and other targets (see
             `texts.next_token_batch`).
         settings: the heads to measure, and settings of the scores.
 
@@ -147,8 +147,8 @@ def atlas_over_checkpoints(
 ) -> AtlasHistory:
     """Measures the scores of every head at each checkpoint, and the loss.
 
-    It reads one checkpoint at a time, so an iterator that loads each when asked keeps only one in
-    memory (see `history.read_checkpoints`).
+    It reads one checkpoint at a time, so only one is in memory if the iterator loads them one by
+    one (see `history.read_checkpoints`).
 
     Args:
         model: as in `head_atlas`.

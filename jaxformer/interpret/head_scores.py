@@ -1,6 +1,6 @@
 """Scores of attention heads: the share of attention weight that goes to certain tokens.
 
-A score says where a head attends. It does not say what the head is for.
+A score measures where a head attends. It does not prove a purpose.
 """
 
 from functools import partial

@@ -19,7 +19,7 @@ def atlas_figure(atlases: Mapping[str, HeadAtlas]) -> Figure:
     """Draws one row of tables for each atlas: its scores and the effects of ablation.
 
     Each table has a cell for each head, with heads from left to right and layers from bottom to
-    top. Scores that are defined for no query are left out.
+    top. A score that is NaN for every head has no table.
 
     Args:
         atlases: {name of the text: atlas}.
@@ -81,13 +81,13 @@ def draw_lines(axes: Any, history: AtlasHistory, name: str) -> None:
     for layer, head in order:
         label = f"layer {layer}" if head == 0 else None
         axes.plot(history.steps, scores[:, layer, head], color=f"C{layer}", alpha=0.85, label=label)
-    for layer, head in order[-2:]:
+    for (layer, head), side in zip(order[-2:], ("top", "bottom"), strict=False):
         axes.annotate(
             f"{layer}.{head}",
             (history.steps[-1], scores[-1, layer, head]),
             xytext=(3, 0),
             textcoords="offset points",
-            va="center",
+            va=side,
             fontsize=9,
         )
     title = f"{_words(name)} score of each head"

@@ -58,9 +58,9 @@ def next_token_batch(
     following = jax.lax.cummin(real, axis=1, reverse=True)
     following = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=length)
     index = jnp.minimum(following, length - 1)
-    continues = jnp.take_along_axis(documents, index, axis=1) == documents
+    # The first token of a document has position 0, which no model predicts.
     predicted = jnp.take_along_axis(positions, index, axis=1) >= model.minimum_prefill
-    counts = (documents != 0) & (following < length) & continues & predicted
+    counts = (documents != 0) & (following < length) & predicted
     batch = Batch(
         jnp.asarray(tokens),
         jnp.take_along_axis(jnp.asarray(tokens), index, axis=1),
@@ -166,7 +166,7 @@ def check_rows(name: str, tokens: AnyArray) -> None:
 
 
 def inputs_of(batch: Batch) -> Inputs:
-    """Returns what the model reads of a batch."""
+    """Returns the tokens, segments and source of a batch."""
     return Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
 
 

@@ -170,7 +170,7 @@ def test_repeated_rows_count_only_their_second_copy():
 
 
 def refused(change):
-    """Returns arguments of `ablate_sets` with one of them changed."""
+    """Returns arguments of `ablate_sets` after a change to one."""
     model, variables, tokens = setup(0)
     batch = next_token_batch(model, tokens)
     given = {

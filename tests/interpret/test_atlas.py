@@ -9,6 +9,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.interpret import atlas
 from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import AtlasSettings, HeadAtlas, atlas_over_checkpoints, head_atlas
 from jaxformer.interpret.head_scores import ScoreSettings, cross_scores, head_scores
@@ -39,23 +40,23 @@ def measured():
 
 
 def test_scores_are_those_of_captured_weights():
-    model, variables, batch, atlas = measured()
+    model, variables, batch, found = measured()
     point = "attention.weights"
     seen = jf.inspect(model, variables, batch.inputs, segments=batch.segments, capture=(point,))
     settings = ScoreSettings((1, 2), 2)
     expected = head_scores(seen.captured[point], batch.inputs, batch.segments, settings)._asdict()
-    assert atlas.scores.keys() == expected.keys()
-    for name, score in atlas.scores.items():
+    assert found.scores.keys() == expected.keys()
+    for name, score in found.scores.items():
         tiny.close(score, expected[name])
 
 
 def test_effects_are_those_of_ablation():
-    model, variables, batch, atlas = measured()
-    found = ablate_heads(model, variables, batch)
-    tiny.close(atlas.effect, found.effect)
-    tiny.close(atlas.standard_error, found.standard_error)
-    tiny.close(atlas.loss, found.loss)
-    assert atlas.num_rows == ROWS
+    model, variables, batch, found = measured()
+    expected = ablate_heads(model, variables, batch)
+    tiny.close(found.effect, expected.effect)
+    tiny.close(found.standard_error, expected.standard_error)
+    tiny.close(found.loss, expected.loss)
+    assert found.num_rows == ROWS
 
 
 @pytest.mark.parametrize("attention", mostly_slow(["cross_attention", "encoder.attention"]))
@@ -64,7 +65,7 @@ def test_an_encoder_decoder_has_an_atlas_of_each_attention(attention):
     variables, source = tiny.weights(model, 0), tiny.sources(model, 0, ROWS)
     batch = next_token_batch(model, tiny.tokens(0, ROWS, LENGTH), None, source)
     settings = SETTINGS._replace(attention=attention)
-    atlas = head_atlas(model, variables, batch, settings)
+    found = head_atlas(model, variables, batch, settings)
     point = f"{attention}.weights"
     weights = jf.inspect(model, variables, batch.inputs, source=source, capture=(point,)).captured
     if attention == "cross_attention":
@@ -73,7 +74,7 @@ def test_an_encoder_decoder_has_an_atlas_of_each_attention(attention):
         both_ways = ScoreSettings((1, 2), 2, bidirectional=True)
         expected = head_scores(weights[point], batch.source, batch.source_segments, both_ways)
     for name, score in expected._asdict().items():
-        tiny.close(atlas.scores[name], score)
+        tiny.close(found.scores[name], score)
 
 
 @pytest.mark.slow
@@ -81,8 +82,8 @@ def test_an_encoder_has_an_atlas_on_hidden_tokens():
     model = tiny.build(jf.EncoderConfig, num_layers=1)
     tokens, weights = tiny.tokens(0, ROWS, LENGTH), np.eye(ROWS, LENGTH, dtype=np.float32)
     batch = Batch(np.where(weights, 3, tokens), tokens, weights)
-    atlas = head_atlas(model, tiny.weights(model, 0), batch, SETTINGS)
-    assert atlas.effect.shape == (1, 4) and np.isfinite(atlas.loss)
+    found = head_atlas(model, tiny.weights(model, 0), batch, SETTINGS)
+    assert found.effect.shape == (1, 4) and np.isfinite(found.loss)
 
 
 def small_atlas():
@@ -105,22 +106,28 @@ def test_the_table_is_sorted():
     assert "sort_by is 'x'; it must be one of induction" in error_of(small_atlas().table, "x")
 
 
-def test_the_history_has_the_scores_of_each_checkpoint():
-    """Only one checkpoint is in memory: the next one is asked for after the last was measured."""
-    model, variables, batch, atlas = measured()
-    alive = []
+def test_the_history_has_the_scores_of_each_checkpoint(monkeypatch):
+    """Each checkpoint is measured before the next one is read."""
+    model, variables, batch, expected = measured()
+    events, observe = [], atlas._observe
+
+    def observed(*arguments):
+        events.append("measured")
+        return observe(*arguments)
 
     def checkpoints():
         for step, factor in [(0, 0.0), (10, 1.0)]:
-            alive.append(step)
+            events.append(f"read {step}")
             yield step, jax.tree.map(lambda x, by=factor: by * x, variables)
 
+    monkeypatch.setattr(atlas, "_observe", observed)
     history = atlas_over_checkpoints(model, checkpoints(), batch, SETTINGS)
-    assert alive == [0, 10] and history.steps.tolist() == [0, 10]
+    assert events == ["read 0", "measured", "read 10", "measured"]
+    assert history.steps.tolist() == [0, 10]
     for name, score in history.scores.items():
         assert score.shape == (2, 1, 4)
-        tiny.close(score[1], atlas.scores[name])
-    tiny.close(history.loss, [np.log(model.config.vocab_size), atlas.loss])
+        tiny.close(score[1], expected.scores[name])
+    tiny.close(history.loss, [np.log(model.config.vocab_size), expected.loss])
 
 
 def saved_run(path):

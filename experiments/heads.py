@@ -68,7 +68,7 @@ def figures(atlases: dict, untrained: dict) -> dict:
 
 def _plain(values):
     """Returns rounded numbers; an undefined score becomes None, because JSON has no NaN."""
-    values = np.asarray(values)
+    values = np.asarray(values, np.float64)
     return None if np.isnan(values).any() else values.round(4).tolist()
 
 

@@ -94,6 +94,8 @@ def draw_lines(axes: Any, history: AtlasHistory, name: str) -> None:
     axes.set(xlabel="step", ylabel="share of attention weight", title=title)
     handles = dict(sorted(zip(*axes.get_legend_handles_labels()[::-1], strict=True)))
     axes.legend(handles.values(), handles.keys(), fontsize=9)
+    axes.margins(x=0.08)  # room for the labels
+    axes.set_ylim(bottom=min(0.0, float(np.nanmin(scores, initial=0.0))))
     axes.grid(alpha=0.2)
 
 
@@ -134,7 +136,8 @@ def draw_table(
             break
         share = (values[layer, head] - low) / (high - low)
         is_dark = share < 0.5 if name == "viridis" else abs(share - 0.5) > 0.35
-        text = f"{values[layer, head]:.2f}"
+        digits = 2 if high >= 0.1 else 3
+        text = f"{round(float(values[layer, head]), digits) + 0.0:.{digits}f}"  # no "-0.00"
         color = "white" if is_dark else "black"
         axes.text(head, layer, text, ha="center", va="center", fontsize=9, color=color)
     axes.set_title(title, fontsize=10)

@@ -61,14 +61,14 @@ def means(model, variables, batch, point="attention.heads"):
 @few
 @given(seed=tiny.seeds, segments=tiny.segment_batches(batch=ROWS, length=LENGTH, ids=(1,)))
 def test_each_head_is_that_of_a_patch(seed, segments):
-    """A plain loop over heads patches one head at a time. Padding changes neither mean nor loss."""
+    """A plain loop patches one head at a time. Padding changes neither mean nor loss."""
     model, variables, tokens = setup(seed)
     segments[:, :2] = 1  # every row has a target
     batch = next_token_batch(model, tokens, segments)
     found = ablate_heads(model, variables, batch, rows_at_once=2)
     whole, mean = losses(model, variables, batch), means(model, variables, batch)
     tiny.close(found.loss, whole.mean())
-    for layer, head in np.ndindex(HEADS):
+    for layer, head in [(0, 0), (0, 3), (1, 2)]:
         where = head_sets(HEADS, [[(layer, head)]])[0][:, None, :, None, None]
         patch = {"attention.heads": jf.Patch(where, mean)}
         expected = losses(model, variables, batch, patch) - whole

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import re
 from importlib.resources import files
 
@@ -41,7 +40,7 @@ def page_html(data: dict, title: str) -> str:
 
 def embedded_json(data: dict) -> str:
     r"""Returns JSON for a script element, with `<`, `>` and `&` as `\u003c` and so on."""
-    text = json.dumps(json.loads(json_text(data)), separators=(",", ":"))
+    text = json_text(data)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -23,9 +23,9 @@ sides come near the speed of matrix products, 88 GFLOP/s on a core: torch comput
 sweep without compilation about 80. In units of one layer over 64 tokens, a torch pass needs 12 for
 the layers and 5.4 for the output map. A site needs on average 4.7 layers after it, for 0.56 of the
 tokens (those from a multiple of 8 on): 2.7. With tokens from the site on, and without the unchanged
-queries, keys and values of the next layer, it would be 2.3, which is 7.6 times less than torch. More
-is possible only where torch's products are slower than ours: with threads that compete for cores, or
-on accelerators, where a pass of 64 tokens is small (neither was measured).
+queries, keys and values of the next layer, it would be 2.3, which is 7.6 times less than torch.
+More is possible only where torch's products are slower than ours: with threads that compete for
+cores, or on accelerators, where a pass of 64 tokens is small (neither was measured).
 
 What helped, in units of a layer: logits only at one position (5.4), starting at the layer (5.5 of
 12) and at the position (0.44 of the rest), only keys and values in the last layer (0.8). More sites

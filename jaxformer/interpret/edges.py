@@ -188,7 +188,7 @@ def head_difference(
     layer: Int[Array, ""],
     head: Int[Array, ""],
 ) -> Float[Array, "batch length dim"]:
-    """Computes W_O^h (z_clean − z_corrupted), what one head adds to the residual stream."""
+    """Computes W_O^h (z_clean − z_corrupted), the difference that one head makes."""
     output = weights_of_layer(weights, layer)["attention"]["output"]
     mine = is_at(head, model.config.num_heads)[:, None, None]
     clean, corrupted = (

@@ -81,7 +81,7 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
 
     Args:
         metric: a `Metric`.
-        inputs: what the model reads.
+        inputs: the tokens of the model.
         vocab_size: the number of token ids.
 
     Raises:

@@ -1,6 +1,7 @@
 """Sweeps of a causal Transformer whose runs start at the site.
 
-Patching layer l at position p leaves layers < l and positions < p as they are in the corrupted run.
+Patching layer l at position p changes no value of layers < l or of positions < p. A run takes them
+from the corrupted run.
 Within layer l, a point behind the attention changes only the output at p. A run therefore computes
 
 1. one token in layer l,
@@ -87,7 +88,7 @@ class Plan:
     is_last: bool
 
     def context(self, layer: int, first: int) -> Context:
-        """Returns what the tokens from `first` on attend to: all tokens of the row."""
+        """Returns the context of the tokens from `first` on, which attend to the whole row."""
         model, run = self.model, self.model.run()
         new = TokenInfo(self.length - first, jnp.arange(first, self.length))
         slots = TokenInfo(self.length)

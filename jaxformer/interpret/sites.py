@@ -147,7 +147,7 @@ def checked_grid(
         point: name of the point.
         axes: names from `AXES`; None: all axes that the point has.
         weights: the model's parameters.
-        inputs: what the model reads.
+        inputs: the tokens and, if it reads one, the source of the model.
 
     Raises:
         ValueError: the model has no such point, or the point has no such axis.

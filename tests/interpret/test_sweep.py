@@ -1,6 +1,8 @@
 """A sweep of activation patching is the loop over its sites, for every kind of model."""
 
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -185,6 +187,21 @@ def test_log_probability_is_that_of_the_token():
     tiny.close(found.clean, np.asarray(jax.nn.log_softmax(logits[:, -1]))[:, 4].mean())
 
 
+class NamedMetric(NamedTuple):
+    position: int
+
+    def __call__(self, logits):
+        return logits[0, 0]
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    position: int
+
+    def __call__(self, logits):
+        return logits[0, 0]
+
+
 TOKENS = np.ones((BATCH, LENGTH), np.int32)
 WRONG = {
     r"no point is named 'attention.head' \(nearest: 'attention.heads'\)": {
@@ -205,6 +222,9 @@ WRONG = {
     "tokens hold id 13; vocab_size is 13": {"corrupted": 13 * TOKENS},
     "chunk is 0": {"chunk": 0},
     "metric is a function": {"metric": lambda logits: logits[0, 0]},
+    "metric is a Inputs": {"metric": Inputs(TOKENS)},
+    "metric is a NamedMetric": {"metric": NamedMetric(1)},
+    "metric is a Unregistered": {"metric": Unregistered(1)},
     "metric.position is 4; it must be a whole number from -4 to 3": {
         "metric": LogitDifference(1, 2, 4)
     },

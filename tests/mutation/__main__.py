@@ -51,11 +51,15 @@ def _first_red(bug, test: str, seed: int) -> str | None:
     options = ["-m", "", "-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     arguments = [*options, f"--hypothesis-seed={seed}", test]
     run = run_pytest(arguments, environment(bug), PROJECT)
-    # Status 1 means that tests failed; a higher status that they did not run.
+    # Status 1 means that tests failed; another one that pytest could not run them, or that its
+    # process died, as one of them once did after its report.
+    if run.status not in (0, 1):
+        run = run_pytest(arguments, environment(bug), PROJECT)
     red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.output, re.MULTILINE)
     is_clear = run.status == 0 or (run.status == 1 and red)
     if not is_clear or _FAILED_OTHERWISE.search(run.output):
-        raise NotTried(f"{bug.name}: {test} did not run properly\n{run.output[-3000:]}")
+        message = f"{bug.name}: {test} did not run properly (exit status {run.status})"
+        raise NotTried(f"{message}\n{run.output[-3000:]}")
     return red.group(1) if red else None
 
 

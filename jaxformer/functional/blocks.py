@@ -162,9 +162,8 @@ def self_attention(
         Notes, lecture 11 §4.
     """
     context = tokens.context
-    query, key, value = query_key_value(weights, tap("attention.input", x), config)
-    query = rotate(query_key_norm(weights, "query_norm", query, config), context, config)
-    key = rotate(query_key_norm(weights, "key_norm", key, config), context, config)
+    x = tap("attention.input", x)
+    query, key, value = queries_keys_values(weights, x, context, config)
     query, key = tap("attention.query", query), tap("attention.key", key)
     value = tap("attention.value", value)
     (keys, values), layer_cache = context.store(key, value, tokens.cached, tap)
@@ -172,8 +171,21 @@ def self_attention(
     return tap("attention.output", linear(weights["output"], merge_heads(heads))), layer_cache
 
 
-def query_key_value(weights: Weights, x: Float[Array, "*batch length dim"], config: Any) -> list:
-    """Computes queries, keys and values, each [*batch, heads or kv_heads, length, head_dim]."""
+def queries_keys_values(
+    weights: Weights, x: Float[Array, "*batch length dim"], context: Context, config: Any
+) -> tuple[Array, Array, Array]:
+    """Computes queries, keys and values, each [*batch, heads or kv_heads, length, head_dim].
+
+    Queries and keys are normalized and rotated, if the config asks for it.
+    """
+    query, key, value = project(weights, x, config)
+    query = rotate(query_key_norm(weights, "query_norm", query, config), context, config)
+    key = rotate(query_key_norm(weights, "key_norm", key, config), context, config)
+    return query, key, value
+
+
+def project(weights: Weights, x: Float[Array, "*batch length dim"], config: Any) -> list[Array]:
+    """Computes x W_Q, x W_K and x W_V, each [*batch, heads or kv_heads, length, head_dim]."""
     num_heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     if "query_key_value" in weights:
         ends = [config.head_dim * sum(num_heads[:side]) for side in (1, 2)]

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.blocks import norm_before, query_key_norm, query_key_value, rotate
+from jaxformer.functional.blocks import norm_before, queries_keys_values
 from jaxformer.functional.contexts import sequence_contexts
 from jaxformer.functional.decoder import DECODER
 from jaxformer.functional.family import Weights
@@ -210,14 +210,9 @@ def receiver_input(
     contexts = sequence_contexts(inputs, model.self_attention_masks, Scores(), model.run())
 
     def run(setting: Any, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
-        attention, context = block["attention"], contexts.layers[0]
         normed = norm_before(block, "attention", x, setting)
-        found = dict(zip(INPUTS, query_key_value(attention, normed, setting), strict=True))
-        if name == "value":
-            return found[name]
-        return rotate(
-            query_key_norm(attention, f"{name}_norm", found[name], setting), context, setting
-        )
+        found = queries_keys_values(block["attention"], normed, contexts.layers[0], setting)
+        return found[INPUTS.index(name)]
 
     return by_setting(model.config, run, layer, weights_of_layer(weights, layer), residual)
 

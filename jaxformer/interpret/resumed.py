@@ -30,9 +30,7 @@ from jaxformer.functional.blocks import (
     Tokens,
     block,
     norm_before,
-    query_key_norm,
-    query_key_value,
-    rotate,
+    queries_keys_values,
 )
 from jaxformer.functional.contexts import implementation_of, is_step
 from jaxformer.functional.decoder import DECODER
@@ -272,8 +270,6 @@ def store(
     context: Context,
 ) -> KeysValues:
     """Returns the keys and values of a layer with those of the tokens in x written to them."""
-    attention = weights["attention"]
     normed = norm_before(weights, "attention", x, setting)
-    _, key, value = query_key_value(attention, normed, setting)
-    key = rotate(query_key_norm(attention, "key_norm", key, setting), context, setting)
+    _, key, value = queries_keys_values(weights["attention"], normed, context, setting)
     return context.store(key, value, cached, NO_TAP)[0]

@@ -25,8 +25,7 @@ from jaxformer.functional.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear import linear
 from jaxformer.functional.taps import Hooks
-from jaxformer.interpret.inputs import read_inputs
-from jaxformer.models.config.check import whole_number
+from jaxformer.interpret.inputs import checked_position, checked_target, read_inputs
 from jaxformer.models.language_model import LanguageModel, Variables
 
 # The point whose value says what a sub-layer writes.
@@ -101,27 +100,23 @@ def attribute(
     """
     inputs = read_inputs(model, variables, tokens, source)
     batch_size, length = inputs.tokens.shape
-    check_sum(model)
-    target = jnp.asarray(target)
-    if target.shape != (batch_size,):
-        raise ValueError(f"target is {target.shape}; it must be ({batch_size},), one id per text")
-    if (target < 0).any() or (target >= model.config.vocab_size).any():
-        raise ValueError(f"target is {target}; ids are 0 … {model.config.vocab_size - 1}")
-    if whole_number("position", position, -length) >= length:
-        raise ValueError(f"position is {position}; the texts have {length} tokens")
-    return _attribute(model, variables["params"], inputs, target, position % length)
+    if (reason := cannot_attribute(model)) is not None:
+        raise ValueError(reason)
+    target = checked_target(target, batch_size, model.config.vocab_size)
+    position = checked_position(position, length)
+    return _attribute(model, variables["params"], inputs, target, position)
 
 
-def check_sum(model: LanguageModel) -> None:
-    """Raises ValueError unless the model's logits follow from a sum of sub-layers' outputs."""
-    kind = type(model).__name__
+def cannot_attribute(model: LanguageModel) -> str | None:
+    """Returns why a logit of the model is not a sum of sub-layers' outputs; None if it is."""
     if SUB_LAYERS["attention"] not in model.points:
-        raise ValueError(f"model is a {kind}; attribution needs a Transformer's sub-layers")
+        return f"model is a {type(model).__name__}; attribution needs a Transformer's sub-layers"
     if getattr(model.config, "transform", False):
-        raise ValueError(
+        return (
             "model has BERT's transform between the last layer and the head; it is not linear, so "
             "the logit is no sum of parts"
         )
+    return None
 
 
 @partial(jax.jit, static_argnums=(0, 4))

@@ -3,8 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
 from jaxformer.functional.inputs import Inputs
 from jaxformer.models.check import as_array, checked_inputs
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
 
 
@@ -31,3 +35,28 @@ def read_inputs(
     if read is not None:
         inputs = replace(inputs, source=read.tokens, source_segments=read.segments)
     return checked_inputs(inputs, model.config)
+
+
+def checked_target(target: Any, batch_size: int, vocab_size: int) -> Int[Array, " batch"]:
+    """Returns the ids of one token for each text as an array.
+
+    Raises:
+        ValueError: there is not one id per text, or an id is not in the vocabulary.
+    """
+    target = jnp.asarray(as_array("target", target))
+    if target.shape != (batch_size,):
+        raise ValueError(f"target is {target.shape}; it must be ({batch_size},), one id per text")
+    if (target < 0).any() or (target >= vocab_size).any():
+        raise ValueError(f"target is {target}; ids are 0 … {vocab_size - 1}")
+    return target
+
+
+def checked_position(position: int, length: int) -> int:
+    """Returns a position, negative ones counted from the end, as an index from the beginning.
+
+    Raises:
+        ValueError: the texts have no such position.
+    """
+    if whole_number("position", position, -length) >= length:
+        raise ValueError(f"position is {position}; the texts have {length} tokens")
+    return position % length

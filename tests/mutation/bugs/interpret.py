@@ -6,6 +6,7 @@ from tests.mutation.changes import Replace, gives
 SCORES = "interpret/test_head_scores.py"
 ABLATION = "interpret/test_ablation.py"
 ATLAS = "interpret/test_atlas.py"
+GRADIENTS = "interpret/test_gradients.py"
 LOOPS = f"{SCORES}::test_scores_are_those_of_loops"
 CROSS = f"{SCORES}::test_cross_scores_are_those_of_loops"
 PATCH = f"{ABLATION}::test_each_head_is_that_of_a_patch"
@@ -157,5 +158,18 @@ BUGS = (
         "artifacts.checkpoint:Checkpoints.read",
         Replace("str(step)", "str(max(self.steps()))"),
         f"{ATLAS}::test_checkpoints_of_a_run_are_read_one_at_a_time",
+    ),
+    # ---- gradients
+    Bug(
+        "the gradient is that of another position",
+        "interpret.gradients:_gradients",
+        Replace("hidden[:, position, None]", "hidden[:, -1, None]"),
+        f"{GRADIENTS}::test_later_tokens_have_no_gradient",
+    ),
+    Bug(
+        "the gradient by the source is left out",
+        "interpret.gradients:_gradients",
+        Replace("Patch(True, x)", 'Patch(name == "embedding", x)'),
+        f"{GRADIENTS}::test_a_gradient_predicts_a_small_change_of_the_logit",
     ),
 )

@@ -18,10 +18,12 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
+from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
-from jaxformer.interpret.page_arrays import pack
+from jaxformer.interpret.page_arrays import pack, unpack
 from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
 from jaxformer.interpret.page_file import page_html
+from jaxformer.interpret.page_heads import atlas_data, attribution_data, repeated_atlas
 from jaxformer.interpret.page_weights import (
     live_reason,
     named_weights,
@@ -32,8 +34,6 @@ from jaxformer.interpret.page_weights import (
 from jaxformer.models.config import kind_of
 
 FORMAT = 1
-_ATLAS = ("scores", "effects", "errors")
-_ATTRIBUTION = ("heads", "feedforward", "embedding", "target")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ def explain(
     *,
     target: str | Sequence[int] | None = None,
     title: str = "",
-    atlas: Any = None,
-    attribution: Any = None,
+    atlas: HeadAtlas | None = None,
 ) -> Page:
     """Computes the page of a text.
 
@@ -95,10 +94,8 @@ def explain(
         target: The decoder's text, for a model that reads a source. None: the model's own greedy
             translation.
         title: The name of the model on the page; None: its kind.
-        atlas: Scores of the heads: a mapping, or a value with attributes, with "scores" {name:
-            [layers][heads]} and optional "effects" and "errors" [layers][heads].
-        attribution: Direct attribution of a logit: "heads" [layers][heads], "feedforward" [layers],
-            "embedding" and "target" (the name of the token). None: the page computes it if it can.
+        atlas: The head atlas to show. None: an atlas on random tokens that occur twice, for a model
+            that the page computes; none for other models.
 
     Returns:
         The page.
@@ -125,19 +122,28 @@ def explain(
     }
     if reason:
         data["config"] = _sizes(model.config)
-        data["captured"] = captured_data(model, variables, inputs)
+        data |= _captured(model, variables, inputs)
     else:
         data |= _live(model, variables["params"], inputs)
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
-    norms = _norms(variables["params"]) if reason else None
-    optional = {
-        "norms": norms,
-        "atlas": _plain(atlas, _ATLAS),
-        "attribution": _plain(attribution, _ATTRIBUTION),
-    }
-    data |= {name: x for name, x in optional.items() if x is not None}
+    text = "text"
+    if atlas is None and not reason:
+        atlas, text = repeated_atlas(model, variables), "random tokens that occur twice"
+    if atlas is not None:
+        data["atlas"] = atlas_data(atlas, text)
     document = page_html(data, f"{data['title']}: attention, layers and decoding")
     return Page(document, data["mode"], reason, len(inputs.tokens))
+
+
+def _captured(model: Any, variables: Any, inputs: EncodedText) -> dict[str, Any]:
+    """Returns the values that JAX computed, and those of the norms and parts that the model has."""
+    captured = captured_data(model, variables, inputs)
+    best = int(unpack(captured["logits"]["ids"])[-1, 0])
+    optional = {
+        "norms": _norms(variables["params"]),
+        "attribution": attribution_data(model, variables, inputs, best),
+    }
+    return {"captured": captured} | {name: x for name, x in optional.items() if x is not None}
 
 
 def _live(model: Any, params: Any, inputs: EncodedText) -> dict[str, Any]:
@@ -182,8 +188,6 @@ def _norms(params: Any) -> dict[str, Any] | None:
 
 def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:
     """Returns the texts of tokens: of all ids if the page is live, otherwise of those shown."""
-    from jaxformer.interpret.page_arrays import unpack
-
     if data["mode"] == "live":
         return token_names(tokenizer, range(vocab_size))
     shown = {*data["tokens"], *(data["source"] or ())}
@@ -192,21 +196,3 @@ def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:
             shown |= set(np.unique(unpack(data["captured"][part]["ids"])).tolist())
     ids = sorted(shown)
     return dict(zip(map(str, ids), token_names(tokenizer, ids), strict=True))
-
-
-def _plain(value: Any, names: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the named parts of a mapping or of an object's attributes as lists and numbers."""
-    if value is None:
-        return None
-    found = {}
-    for name in names:
-        part = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if part is not None:
-            found[name] = _listed(part)
-    return found
-
-
-def _listed(part: Any) -> Any:
-    if isinstance(part, Mapping):
-        return {str(name): _listed(x) for name, x in part.items()}
-    return part if isinstance(part, str) else np.asarray(part, np.float64).tolist()

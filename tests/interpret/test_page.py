@@ -18,10 +18,13 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.interpret import explain, explanation, page_arrays, page_file, page_weights
+from jaxformer.interpret.atlas import HeadAtlas, head_atlas
+from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
 from tests.errors import error_of
 from tests.interpret.pages import NO_MATRIX, TEXT, jax_logits, model_of, tokenizer
+from tests.properties import tiny
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m<!-- & \u2028'
 
@@ -33,8 +36,9 @@ def page():
 
 @pytest.fixture
 def no_matrix(monkeypatch):
-    """Leaves out the dependency matrix, which compiles for seconds."""
+    """Leaves out the dependency matrix and the atlas, which compile for seconds."""
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
+    monkeypatch.setattr(explanation, "repeated_atlas", lambda *_: None)
 
 
 def data_of(page):
@@ -202,20 +206,47 @@ def test_the_dependency_matrix_of_a_page_is_that_of_the_rule(page):
     assert np.array_equal(matrix["matrix"], np.tril(np.ones_like(matrix["matrix"])))
 
 
-@pytest.mark.usefixtures("no_matrix")
-def test_atlas_and_attribution_are_passed_on():
-    class Atlas:
-        scores = {"induction": np.eye(2)}  # noqa: RUF012
-        effects = np.ones((2, 2))
-        errors = None
+def test_a_page_that_computes_the_model_measures_its_heads(monkeypatch):
+    monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
+    model, variables = model_of()
+    data = data_of(explain(model, variables, [1, 2]))["atlas"]
+    expected = head_atlas(model, variables, repeated_batch(300, 48, 16))
+    np.testing.assert_allclose(data["effects"], expected.effect, atol=1e-5)
+    np.testing.assert_allclose(data["errors"], expected.standard_error, atol=1e-5)
+    np.testing.assert_allclose(data["scores"]["induction"], expected.scores["induction"], atol=1e-5)
+    assert "16 rows of random tokens that occur twice" in data["text"]
+    # Without delimiters, their score is NaN, which JSON does not have.
+    assert "delimiter" in expected.scores and "delimiter" not in data["scores"]
 
-    attribution = {"heads": np.eye(2), "feedforward": [1, 2], "embedding": 3.0, "target": "x"}
-    data = data_of(explain(*model_of(), [1, 2], atlas=Atlas(), attribution=attribution))
-    assert data["atlas"] == {
-        "scores": {"induction": [[1, 0], [0, 1]]},
-        "effects": [[1, 1], [1, 1]],
+
+@pytest.mark.usefixtures("no_matrix")
+def test_an_atlas_is_passed_on():
+    effect = np.arange(8.0).reshape(2, 4)
+    atlas = HeadAtlas({"induction": 2 * effect}, effect, 3 * effect, 1.0, 5)
+    assert data_of(explain(*model_of(dtype="bfloat16"), [1, 2], atlas=atlas))["atlas"] == {
+        "scores": {"induction": (2 * effect).tolist()},
+        "effects": effect.tolist(),
+        "errors": (3 * effect).tolist(),
+        "text": "Measured on 5 rows of text.",
     }
-    assert data["attribution"]["embedding"] == 3 and data["attribution"]["target"] == "x"
+
+
+@pytest.mark.usefixtures("no_matrix")
+def test_a_page_of_captured_values_has_the_parts_of_the_last_logit():
+    model = jf.build(training_preset("tiny", "encoder-decoder").model)
+    variables = tiny.weights(model, 0)
+    data = data_of(explain(model, variables, [3, 4, 5], target=[1, 2]))
+    found, logits = data["attribution"], data["captured"]["logits"]
+    best = page_arrays.unpack(logits["ids"])[-1, 0]
+    assert found["target"] == best
+    names = ("heads", "cross", "feedforward", "embedding", "rest")
+    total = sum(np.sum(found[name]) for name in names)
+    np.testing.assert_allclose(total, found["logit"], atol=1e-4)
+    np.testing.assert_allclose(
+        found["logit"], page_arrays.unpack(logits["values"])[-1, 0], atol=1e-4
+    )
+    lstm = jf.build(training_preset("tiny", "recurrent").model)
+    assert "attribution" not in data_of(explain(lstm, tiny.weights(lstm, 0), [3, 4, 5]))
 
 
 def test_errors_come_before_anything_is_computed(monkeypatch):

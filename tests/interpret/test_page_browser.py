@@ -12,6 +12,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.interpret import explain, explanation, page_data, page_weights
+from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.models.parameters import init
 from tests.interpret.pages import NO_MATRIX, OPTIONS, TEXT, jax_logits, model_of, tokenizer
 from tests.properties import tiny
@@ -39,6 +40,7 @@ def browser():
 def opened(browser, tmp_path, monkeypatch):
     """Opens a page and checks at the end that it had no error and made no request."""
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
+    monkeypatch.setattr(explanation, "repeated_atlas", lambda *_: None)
     faults, contexts = [], []
 
     def open_page(page, width=1280):
@@ -136,6 +138,30 @@ def test_the_contributions_add_up_to_the_logit(name, opened):
     said = tab.locator("#view-heads .note").first.inner_text()
     logits = tab.evaluate("jaxformerPage.logits(11)")
     assert f"{max(logits):.3f}" in said, said
+
+
+def test_the_atlas_shows_scores_and_effects(opened):
+    effect = np.arange(8.0).reshape(2, 4)
+    atlas = HeadAtlas({"first_token": effect / 8}, effect, effect / 4, 1.0, 5)
+    tab = opened(explain(*model_of(), [1, 2, 3], atlas=atlas))
+    tab.click("#tab-heads")
+    score = tab.locator("#view-heads select").first
+    assert score.locator("option").all_inner_texts() == [
+        "first token",
+        "effect of removing the head",
+    ]
+    grid, readout = (tab.locator(f"#view-heads {name}").first for name in ("canvas", ".readout"))
+    grid.focus()
+    effect_of_removing = "effect of removing the head"
+    expected = {"first token": "0.625", effect_of_removing: "5.000 ± 1.250 nats per token"}
+    for option, value in expected.items():
+        score.select_option(option)
+        grid.focus()
+        for key in ("ArrowDown", "Home", "ArrowRight"):
+            tab.keyboard.press(key)
+        assert readout.inner_text().endswith(value)
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("jaxformerPage.store.selection.head") == 1
 
 
 def test_the_lesson_shows_mean_beta_and_spread_gamma(opened):
@@ -296,8 +322,11 @@ def test_a_page_of_captured_values_shows_them(kind, opened, monkeypatch):
         assert "mean of all heads" in tab.locator("#view-attention .heat-title").inner_text()
     if kind == "recurrent":
         assert "no attention heads" in tab.locator("#view-attention").inner_text()
-    for view in VIEWS[:-1]:
+    has_parts = kind == "encoder-decoder"
+    for view in VIEWS if has_parts else VIEWS[:-1]:
         tab.click(f"#tab-{view}")
+    if has_parts:
+        assert "All parts together" in tab.locator("#view-heads").inner_text()
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -1,7 +1,9 @@
 // The head atlas and the direct attribution of a logit. Each part is hidden if there are no data.
 //
-// data.atlas: {scores: {name: [layers][heads]}, effects: [layers][heads], errors: [layers][heads]}
-// data.attribution: {heads: [layers][heads], feedforward: [layers], embedding, target}
+// data.atlas: {scores: {name: [layers][heads]}, effects: [layers][heads], errors: [layers][heads],
+// text}
+// data.attribution: {heads: [layers][heads], cross: [layers][heads] if there is cross-attention,
+// feedforward: [layers], embedding, rest, logit, target}
 
 import { attributeLogit, attributionReason } from "./attribution.js";
 import { barList, card, choice, el, note, shownToken } from "./dom.js";
@@ -10,6 +12,7 @@ import { runLogits } from "./model.js";
 import { largestIndices } from "./maths.js";
 
 const NUM_PARTS = 12;
+const EFFECT = "effect of removing the head";
 
 /** Returns the view, or null if the page has neither an atlas nor an attribution. */
 export function headsView(store) {
@@ -30,16 +33,16 @@ function gridMatrix(rows) {
 function atlasPart(store) {
   const { atlas } = store.data;
   if (!atlas) return null;
-  const tables = { ...(atlas.scores ?? {}) };
-  if (atlas.effects) tables["effect of removing the head"] = atlas.effects;
+  const tables = {};
+  for (const [name, rows] of Object.entries(atlas.scores)) tables[name.replaceAll("_", " ")] = rows;
+  tables[EFFECT] = atlas.effects;
   const names = Object.keys(tables);
-  if (!names.length) return null;
   const part = { name: names[0] };
   const map = heatmap({
     label: "Score of each head, layers in rows and heads in columns", height: 360,
     describe: (layer, head, value) => {
-      const error = part.name in (atlas.scores ?? {}) ? null : atlas.errors?.[layer]?.[head];
-      return `layer ${layer}, head ${head}: ${part.name} ${value.toFixed(3)}${error ? ` ± ${error.toFixed(3)}` : ""}`;
+      const error = part.name === EFFECT ? ` ± ${atlas.errors[layer][head].toFixed(3)} nats per token` : "";
+      return `layer ${layer}, head ${head}: ${part.name} ${value.toFixed(3)}${error}`;
     },
     pick: (layer, head) => store.select({ kind: 0, layer, head }),
   });
@@ -47,7 +50,10 @@ function atlasPart(store) {
     label: "Score", options: names.map((name) => [name, name]), value: part.name,
     onChange: (name) => { part.name = name; part.update(); },
   });
-  part.element = card("Head atlas", [pickName.element, note("Select a cell to show this head under Attention."), map.element]);
+  part.element = card("Head atlas", [
+    pickName.element, map.element,
+    note(`${atlas.text} A score says where a head attends. The effect is the increase of the loss if the head gives its mean output. Neither proves a purpose. Select a cell to show this head under Attention.`),
+  ]);
   part.update = () => map.draw(gridMatrix(tables[part.name]));
   return part;
 }
@@ -71,7 +77,7 @@ function attributionPart(store) {
   ].filter(Boolean));
   part.update = (what) => {
     if (what === "busy" || what === "strengths") return;
-    const found = computes ? computed() : { ...data.attribution, name: data.attribution.target };
+    const found = computes ? computed() : { ...data.attribution, name: store.name(data.attribution.target) };
     about.textContent = sumText(found);
     map.draw(gridMatrix(found.heads));
     list.replaceChildren(el("h3", { text: "Largest contributions" }), largestParts(found));
@@ -91,16 +97,16 @@ function attributionPart(store) {
 }
 
 function sumText({ logit, name, rest }) {
-  const start = `How much each part adds to the logit of ${shownToken(String(name ?? ""))}.`;
-  if (logit === undefined) return start;
-  return `${start} All parts together: ${logit.toFixed(3)}, of which the biases are ${rest.toFixed(3)}.`;
+  return `How much each part adds to the logit of ${shownToken(name)}. All parts together: ${logit.toFixed(3)}, of which the biases are ${rest.toFixed(3)}.`;
 }
 
-function largestParts({ heads, feedforward, embedding }) {
+function largestParts({ heads, cross, feedforward, embedding }) {
+  const named = (kind, rows) => rows.flatMap((row, layer) => row.map((value, head) => [`layer ${layer}, ${kind} ${head}`, value]));
   const parts = [
-    ...heads.flatMap((row, layer) => row.map((value, head) => [`layer ${layer}, head ${head}`, value])),
-    ...(feedforward ?? []).map((value, layer) => [`layer ${layer}, feed-forward`, value]),
-    ...(embedding === undefined ? [] : [["embedding", embedding]]),
+    ...named("head", heads),
+    ...named("cross-attention head", cross ?? []),
+    ...feedforward.map((value, layer) => [`layer ${layer}, feed-forward`, value]),
+    ["embedding", embedding],
   ].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, NUM_PARTS);
   const most = Math.abs(parts[0][1]) || 1;
   return barList(parts.map(([text, value]) => ({

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional import fused
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.masks import DenseMask, Mask, Padding
+from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.slots import write_slots
 from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
@@ -42,6 +42,8 @@ class Context:
         point: the name of the point of the weights.
         is_decoding_step: whether `mask` already excludes padding and the values of masked keys are
             zero. `attend` then omits both steps and computes all scores at once.
+        in_order: whether positions count the tokens of each document along the row.
+        placement: the fused kernel of the platform, and how arrays are sharded.
     """
 
     mask: Mask
@@ -53,6 +55,8 @@ class Context:
     positions: Int[Array, "*batch queries"] | None = None
     point: str = "attention.weights"
     is_decoding_step: bool = False
+    in_order: bool = False
+    placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
 
     def store(
         self, key: Array, value: Array, cached: KeysValues | None, tap: Tap
@@ -106,10 +110,11 @@ def attend(
     if key.shape[:-3] != query.shape[:-3]:
         context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    if context.implementation != "blockwise":
-        reason = fused.unsupported_reason(query, key, value, context)
+    kernel = context.placement.fused_kernel
+    if context.implementation != "blockwise" and kernel is not None:
+        reason = kernel.unsupported_reason(query, key, value, context)
         if reason is None:
-            return fused.fused_attention(query, key, value, context)
+            return kernel.attention(query, key, value, context)
         if context.implementation == "fused":
             raise ValueError(f'attention "fused" cannot run this: {reason}')
     return _blockwise(query, key, value, context)

@@ -37,7 +37,7 @@ def implementation_of(run: Run, point: str = "attention.weights") -> str:
     if point in run.hooks.capture or point in run.hooks.patch:
         return "explicit"
     name = run.execution.attention
-    return "blockwise" if name == "auto" and not run.placement.has_cudnn else name
+    return "blockwise" if name == "auto" and run.placement.fused_kernel is None else name
 
 
 def is_few(num_queries: int) -> bool:
@@ -67,7 +67,16 @@ def sequence_contexts(
         counts = documents is not None and (mask.needs_positions or scores.bias is not None)
         info = TokenInfo(length, positions if counts else None, documents)
         form = implementation_of(run)
-        contexts[mask] = Context(mask, info, info, scores, form, positions=positions)
+        contexts[mask] = Context(
+            mask,
+            info,
+            info,
+            scores,
+            form,
+            positions=positions,
+            in_order=True,
+            placement=run.placement,
+        )
     return PassContexts(positions, documents, [contexts[mask] for mask in masks])
 
 
@@ -92,6 +101,7 @@ def cache_contexts(
             written=written,
             positions=new.positions,
             is_decoding_step=at_once,
+            placement=run.placement,
         )
     return PassContexts(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
 
@@ -117,4 +127,5 @@ def source_context(
         implementation_of(run, point),
         point=point,
         is_decoding_step=is_cached and is_step(run, num_queries, point),
+        placement=run.placement,
     )

@@ -15,13 +15,14 @@ class Placement(Protocol):
     """Constrains values at named points to the devices; see `models.activation_sharding`.
 
     Attributes:
-        has_cudnn: whether cuDNN's fused attention is there.
+        fused_kernel: the fused attention kernel of the platform (`fused_kernels.FusedKernel`), or
+            None.
         fuses_projections: whether the maps to query, key and value may be fused. Where the outputs
             of a kernel are sharded, the parts of a fused one would be sharded differently.
     """
 
     @property
-    def has_cudnn(self) -> bool:
+    def fused_kernel(self) -> Any:
         """See `Placement`."""
 
     @property
@@ -43,12 +44,28 @@ class Placement(Protocol):
     ) -> Float[Array, "*batch dim"]:
         """Returns take(index) in `dtype`, from a table of `num_vectors` that may be sharded."""
 
+    def per_device(
+        self,
+        function: Callable[..., Array],
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        *arrays: Array,
+    ) -> Array:
+        """Calls a function of heads on the part of each device, for kernels that are not sharded.
+
+        Args:
+            function: (query, key, *arrays) → array [batch, heads, queries, …].
+            query: the queries.
+            key: the keys.
+            *arrays: values, of the axes of the keys, and arrays [batch, length].
+        """
+
 
 @dataclass(frozen=True)
 class OneDevice:
     """The placement without a mesh: values are where they are computed."""
 
-    has_cudnn: bool = False
+    fused_kernel: Any = None
     fuses_projections: bool = True
 
     def of_stack(self, config: Any) -> "OneDevice":
@@ -68,6 +85,16 @@ class OneDevice:
     ) -> Float[Array, "*batch dim"]:
         """See `Placement`."""
         return take(index).astype(dtype)
+
+    def per_device(
+        self,
+        function: Callable[..., Array],
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        *arrays: Array,
+    ) -> Array:
+        """See `Placement`."""
+        return function(query, key, *arrays)
 
 
 def vary_alike(*trees: Any) -> Any:

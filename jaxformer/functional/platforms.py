@@ -5,6 +5,10 @@ The formulas do not import this module: models and `dot_product_attention` do.
 
 import jax
 
+from jaxformer.functional.fused_kernels import CUDNN, SPLASH, FusedKernel
+
+_FUSED_KERNELS = {"gpu": CUDNN, "tpu": SPLASH}
+
 
 def platform() -> str:
     """Returns the target platform: that of the mesh in context, otherwise `jax.default_backend()`.
@@ -15,16 +19,22 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def fused_kernel() -> FusedKernel | None:
+    """Returns the fused attention kernel of the platform, or None."""
+    return _FUSED_KERNELS.get(platform())
+
+
 def implementation_here(implementation: str) -> str:
-    """Returns the implementation of attention on this platform: "auto" is fused on a GPU only.
+    """Returns the implementation of attention on this platform: "auto" is blockwise on a CPU.
 
     Raises:
-        ValueError: it is "fused", and the platform has no cuDNN.
+        ValueError: it is "fused", and the platform has no fused kernel.
     """
-    if platform() == "gpu":
+    if fused_kernel() is not None:
         return implementation
     if implementation == "fused":
         raise ValueError(
-            f'attention "fused" cannot run this: it needs a GPU, and the platform is {platform()!r}'
+            'attention "fused" cannot run this: it needs a GPU or a TPU, and the platform is '
+            f"{platform()!r}"
         )
     return "blockwise" if implementation == "auto" else implementation

@@ -100,6 +100,7 @@ class Plan:
             written=jnp.int32(first),
             positions=new.positions,
             is_decoding_step=at_once,
+            placement=run.placement,
         )
 
 

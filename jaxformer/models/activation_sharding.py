@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
 from jaxformer.functional.placement import EXCHANGED
-from jaxformer.functional.platforms import implementation_here, platform
+from jaxformer.functional.platforms import fused_kernel, implementation_here, platform
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -50,12 +50,12 @@ class MeshPlacement:
     """The `Placement` of a pass over the mesh in context.
 
     Attributes:
-        has_cudnn: see `Placement`.
+        fused_kernel: see `Placement`.
         fuses_projections: see `Placement`.
         head_axes: the mesh axes that shard the rows where heads are computed.
     """
 
-    has_cudnn: bool
+    fused_kernel: Any
     fuses_projections: bool
     head_axes: tuple[str, ...] = BATCH_AXES
 
@@ -99,6 +99,28 @@ class MeshPlacement:
         found = take(_constrained(index, copies, None))
         return shard_rows(_constrained(found, copies, None, vectors).astype(dtype))
 
+    def per_device(
+        self,
+        function: Callable[..., Array],
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        *arrays: Array,
+    ) -> Array:
+        """See `Placement`."""
+        rows = _axes(self.head_axes)
+        while rows and len(query) % _size(rows):
+            rows = rows[:-1]
+        heads = () if TENSOR_AXIS in self.head_axes else _axes((TENSOR_AXIS,))
+        if not rows and not heads:
+            return function(query, key, *arrays)
+        specs = tuple(
+            PartitionSpec(rows or None, *([heads or None] if x.ndim == 4 else []))
+            for x in (query, key, *arrays)
+        )
+        # Kernels do not say over which axes their results vary, so this is not checked.
+        mapped = jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)
+        return mapped(query, key, *arrays)
+
 
 def placement_here(attention: str = "auto") -> MeshPlacement:
     """Returns the placement on the mesh in context, or on one device.
@@ -107,7 +129,7 @@ def placement_here(attention: str = "auto") -> MeshPlacement:
         ValueError: the implementation of attention does not exist on this platform.
     """
     implementation_here(attention)
-    return MeshPlacement(platform() == "gpu", not is_tensor_parallel())
+    return MeshPlacement(fused_kernel(), not is_tensor_parallel())
 
 
 def row_axes(*pieces: int) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ Reference:
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 import jax
@@ -25,13 +26,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.blockwise import blockwise_attention
-from jaxformer.functional.masks import All, Causal, Mask, Near, Packed, Padding, Prefix, Window
-from jaxformer.functional.token_info import TokenInfo
-
-LANES = 128  # blocks of keys are a multiple of it
-_LARGEST_BLOCK = 512
-_DISTANCES = (Causal, Window, Near)  # rules about the distance of two tokens
-_RANGES = (*_DISTANCES, Prefix)  # rules that allow one range of keys
+from jaxformer.functional.masks import All, Mask, Packed, Padding
+from jaxformer.functional.splash_plan import DISTANCES, LANES, RANGES, Plan, by_row, tile_of
 
 
 def unsupported_reason(
@@ -50,7 +46,7 @@ def unsupported_reason(
     if context.scores.bias is not None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
-    by_distance = all(isinstance(rule, (*_DISTANCES, Packed, Padding)) for rule in rules)
+    by_distance = all(isinstance(rule, (*DISTANCES, Packed, Padding)) for rule in rules)
     if context.queries.positions is not None and not (context.in_order and by_distance):
         return "it supports positions in documents only for masks that compare distances"
     is_self = context.queries.length == context.keys.length
@@ -62,7 +58,7 @@ def unsupported_reason(
             continue
         if not _is_static(rule):
             return f"it does not support the mask {type(rule).__name__}, which is not a static rule"
-        if context.keys.segments is not None and not isinstance(rule, _RANGES):
+        if context.keys.segments is not None and not isinstance(rule, RANGES):
             return f"it does not support padding or documents together with the mask {rule}"
         if context.keys.segments is not None and not is_self:
             return f"it does not support padding of a source together with the mask {rule}"
@@ -93,9 +89,8 @@ def splash_attention(
         return _unless_gaps(query, key, value, context, interpret)
     ids = visible_ids(context, len(query))
     sees = None if ids is None else ids.sees
-    rules = [rule for rule in context.mask.rules() if not isinstance(rule, (Padding, Packed))]
     plan = Plan(
-        All(tuple(rules)),
+        positional(context.mask),
         context.queries.length,
         context.keys.length,
         has_ids=ids is not None,
@@ -104,7 +99,7 @@ def splash_attention(
     )
     scaled = (context.scores.scale * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
-    output = context.placement.per_device(partial(_by_row, plan), *arrays)
+    output = context.placement.per_device(partial(by_row, plan), *arrays)
     return output if sees is None else jnp.where(sees[:, None, :, None], output, 0)
 
 
@@ -162,7 +157,7 @@ class Ids:
 def visible_ids(context: Any, batch_size: int) -> Ids | None:
     """Returns the ids; None if every query sees a key and nothing is padding."""
     queries, keys, rules = context.queries, context.keys, context.mask.rules()
-    static = All(tuple(rule for rule in rules if not isinstance(rule, (Padding, Packed))))
+    static = positional(context.mask)
     if keys.segments is None:
         sees = sees_statically(static, queries.length, keys.length)
         if sees.all() and queries.length % LANES == 0 and keys.length % LANES == 0:
@@ -184,6 +179,12 @@ def visible_ids(context: Any, batch_size: int) -> Ids | None:
     return Ids(rows(query).astype(jnp.int32), rows(key).astype(jnp.int32), rows(sees))
 
 
+def positional(mask: Mask) -> Mask:
+    """Returns the rules of a mask about positions, without those about padding and documents."""
+    rules = [rule for rule in mask.rules() if not isinstance(rule, (Padding, Packed))]
+    return reduce(and_, rules, All())
+
+
 def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first key that each query sees by the rule, and the one after the last."""
     found = np.array([rule.key_range(i, i + 1, keys) for i in range(queries)], int)
@@ -192,176 +193,12 @@ def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]
 
 def sees_statically(rule: Mask, queries: int, keys: int) -> np.ndarray:
     """Returns whether each query sees a key by the rule."""
-    if all(isinstance(part, _RANGES) for part in rule.rules()):
+    if all(isinstance(part, RANGES) for part in rule.rules()):
         low, high = ranges(rule, queries, keys)
         return high > low
-    found = [
-        np.broadcast_to(
-            np.asarray(_tile(rule, queries, keys, slice(i, min(i + 256, queries)), slice(0, keys))),
-            (min(256, queries - i), keys),
-        ).any(axis=1)
-        for i in range(0, queries, 256)
-    ]
+    blocks = (slice(i, min(i + 256, queries)) for i in range(0, queries, 256))
+    found = []
+    for rows in blocks:
+        tile = np.asarray(tile_of(rule, queries, keys, rows, slice(0, keys)))
+        found.append(np.broadcast_to(tile, (rows.stop - rows.start, keys)).any(axis=1))
     return np.concatenate(found)
-
-
-def _tile(rule: Mask, queries: int, keys: int, rows: slice, columns: slice) -> Any:
-    return rule.tile(TokenInfo(queries), TokenInfo(keys), rows, columns)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The static part of a call of the kernel.
-
-    Attributes:
-        rule: which keys each query sees, apart from padding and documents.
-        queries: the number of queries.
-        keys: the number of keys.
-        has_ids: whether queries and keys have ids.
-        cap: the cap of the scores.
-        interpret: whether to run the kernel on a CPU.
-    """
-
-    rule: All
-    queries: int
-    keys: int
-    has_ids: bool
-    cap: float | None
-    interpret: bool
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The numbers of queries and keys of the kernel, multiples of their block."""
-        # Between queries and keys that differ, a query that sees no key needs padding to see.
-        extra = int(self.has_ids and not self.is_square)
-        return padded(self.queries), padded(self.keys + extra)
-
-    @property
-    def is_square(self) -> bool:
-        """Whether each query sees the key at its own position."""
-        return self.queries == self.keys and all(
-            isinstance(rule, _RANGES) for rule in self.rule.rules()
-        )
-
-    def mask(self) -> Any:
-        """Returns the mask of the kernel."""
-        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-        rules, sizes = self.rule.rules(), self.sizes
-        windows = [rule.size for rule in rules if isinstance(rule, Window)]
-        if not rules:
-            return masks.FullMask(sizes)
-        if self.is_square and all(isinstance(rule, (Causal, Window)) for rule in rules):
-            is_causal = len(windows) < len(rules)
-            if not windows:
-                return masks.CausalMask(sizes)
-            return masks.LocalMask(sizes, (min(windows) - 1, 0 if is_causal else None), 0)
-        return rule_mask(self)
-
-    def kernel(self, num_heads: int) -> Any:
-        """Returns the kernel for this number of heads."""
-        from jax.experimental.pallas.ops.tpu.splash_attention import (
-            splash_attention_kernel as kernels,
-        )
-        from jax.experimental.pallas.ops.tpu.splash_attention import (
-            splash_attention_mask as masks,
-        )
-
-        q, k = (block_of(size) for size in self.sizes)
-        blocks = kernels.BlockSizes(
-            block_q=q,
-            block_kv=k,
-            block_kv_compute=k,
-            block_q_dkv=q,
-            block_kv_dkv=k,
-            block_kv_dkv_compute=k,
-            block_q_dq=q,
-            block_kv_dq=k,
-        )
-        return kernels.make_splash_mha(
-            mask=masks.MultiHeadMask([self.mask()] * num_heads),
-            block_sizes=blocks,
-            head_shards=1,
-            q_seq_shards=1,
-            attn_logits_soft_cap=self.cap,
-            interpret=self.interpret,
-        )
-
-
-def padded(length: int) -> int:
-    """Returns the multiple of a block that is at least `length`: of 512 if that adds little."""
-    for block in (_LARGEST_BLOCK, _LARGEST_BLOCK // 2):
-        size = -(-length // block) * block
-        if size - length <= length // 8:
-            return size
-    return -(-length // LANES) * LANES
-
-
-def block_of(size: int) -> int:
-    """Returns the largest block that divides a padded size."""
-    return next(b for b in (_LARGEST_BLOCK, _LARGEST_BLOCK // 2, LANES) if size % b == 0)
-
-
-def rule_mask(plan: Plan) -> Any:
-    """Returns a mask of the kernel that evaluates a rule tile by tile, while tracing."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    @dataclass(frozen=True)
-    class RuleMask(masks.Mask):
-        plan: Plan
-
-        @property
-        def shape(self) -> tuple[int, int]:
-            return self.plan.sizes
-
-        def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-            return _padded_tile(self.plan, *index)
-
-    return RuleMask(plan)
-
-
-def _padded_tile(plan: Plan, rows: slice, columns: slice) -> np.ndarray:
-    """Evaluates the rule; every query may see padding, which has its own id."""
-    (row, rows_end), (column, columns_end) = (
-        (part.start or 0, size if part.stop is None else part.stop)
-        for part, size in zip((rows, columns), plan.sizes, strict=True)
-    )
-    tile = np.zeros((rows_end - row, columns_end - column), bool)
-    tile[:, max(0, plan.keys - column) :] = True
-    real = slice(row, min(rows_end, plan.queries)), slice(column, min(columns_end, plan.keys))
-    sizes = [max(0, part.stop - part.start) for part in real]
-    if all(sizes):
-        tile[: sizes[0], : sizes[1]] = _tile(plan.rule, plan.queries, plan.keys, *real)
-    return tile
-
-
-def _by_row(
-    plan: Plan,
-    query: Float[Array, "batch heads queries d"],
-    key: Float[Array, "batch kv_heads keys d"],
-    value: Float[Array, "batch kv_heads keys v"],
-    *ids: Array,
-) -> Float[Array, "batch heads queries v"]:
-    """Pads the arrays and calls the kernel for each row of the batch."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-
-    sizes = plan.sizes
-    query, key, value = (
-        _pad(x, size, -2)
-        for x, size in zip((query, key, value), (sizes[0], sizes[1], sizes[1]), strict=True)
-    )
-    kernel = plan.kernel(query.shape[1])
-    if not ids:
-        return jax.vmap(lambda q, k, v: kernel(q, k, v))(query, key, value)[:, :, : plan.queries]
-    segments = [_pad(x, size, -1) for x, size in zip(ids, sizes, strict=True)]
-
-    def of_row(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
-        return kernel(q, k, v, kernels.SegmentIds(q_ids, k_ids))
-
-    return jax.vmap(of_row)(query, key, value, *segments)[:, :, : plan.queries]
-
-
-def _pad(x: Array, size: int, axis: int) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, widths)

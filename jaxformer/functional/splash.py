@@ -88,7 +88,6 @@ def splash_attention(
     if context.queries.positions is not None:
         return _unless_gaps(query, key, value, context, interpret)
     ids = visible_ids(context, len(query))
-    sees = None if ids is None else ids.sees
     plan = Plan(
         positional(context.mask),
         context.queries.length,
@@ -99,8 +98,7 @@ def splash_attention(
     )
     scaled = (context.scores.scale * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
-    output = context.placement.per_device(partial(by_row, plan), *arrays)
-    return output if sees is None else jnp.where(sees[:, None, :, None], output, 0)
+    return context.placement.per_device(partial(by_row, plan), *arrays)
 
 
 def _unless_gaps(
@@ -146,12 +144,10 @@ class Ids:
     Attributes:
         query: 0 for a query that sees no key.
         key: 0 for padding.
-        sees: whether a query sees a key.
     """
 
     query: Int[Array, "batch queries"]
     key: Int[Array, "batch keys"]
-    sees: Bool[Array, "batch queries"]
 
 
 def visible_ids(context: Any, batch_size: int) -> Ids | None:
@@ -162,21 +158,19 @@ def visible_ids(context: Any, batch_size: int) -> Ids | None:
         sees = sees_statically(static, queries.length, keys.length)
         if sees.all() and queries.length % LANES == 0 and keys.length % LANES == 0:
             return None
-        query, key = sees.astype(np.int32), np.ones(keys.length, np.int32)
+        query, key = sees, np.ones(keys.length)
     elif any(isinstance(rule, Packed) for rule in rules) and queries.segments is not None:
-        query, key = queries.segments, keys.segments
-        sees = queries.segments != 0  # a token sees itself
+        query, key = queries.segments, keys.segments  # a token sees itself
     else:
         real = keys.segments != 0
         before = jnp.pad(jnp.cumsum(real, axis=-1), [(0, 0)] * (real.ndim - 1) + [(1, 0)])
         low, high = ranges(static, queries.length, keys.length)
-        sees = before[..., high] > before[..., low]
-        query, key = sees, real
+        query, key = before[..., high] > before[..., low], real
 
     def rows(x: Any) -> Array:
-        return jnp.broadcast_to(jnp.asarray(x), (batch_size, x.shape[-1]))
+        return jnp.broadcast_to(jnp.asarray(x, jnp.int32), (batch_size, x.shape[-1]))
 
-    return Ids(rows(query).astype(jnp.int32), rows(key).astype(jnp.int32), rows(sees))
+    return Ids(rows(query), rows(key))
 
 
 def positional(mask: Mask) -> Mask:

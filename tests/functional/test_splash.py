@@ -1,24 +1,37 @@
 """The splash kernel, run on the CPU: its values and gradients are those of explicit attention."""
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxformer.functional import splash
+from jaxformer.functional import splash, splash_plan
 from jaxformer.functional.attention import Context, attend
 from jaxformer.functional.fused_kernels import SPLASH
-from jaxformer.functional.masks import All, Causal, Near, Packed, Padding, Prefix, Window
+from jaxformer.functional.masks import (
+    All,
+    Causal,
+    DenseMask,
+    Mask,
+    Near,
+    Packed,
+    Padding,
+    Prefix,
+    Window,
+)
 from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.positions import DocumentCursor, document_positions
-from jaxformer.functional.scores import Scores
+from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.token_info import TokenInfo
 
 INTERPRETED = SPLASH._replace(attention=partial(splash.splash_attention, interpret=True))
 PLACEMENT = OneDevice(INTERPRETED)
+LENGTH = 12
 
 
 def arrays(seed, length, keys=None, heads=4, kv_heads=2, batch=2, dtype=jnp.float32):
@@ -105,3 +118,113 @@ def test_a_source(lengths):
         *arrays(3, length, keys), replace(context, implementation="fused", placement=PLACEMENT)
     )
     assert not np.asarray(output[1]).any()
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 3)])
+def test_grouped_heads(heads, kv_heads):
+    compare(context_of(Causal(), 20), *arrays(4, 20, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("scale, cap", [(0.3, 2.0), (None, 5.0), (1.0, None)])
+def test_scale_and_cap(scale, cap):
+    compare(context_of(Causal(), 20, scores=Scores(scale, cap)), *arrays(5, 20))
+
+
+def test_products_of_bfloat16_accumulate_in_float32():
+    inputs = arrays(6, 140, dtype=jnp.bfloat16)
+    compare(context_of(Causal(), 140), *inputs, tolerance=2e-2)
+
+
+@dataclass(frozen=True)
+class EveryThird(Mask):
+    """A rule that the library does not have; some queries see no key."""
+
+    def __call__(self, query, key):
+        distance = query.position_ids()[..., :, None] - key.position_ids()[..., None, :]
+        return (distance > 0) & (distance % 3 == 0)
+
+
+@pytest.mark.parametrize("lengths", [(140, 140), (128, 128), (20, 140)])
+def test_a_rule_of_the_user(lengths):
+    length, keys = lengths
+    context = context_of(EveryThird(), length, keys)
+    query, key, value = arrays(7, length, keys)
+    compare(context, query, key, value)
+    found = attend(query, key, value, replace(context, implementation="fused", placement=PLACEMENT))
+    assert not np.asarray(found[:, :, :3]).any()  # queries without keys
+
+
+segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
+
+
+@pytest.mark.parametrize(
+    "mask", [Causal() & Packed(), Causal() & Window(3) & Packed(), Causal() & Padding()], ids=str
+)
+@given(seed=st.integers(0, 99), ids=segments)
+def test_any_documents_and_padding(mask, seed, ids):
+    context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
+    compiled(mask)(context.queries, context.keys, *arrays(seed, LENGTH))
+
+
+@cache
+def compiled(mask):
+    """Returns a comparison that compiles once for all segments."""
+
+    def run(queries, keys, query, key, value, implementation):
+        context = Context(
+            mask, queries, keys, Scores(), implementation, in_order=True, placement=PLACEMENT
+        )
+        return jax.vjp(lambda *x: attend(*x, context), query, key, value)[0], jax.grad(
+            lambda *x: (attend(*x, context) ** 2).sum(), argnums=(0, 1, 2)
+        )(query, key, value)
+
+    run = jax.jit(run, static_argnames="implementation")
+
+    def check(*arguments):
+        found, expected = (run(*arguments, implementation=name) for name in ("fused", "explicit"))
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, expected)
+
+    return check
+
+
+def test_masked_nan_does_not_propagate():
+    ids = [[1] * 8 + [0] * 4, [0] * 2 + [1] * 10]
+    context = context_of(Causal() & Packed(), 12, segments=ids)
+    context = replace(context, implementation="fused", placement=PLACEMENT)
+    padding = np.array(ids)[:, None, :, None] == 0
+    query, key, value = (jnp.where(padding, jnp.nan, x) for x in arrays(8, 12))
+    output, pull_back = jax.vjp(lambda *x: attend(*x, context), query, key, value)
+    assert np.isfinite(output).all()
+    assert all(np.isfinite(x).all() for x in pull_back(jnp.ones_like(output)))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"scores": Scores(bias=Alibi(4))}, "a bias of the scores"),
+        ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not a static rule"),
+        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "positions in documents"),
+        (
+            {"mask": Prefix(3), "queries": TokenInfo(20, jnp.arange(20))},
+            "only for masks that compare distances",
+        ),
+        (
+            {"mask": EveryThird(), "keys": TokenInfo(20, None, jnp.ones((2, 20), int))},
+            "padding or documents together with the mask EveryThird()",
+        ),
+    ],
+)
+def test_what_the_kernel_lacks_is_refused_with_the_reason(change, message):
+    context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
+    with pytest.raises(ValueError, match='attention "fused" cannot run this') as caught:
+        attend(*arrays(0, 20), replace(context, **change))
+    assert message in str(caught.value)
+    auto = replace(context, implementation="auto", **change)
+    expected = attend(*arrays(0, 20), replace(auto, implementation="explicit"))
+    np.testing.assert_allclose(attend(*arrays(0, 20), auto), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("size, expected", [(1, 128), (129, 256), (640, 640), (1000, 1024)])
+def test_rows_are_padded_to_whole_blocks(size, expected):
+    assert splash_plan.padded(size) == expected
+    assert expected % splash_plan.block_of(expected) == 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import jax.numpy as jnp
+import numpy as np
 
 from tests.mutation.bug import (
     ATTENTION,
@@ -25,6 +26,7 @@ ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 ENCODER = "models/test_encoder.py"
 SCORE = "decoding/test_score.py"
 SOURCE = "properties/test_source.py"
+SPLASH = "functional/test_splash.py"
 
 
 def functional():
@@ -89,6 +91,52 @@ BUGS = (
         "functional.platforms:implementation_here",
         takes(implementation=lambda name: "auto" if name == "fused" else name),
         f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
+    ),
+    # ---- the splash kernel
+    Bug(
+        "splash: documents see each other",
+        "functional.splash:visible_ids",
+        Replace(
+            "query, key = queries.segments, keys.segments",
+            "query, key = queries.segments != 0, keys.segments != 0",
+        ),
+        f"{SPLASH}::test_packed_rows",
+    ),
+    Bug(
+        "splash: a window counts padding inside a document",
+        "functional.splash:has_gaps",
+        gives(np.False_),
+        f"{SPLASH}::test_packed_rows[gaps]",
+    ),
+    Bug(
+        "splash: a query without keys sees padding's id",
+        "functional.splash:sees_statically",
+        then(lambda sees: sees | True),
+        f"{SPLASH}::test_a_rule_of_the_user",
+    ),
+    Bug(
+        "splash: the cap is lost",
+        "functional.splash_plan:Plan.kernel",
+        Replace("attn_logits_soft_cap=self.cap", "attn_logits_soft_cap=None"),
+        f"{SPLASH}::test_scale_and_cap",
+    ),
+    Bug(
+        "splash: the scale is lost",
+        "functional.splash:splash_attention",
+        Replace("context.scores.scale * query", "query"),
+        f"{SPLASH}::test_scale_and_cap",
+    ),
+    Bug(
+        "splash: a window sees one token more",
+        "functional.splash_plan:Plan.mask",
+        Replace("min(windows) - 1", "min(windows)"),
+        f"{SPLASH}::test_dense_rows",
+    ),
+    Bug(
+        "splash: positions of the caller count as those of the row",
+        "functional.splash:unsupported_reason",
+        Replace("not (context.in_order and by_distance)", "False"),
+        f"{SPLASH}::test_what_the_kernel_lacks_is_refused_with_the_reason",
     ),
     Bug(
         "capturing the weights drops the mask",

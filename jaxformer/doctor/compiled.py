@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     total: int
 
 
-def compile_step(model, optimizer, mesh, rows: int, length: int):
+def compile_step(model, optimizer, mesh, rows: int, length: int, *, is_packed: bool = False):
     """Compiles a training step of one micro-batch.
 
     Args:
@@ -45,13 +45,14 @@ def compile_step(model, optimizer, mesh, rows: int, length: int):
         mesh: The mesh.
         rows: Rows of the micro-batch.
         length: Tokens per row.
+        is_packed: Whether rows are packed documents.
 
     Returns:
         (the compiled program, its `Memory`).
     """
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
     state = shapes_at(shapes, state_shardings(model, optimizer, mesh, shapes))
-    batch = placed_shapes(batch_shapes(model.config, rows, length), mesh)
+    batch = placed_shapes(batch_shapes(model.config, rows, length, is_packed), mesh)
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
         program = make_step(model, optimizer).lower(state, batch, rate).compile()
@@ -127,14 +128,14 @@ def _outputs(function, *arguments):
     return shapes_at(lowered.out_info, lowered.compile().output_shardings)
 
 
-def batch_shapes(config, rows: int, length: int) -> Batch:
-    """Returns the shapes of a batch of one micro-batch.
+def batch_shapes(config, rows: int, length: int, is_packed: bool = False) -> Batch:
+    """Returns the shapes of a batch of one micro-batch, with the documents of packed rows.
 
     If the model reads a source, the source has the same shape as the inputs.
     """
     tokens = jax.ShapeDtypeStruct((1, rows, length), np.int32)
     source = tokens if config.reads_source else None
-    return Batch(tokens, tokens, source=source)
+    return Batch(tokens, tokens, segments=tokens if is_packed else None, source=source)
 
 
 def bytes_per_device(tree) -> int:

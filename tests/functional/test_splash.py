@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.token_info import TokenInfo
+from tests.slow import mostly_slow
 
 INTERPRETED = SPLASH._replace(attention=partial(splash.splash_attention, interpret=True))
 PLACEMENT = OneDevice(INTERPRETED)
@@ -77,38 +79,43 @@ PACKED = [[1] * 5 + [2] * 70 + [3] * 60 + [0] * 5, [0] * 3 + [1] * 100 + [2] * 3
 GAPS = [[1] * 5 + [0] * 2 + [1] * 133, [1] * 70 + [0] * 3 + [1] * 30 + [2] * 37]
 
 
-@pytest.mark.parametrize("length", [12, 128, 140, 300])
+DENSE = [All(), Causal(), Causal() & Window(5), Near(3), Prefix(4), Window(6)]
+
+
 @pytest.mark.parametrize(
-    "mask", [All(), Causal(), Causal() & Window(5), Near(3), Prefix(4), Window(6)], ids=str
+    "mask, length",
+    mostly_slow(list(product(DENSE, (12, 128, 140, 300))), (DENSE[2], 140)),
+    ids=str,
 )
 def test_dense_rows(mask, length):
     compare(context_of(mask, length), *arrays(0, length))
 
 
+DOCUMENTS = [
+    Causal() & Packed(),
+    Packed(),
+    Near(3) & Packed(),
+    Causal() & Window(5) & Packed(),
+]
+
+
 @pytest.mark.parametrize("segments", [PACKED, GAPS], ids=["packed", "gaps"])
-@pytest.mark.parametrize(
-    "mask",
-    [
-        Causal() & Packed(),
-        Packed(),
-        Causal() & Window(5) & Packed(),
-        Near(3) & Packed(),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
 def test_packed_rows(mask, segments):
     compare(context_of(mask, 140, segments=segments), *arrays(1, 140))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [Padding(), Causal() & Padding()], ids=str)
 def test_padded_rows(mask):
     segments = [[0] * 7 + [1] * 133, [1] * 100 + [0] * 40]
     compare(context_of(mask, 140, segments=segments), *arrays(2, 140))
 
 
-@pytest.mark.parametrize("lengths", [(12, 5), (5, 140), (128, 128 + 1), (3, 128)])
-def test_a_source(lengths):
-    length, keys = lengths
+@pytest.mark.parametrize(
+    "length, keys", mostly_slow([(12, 5), (5, 140), (128, 129), (3, 128)], (3, 128))
+)
+def test_a_source(length, keys):
     segments = np.ones((2, keys), int)
     segments[0, 2:] = 0
     segments[1] = 0  # a source without tokens: its queries give zeros
@@ -120,16 +127,20 @@ def test_a_source(lengths):
     assert not np.asarray(output[1]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 3)])
 def test_grouped_heads(heads, kv_heads):
     compare(context_of(Causal(), 20), *arrays(4, 20, heads=heads, kv_heads=kv_heads))
 
 
-@pytest.mark.parametrize("scale, cap", [(0.3, 2.0), (None, 5.0), (1.0, None)])
+@pytest.mark.parametrize(
+    "scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0), (1.0, None)], (0.3, 2.0))
+)
 def test_scale_and_cap(scale, cap):
     compare(context_of(Causal(), 20, scores=Scores(scale, cap)), *arrays(5, 20))
 
 
+@pytest.mark.slow
 def test_products_of_bfloat16_accumulate_in_float32():
     inputs = arrays(6, 140, dtype=jnp.bfloat16)
     compare(context_of(Causal(), 140), *inputs, tolerance=2e-2)
@@ -144,9 +155,10 @@ class EveryThird(Mask):
         return (distance > 0) & (distance % 3 == 0)
 
 
-@pytest.mark.parametrize("lengths", [(140, 140), (128, 128), (20, 140)])
-def test_a_rule_of_the_user(lengths):
-    length, keys = lengths
+@pytest.mark.parametrize(
+    "length, keys", mostly_slow([(140, 140), (128, 128), (20, 140)], (128, 128))
+)
+def test_a_rule_of_the_user(length, keys):
     context = context_of(EveryThird(), length, keys)
     query, key, value = arrays(7, length, keys)
     compare(context, query, key, value)
@@ -157,6 +169,7 @@ def test_a_rule_of_the_user(lengths):
 segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask", [Causal() & Packed(), Causal() & Window(3) & Packed(), Causal() & Padding()], ids=str
 )

@@ -17,6 +17,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers")
 PICTURES = (".png", ".svg", ".pdf")
 INSTALLED_BY = {
     **dict.fromkeys(("babel", "sacrebleu"), "pip install -e '.[experiments]'"),
+    "playwright": "pip install playwright",
     **dict.fromkeys(("torch", "transformers"), "pip install torch==2.13.0 'transformers>=5'"),
 }
 

@@ -1,14 +1,29 @@
-"""Marks the cases of a test that run only with `-m slow`."""
+"""Chooses the cases of a test that run only with `-m slow` or `-m rare`.
+
+Rare cases vary what the quick and slow cases test, so `.ci/run` leaves them out.
+"""
 
 import pytest
 
 
 def mostly_slow(cases, *quick):
-    """Returns pytest parameters for all cases; those that are not `quick` are marked slow."""
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=() if case in quick else pytest.mark.slow,
-        )
+    """Returns pytest parameters for all cases; those that are not `quick` are slow or rare.
+
+    Of the others, the last one and every third before it are slow, and the rest are rare.
+    """
+    others = [case for case in cases if case not in quick]
+    slow = others[::-1][::3]
+    marks = [
+        () if case in quick else pytest.mark.slow if case in slow else pytest.mark.rare
         for case in cases
     ]
+    return [_parameter(case, mark) for case, mark in zip(cases, marks, strict=True)]
+
+
+def mostly_rare(cases, *slow):
+    """Returns pytest parameters for all cases of a slow test; all but `slow` are rare."""
+    return [_parameter(case, () if case in slow else pytest.mark.rare) for case in cases]
+
+
+def _parameter(case, marks):
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)

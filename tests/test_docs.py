@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.slow import mostly_slow
-
 FOLDER = Path(__file__).parents[1] / "docs"
 
 
@@ -36,8 +34,11 @@ def dedented_docstrings(monkeypatch):
                     monkeypatch.setattr(value, "__doc__", inspect.cleandoc(value.__doc__))
 
 
-@pytest.mark.usefixtures("dedented_docstrings")
-@pytest.mark.parametrize("name", mostly_slow(PAGES, "lecture-10.md"))
+@pytest.mark.usefixtures("dedented_docstrings", "quick_compilation")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x == "lecture-10.md" else pytest.mark.slow) for x in PAGES],
+)
 def test_a_page_shows_the_output_of_its_code(name):
     page = FOLDER / name
     assert script("run").refreshed(page) == page.read_text()

@@ -63,7 +63,11 @@ def adapter_of_an_earlier_version(base):
 
 
 @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "adamw"))
-@pytest.mark.parametrize("lora", [LORA, LoraConfig()], ids=["lora", "all weights"])
+@pytest.mark.parametrize(
+    "lora",
+    [LORA, pytest.param(LoraConfig(), marks=pytest.mark.slow)],
+    ids=["lora", "all weights"],
+)
 def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path, optimizer, lora):
     """Earlier versions kept the adapter, its moments and its average in the form of the files."""
     optimizer = make_optimizer(OptimizerConfig(optimizer=optimizer))

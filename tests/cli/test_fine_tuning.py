@@ -16,6 +16,7 @@ from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
 from tests.cli.test_errors import files_below, refused
 from tests.cli.test_kinds import MEASURES, inputs, train  # noqa: F401 (a fixture)
+from tests.slow import mostly_rare
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def held_out_of(run, tmp_path):
     return ["held_out.py"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "decoder", "encoder-decoder"))
 def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):  # noqa: F811
     """The held-out loss without learning is that of `evaluate` for the checkpoint on the same text.
 
@@ -78,7 +79,7 @@ def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):
         assert jf.load("tuned").model.config == model.config
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "decoder"))
 def test_an_adapter_is_scored_as_merged_weights(kind, inputs, tmp_path, capsys):  # noqa: F811
     """`evaluate` on the merged weights gives the last score of training.
 

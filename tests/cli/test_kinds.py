@@ -15,6 +15,7 @@ from jaxformer.training.loop import Training
 from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
 from tests.cli.conftest import TEXT
+from tests.slow import mostly_rare
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +25,7 @@ COMMON = (
     "--preset tiny --vocab-size 300 --max-length 32 --embed-dim 16 --num-layers 1 --dropout 0.1 "
     "--steps 6 --evaluate-every 3 --checkpoint-every 3"
 ).split()
+
 OF_TEXT = "--batch-size 4 --evaluation-windows 4 --sample-tokens 24".split()
 OF_PAIRS = "--batch-tokens 96 --evaluation-pairs 3 --accumulate 2".split()
 NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -64,7 +66,7 @@ def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkey
     assert max(line.get("seconds", 0) for line in metrics) < 1000
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder", "encoder-decoder"))
 def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, monkeypatch):
     """Batches, dropout and final parameters are equal bit for bit."""
     assert train(kind, inputs, "whole") == 0
@@ -91,7 +93,7 @@ def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, mon
     jax.tree.map(np.testing.assert_array_equal, *params)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder", "encoder-decoder"))
 def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsys):
     """`evaluate` scores all held-out data from a file, with the run's seed and settings.
 
@@ -126,7 +128,7 @@ def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsy
     assert f"{found['loss']:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "recurrent", "encoder-decoder"))
 def test_the_suggested_command_works(kind, inputs, capsys, monkeypatch):
     """The last output line of training is a command. `translate` prints one line per input line."""
     import io

@@ -100,6 +100,7 @@ def test_output_on_a_mesh_is_that_of_one_device(folders, tmp_path):
         assert list(figures) == pytest.approx(list(figures_there), rel=1e-5), name
 
 
+@pytest.mark.rare
 def test_certificates_hold_on_a_mesh(folders, tmp_path):
     for status, said in on_eight(tmp_path, [words.split() for words in CERTIFIED]):
         assert status == 0, said

@@ -21,6 +21,7 @@ of_length = {n: st.lists(st.integers(0, MASK), min_size=n, max_size=n) for n in 
 rows = st.lists(st.sampled_from(list(of_length)).flatmap(of_length.get), min_size=1, max_size=2)
 
 
+@pytest.mark.slow
 @given(rows=rows, top_k=st.sampled_from([1, 4]))
 def test_each_mask_has_the_most_probable_tokens(rows, top_k):
     """They follow from the logits of the text alone, whatever else is in the batch."""

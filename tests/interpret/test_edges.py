@@ -10,6 +10,7 @@ import jaxformer as jf
 from jaxformer.interpret.edges import INPUTS, Edge, patch_edges
 from jaxformer.interpret.metrics import LogitDifference
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 LENGTH, LAYERS, RIGHT, WRONG_TOKEN = 4, 3, 1, 2
@@ -99,7 +100,7 @@ def test_edges_are_those_of_a_numpy_model(seed):
     tiny.close(found.clean, run(variables["params"], clean, model.config)[0], 3e-5)
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", mostly_slow(INPUTS, "key"))
 def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(name):
     """With weights 0 in the feed-forward layers, one sending head is all that changes x.
 

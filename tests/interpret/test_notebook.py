@@ -5,11 +5,15 @@ import pytest
 
 import jaxformer as jf
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 treescope = pytest.importorskip("treescope", reason="treescope is not installed")
 
 
-@pytest.mark.parametrize("kind", [jf.DecoderConfig, jf.RecurrentConfig, jf.EncoderDecoderConfig])
+@pytest.mark.parametrize(
+    "kind",
+    mostly_slow([jf.DecoderConfig, jf.RecurrentConfig, jf.EncoderDecoderConfig], jf.DecoderConfig),
+)
 def test_models_and_captured_values_are_readable_trees(kind):
     model = tiny.build(kind)
     shown = treescope.render_to_text(model)

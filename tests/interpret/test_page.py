@@ -129,6 +129,7 @@ def test_attention_weights_of_a_row_keep_their_sum():
     assert (page_arrays.quantize_rows(np.zeros((1, 4))) == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 def test_the_page_of_the_default_preset_is_below_6_mb():
     model = jf.build(training_preset("stdlib", "decoder").model)
@@ -136,6 +137,7 @@ def test_the_page_of_the_default_preset_is_below_6_mb():
     assert page.mode == "live" and page.num_bytes < 6_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     ids = [1, 2, 3]
@@ -182,11 +184,15 @@ def test_an_unknown_option_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "labels"),
     [
-        ("encoder", ["Self-attention"]),
+        pytest.param("encoder", ["Self-attention"], marks=pytest.mark.slow),
         ("recurrent", []),
-        ("convolutional", []),
-        ("encoder-decoder", ["Self-attention", "Cross-attention", "Self-attention of the encoder"]),
-        ("recurrent-encoder-decoder", ["Cross-attention"]),
+        pytest.param("convolutional", [], marks=pytest.mark.slow),
+        pytest.param(
+            "encoder-decoder",
+            ["Self-attention", "Cross-attention", "Self-attention of the encoder"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("recurrent-encoder-decoder", ["Cross-attention"], marks=pytest.mark.slow),
     ],
 )
 def test_every_kind_has_a_page(kind, labels):
@@ -206,6 +212,7 @@ def test_the_dependency_matrix_of_a_page_is_that_of_the_rule(page):
     assert np.array_equal(matrix["matrix"], np.tril(np.ones_like(matrix["matrix"])))
 
 
+@pytest.mark.slow
 def test_a_page_that_computes_the_model_measures_its_heads(monkeypatch):
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
     model, variables = model_of()
@@ -219,6 +226,7 @@ def test_a_page_that_computes_the_model_measures_its_heads(monkeypatch):
     assert "delimiter" in expected.scores and "delimiter" not in data["scores"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 def test_an_atlas_is_passed_on():
     effect = np.arange(8.0).reshape(2, 4)

@@ -98,7 +98,7 @@ def looped(model, variables, clean, corrupted, point, axes):
     return effects - float(run(variables, corrupted, nothing))
 
 
-QUICK = ("llama attention.heads", "llama block.input", "decoder attention.key", "cross-attention")
+QUICK = ("llama attention.heads",)
 
 
 @pytest.mark.parametrize("case", mostly_slow(CASES, *QUICK))
@@ -161,6 +161,7 @@ def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
     assert grids == ["attention.heads"]
 
 
+@pytest.mark.slow
 def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
     """Another metric, other texts and other weights compile nothing."""
     model, variables, clean, corrupted = setup("llama", 0)

@@ -206,6 +206,7 @@ def test_an_impossible_mesh_is_rejected(sizes, message):
         make_mesh(sizes, jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_a_mesh_with_explicit_axes_is_rejected_with_a_remedy():
     """Explicit axes are JAX's default: every array then carries its own sharding in its type."""
     config = replace(CONFIGS["tiny decoder"], positions="rotary")

@@ -103,7 +103,8 @@ def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
     )
 
 
-@pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     model = tiny.build(**MODELS[name])

@@ -55,7 +55,7 @@ def test_each_device_computes_its_own_batch_elements(name, quick_compilation, sm
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_each_of_eight_devices_computes_its_own_batch_elements():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     words = ["-m", "pytest", "-n0", "-m", "", "-k", "each_device", __file__]

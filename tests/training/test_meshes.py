@@ -13,6 +13,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.models.config import KINDS, DecoderConfig
 from jaxformer.models.parameters import init
+from tests.slow import mostly_rare
 
 PROJECT = Path(__file__).parents[2]
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compilation
@@ -38,7 +39,11 @@ def run(*words, cwd=None, devices=ON_EIGHT):
 
 @pytest.mark.parametrize(
     "kind, mesh",
-    [(kind, "fsdp=8" if kind == "recurrent-encoder-decoder" else MESH) for kind in KINDS],
+    mostly_rare(
+        [(kind, "fsdp=8" if kind == "recurrent-encoder-decoder" else MESH) for kind in KINDS],
+        ("decoder", MESH),
+        ("recurrent-encoder-decoder", "fsdp=8"),
+    ),
 )
 def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
     """The losses of 20 updates, the gradients and the generated tokens are equal.
@@ -53,7 +58,14 @@ def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
     assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
 
 
-@pytest.mark.parametrize("kind, mesh", [("decoder", "tensor=8"), *((kind, MESH) for kind in KINDS)])
+@pytest.mark.parametrize(
+    "kind, mesh",
+    mostly_rare(
+        [("decoder", "tensor=8"), *((kind, MESH) for kind in KINDS)],
+        ("decoder", "tensor=8"),
+        ("encoder-decoder", MESH),
+    ),
+)
 def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
     """Five heads and a vocabulary of 65: the batch is sharded instead."""
     words = ["experiments/meshes.py", "--odd", "--kinds", kind, "--meshes", mesh]
@@ -130,7 +142,7 @@ PAIR_SETTINGS = (
     "name, given, settings",
     [
         ("text.py", ["text.py"], SETTINGS),
-        ("pairs.tsv", ["--source", "pairs.tsv"], PAIR_SETTINGS),
+        pytest.param("pairs.tsv", ["--source", "pairs.tsv"], PAIR_SETTINGS, marks=pytest.mark.rare),
     ],
 )
 def test_a_run_resumes_on_another_mesh(tmp_path, name, given, settings):

@@ -14,7 +14,7 @@ from jaxformer.verify.certificate import examine
 from jaxformer.verify.chunks import chunk_sizes
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare, mostly_slow
 
 # Only the required fields of each kind's config: every optional size is None.
 OPEN = {
@@ -46,7 +46,7 @@ def test_sizes_left_open_are_those_of_the_complete_config(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OPEN)
+@pytest.mark.parametrize("kind", mostly_rare(OPEN, jf.EncoderDecoderConfig))
 def test_every_property_accepts_open_sizes(kind):
     model = open_model(kind, **OPEN[kind])
     found = list(certify(model, init(model, jax.random.key(0))))
@@ -70,7 +70,7 @@ def test_chunks_are_a_text_and_the_first_is_large_enough(seed, length, data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefix", (2, 5, 12, 15))
+@pytest.mark.parametrize("prefix", mostly_rare((2, 5, 12, 15), 5, 15))
 def test_a_prefix_is_read_in_one_chunk(prefix):
     model = tiny.build(num_layers=1, prefix=prefix)
     variables = tiny.weights(model, 0)
@@ -85,7 +85,7 @@ def test_a_prefix_is_read_in_one_chunk(prefix):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefix", [3, 13])
+@pytest.mark.parametrize("prefix", mostly_rare([3, 13], 3))
 def test_a_prefix_model_has_its_certificate(prefix):
     model = tiny.build(prefix=prefix, window=7)
     found = list(certify(model, tiny.weights(model, 0)))

@@ -103,7 +103,7 @@ def test_what_processes_read_together_is_the_batch_of_one(name):
         assert parts[0].state() == one.state()
 
 
-@pytest.mark.parametrize("packing", ["windows", "documents"])
+@pytest.mark.parametrize("packing", mostly_slow(["windows", "documents"], "documents"))
 def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing):
     """`mask_rate` of the remaining tokens are hidden, and the segments are those of the targets.
 

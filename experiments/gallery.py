@@ -1,0 +1,89 @@
+"""Takes pictures of every view of the page that `jaxformer explain` writes.
+
+    python experiments/gallery.py runs/stdlib
+
+Each view is opened in headless Chromium as wide as a desk's screen and as narrow as a phone, in the
+light and the dark theme. The pictures are in docs/static/explain and on docs/gallery.md.
+
+Needs `pip install playwright` and Debian's `chromium`.
+"""
+
+import io
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from record import Parser, require, run
+
+FOLDER = Path(__file__).parent.parent / "docs" / "static" / "explain"
+TEXT = 'def area(radius):\n    """Return the area of a circle."""\n    return pi * radius ** 2\n'
+VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
+SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+THEMES = ("light", "dark")
+CLIP = 1500  # pixels of height; a longer page is cut here
+
+
+def pictures(page: Path, folder: Path, chromium: str) -> list[Path]:
+    """Writes a picture of each view, width and theme. Returns their paths."""
+    from playwright.sync_api import sync_playwright
+
+    written = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for size, (width, height) in SIZES.items():
+            for theme in THEMES:
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, color_scheme=theme
+                )
+                tab = context.new_page()
+                tab.goto(page.as_uri())
+                while not tab.evaluate("globalThis.jaxformerPage?.store.values != null"):
+                    time.sleep(0.1)
+                for view in VIEWS:
+                    if not tab.locator(f"#tab-{view}").count():
+                        continue
+                    tab.click(f"#tab-{view}")
+                    time.sleep(0.5)  # drawing is debounced
+                    path = folder / f"{view}-{size}-{theme}.webp"
+                    save(tab.screenshot(full_page=True), path)
+                    written.append(path)
+                context.close()
+        browser.close()
+    return written
+
+
+def save(png: bytes, path: Path) -> None:
+    """Writes a screenshot as WebP, cut at `CLIP` pixels of height."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png))
+    image.crop((0, 0, image.width, min(image.height, CLIP))).save(path, quality=80, method=6)
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("run", help="a folder made by `jaxformer train`")
+    parser.add_argument("--text", default=TEXT)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    arguments = parser.parse_args()
+    require("playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        raise ValueError("chromium is not installed; run: apt-get install chromium")
+    from jaxformer.hub.load import load
+    from jaxformer.interpret import explain
+
+    model, variables, tokenizer = load(arguments.run)
+    title = Path(arguments.run).name
+    page = explain(model, variables, arguments.text, tokenizer, title=title)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = page.write(Path(folder) / "page.html")
+        written = pictures(path, arguments.folder, chromium)
+    total = sum(path.stat().st_size for path in written)
+    print(f"{len(written)} pictures, {total / 1e6:.1f} MB, in {arguments.folder}")
+
+
+if __name__ == "__main__":
+    run(main)

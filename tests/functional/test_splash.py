@@ -1,8 +1,12 @@
 """The splash kernel, run on the CPU: its values and gradients are those of explicit attention."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -241,3 +245,47 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(change, message):
 def test_rows_are_padded_to_whole_blocks(size, expected):
     assert splash_plan.padded(size) == expected
     assert expected % splash_plan.block_of(expected) == 0
+
+
+ON_A_MESH = """
+import jax, numpy as np
+from dataclasses import replace
+from jaxformer.functional.attention import attend
+from jaxformer.functional.masks import Causal, Packed
+from jaxformer.models.activation_sharding import MeshPlacement, row_axes
+from jaxformer.models.mesh import make_mesh
+from tests.functional.test_splash import INTERPRETED, PACKED, arrays, context_of
+
+inputs = arrays(0, 140, heads=4, kv_heads=2, batch=4)
+context = context_of(Causal() & Packed(), 140, segments=PACKED * 2)
+expected = attend(*inputs, replace(context, implementation="explicit"))
+
+def loss(*inputs):
+    output = attend(*inputs, replace(context, implementation="fused", placement=placement))
+    return (output**2).sum(), output
+
+for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 2, "tensor": 4}):
+    with jax.set_mesh(make_mesh(sizes)):
+        placement = MeshPlacement(INTERPRETED, False, row_axes(4, 2))
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+        gradients, output = compiled(*inputs)
+    np.testing.assert_allclose(output, expected, atol=2e-5)
+    wanted = jax.grad(lambda *x: (attend(*x, replace(context, implementation="explicit"))**2).sum(),
+                      argnums=(0, 1, 2))(*inputs)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), gradients, wanted)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_each_device_computes_its_own_rows_and_heads():
+    """With tensor=4, which does not divide two key heads, rows are sharded instead of heads."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_MESH],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **flags},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "equal\n", done.stderr

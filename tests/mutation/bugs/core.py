@@ -116,8 +116,8 @@ BUGS = (
     ),
     Bug(
         "splash: the cap is lost",
-        "functional.splash_plan:Plan.kernel",
-        Replace("attn_logits_soft_cap=self.cap", "attn_logits_soft_cap=None"),
+        "functional.splash:splash_attention",
+        Replace("context.scores.cap", "None"),
         f"{SPLASH}::test_scale_and_cap",
     ),
     Bug(

@@ -11,6 +11,7 @@ def mostly_slow(cases, *quick):
 
     Of the others, the last one and every third before it are slow, and the rest are rare.
     """
+    cases = list(cases)  # they may be an iterator
     others = [case for case in cases if case not in quick]
     slow = others[::-1][::3]
     marks = [

@@ -39,6 +39,7 @@ def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
     np.testing.assert_array_equal(rest["key"], REST["key"])
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     keep=st.integers(1, 3), every=st.sampled_from([None, 2, 3]), steps=st.sets(st.integers(1, 9))

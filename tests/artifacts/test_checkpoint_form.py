@@ -62,6 +62,7 @@ def adapter_of_an_earlier_version(base):
     return adapter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "adamw"))
 @pytest.mark.parametrize(
     "lora",

@@ -169,6 +169,7 @@ def test_the_same_words_in_two_orders_are_the_same_to_it():
     assert abs(np.asarray(permuted) - np.asarray(whole)[:, order]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_other_words_are_told_apart_without_positions():
     """ "… at Zuko's place" and "… at Iroh's place" (lecture 10 §5) differ in their words.
 
@@ -254,6 +255,7 @@ def test_output_i_predicts_token_i_plus_1_and_may_see_token_i(seed):
         assert (np.asarray(run(variables, other))[0, i] != logits[i]).any() == changes
 
 
+@pytest.mark.slow
 def test_the_edges_of_two_convolutions():
     """Lecture 11 §8: the edges of two convolutions over four positions.
 

@@ -105,6 +105,7 @@ def test_a_run_whose_checkpoints_have_lost_their_marks_does_not_begin_again(
     assert RunFolder(folder).metrics.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_finite_end_the_run(corpus, tmp_path, capsys):
     """An update overflows float32: its loss is finite, but the new parameters are not.
 

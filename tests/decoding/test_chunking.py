@@ -26,6 +26,7 @@ WINDOW = {  # prefills of 5 tokens exceed the window
 }
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, chunks=cuts())
 def test_without_segments_a_row_goes_on(seed, chunks):
     """segments=None continues each document, also after a prefill with segments."""

@@ -58,6 +58,7 @@ def expected(constraints, scores, words, prompt, step, last_step, stops):
     return scores
 
 
+@pytest.mark.slow
 @given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME)
 def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
     """Prompts of several lengths are padded on the left."""

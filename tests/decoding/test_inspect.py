@@ -120,6 +120,7 @@ def test_the_encoders_points_are_captured_once():
     assert set(out.captured) == set(points) and "encoder.attention.weights" in points
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())

@@ -18,6 +18,7 @@ MODEL = jf.build(CONFIG)
 VARIABLES = jax.tree.map(lambda x: 3 * x, init(MODEL, jax.random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
 def test_translations_come_in_the_order_of_the_texts(beam_width, quick_compilation):
     """Texts are sorted by length into batches, the last one padded. Empty texts stay empty."""

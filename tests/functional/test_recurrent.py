@@ -42,6 +42,7 @@ def test_input_projections_have_variance_1(cell, embed_dim, hidden_dim, num_laye
         x = jax.random.rademacher(jax.random.key(seed), (256, hidden_dim), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend uses LAPACK")
 def test_layers_are_initialized_under_vmap_without_batched_factorizations():
     """Two batched LAPACK factorizations side by side deadlock on two threads.

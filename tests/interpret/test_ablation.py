@@ -58,6 +58,7 @@ def means(model, variables, batch, point="attention.heads"):
     return each.mean(axis=1)[:, None, :, None, :]
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds, segments=tiny.segment_batches(batch=ROWS, length=LENGTH, ids=(1,)))
 def test_each_head_is_that_of_a_patch(seed, segments):
@@ -75,6 +76,7 @@ def test_each_head_is_that_of_a_patch(seed, segments):
         tiny.close(found.differences[layer, head], expected)
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds, heads=st.sets(st.sampled_from(list(np.ndindex(HEADS))), min_size=2))
 def test_a_set_is_one_patch_of_all_its_heads(seed, heads):
@@ -100,6 +102,7 @@ def test_standard_errors_are_those_of_numpy(seed):
     np.testing.assert_allclose(found.standard_error, expected, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_with_a_mean_of_zero_it_removes_the_rows_of_the_output_projection():
     """Every token occurs with its negative: the two outputs of a head cancel.
 
@@ -128,7 +131,7 @@ def test_with_a_mean_of_zero_it_removes_the_rows_of_the_output_projection():
         assert abs(expected).max() > 1e-3
 
 
-@pytest.mark.parametrize("attention", mostly_slow(ATTENTIONS, "cross_attention"))
+@pytest.mark.parametrize("attention", mostly_slow(ATTENTIONS))
 def test_heads_of_an_encoder_decoder_are_patched(attention):
     model = pair()
     variables, source = tiny.weights(model, 0), tiny.tokens(3, ROWS, 6)

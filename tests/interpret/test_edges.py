@@ -88,6 +88,7 @@ def effect(params, clean, corrupted, config, edge):
     return run(params, corrupted, config, edit)[0] - base
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
 def test_edges_are_those_of_a_numpy_model(seed):

@@ -88,6 +88,7 @@ def test_translators_are_affine_maps():
     np.testing.assert_allclose(found.probabilities[1], best, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 def test_the_jacobian_is_that_of_differences(name):
     """In float64 terms: the mean change of all last states for a small change at one position."""
@@ -115,6 +116,7 @@ def test_the_jacobian_is_that_of_differences(name):
         np.testing.assert_allclose(found[1, feature], np.mean(slopes, (0, 1)), rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_tuned_lens_comes_nearer_to_the_model():
     model = tiny.build()
     variables, _, _ = read(model, 1)

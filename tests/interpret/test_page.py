@@ -31,7 +31,8 @@ HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m<!-- & \u2028'
 
 @pytest.fixture(scope="module")
 def page():
-    return explain(*model_of(), TEXT, tokenizer(), title="a <b>model</b>")
+    atlas = HeadAtlas({}, np.zeros((2, 4)), np.zeros((2, 4)), 1.0, 1)
+    return explain(*model_of(), TEXT, tokenizer(), title="a <b>model</b>", atlas=atlas)
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ def test_nan_in_padding_reaches_nothing(name, seed, segments):
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), found))
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, ids=(1,)))
 def test_pooled_is_of_the_first_token(seed, segments):
     """tanh(W h + b) of the first vector that is not padding; without segments, of vector 0."""

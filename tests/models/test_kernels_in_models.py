@@ -54,6 +54,7 @@ CASES = [("decoder", kernels) for kernels in KERNELS]
 CASES += [(name, "low rank on int8") for name in MODELS if name != "decoder"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, kernels", mostly_slow(CASES, ("lstm", "low rank on int8")))
 @few
 @given(seed=tiny.seeds)

@@ -115,6 +115,7 @@ def test_any_chunking_is_one_pass(name, seed, segments, chunks):
     tiny.close(found, whole, where=segments != 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 def test_generation_obeys_the_mask(name):
     model = tiny.build(**MODELS[name], max_length=24)

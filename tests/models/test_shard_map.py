@@ -22,6 +22,7 @@ ROWS, LENGTH = 8, 12
 CASES = {**MODELS, "encoder": {"kind": jf.EncoderConfig}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(list(CASES), "lstm"))
 def test_each_device_computes_its_own_batch_elements(name, quick_compilation, small_blocks):
     """The summed loss, and its gradient for parameters that are replicated on all devices."""

@@ -105,6 +105,7 @@ def test_a_name_is_changed_inside_one_function(name, change, result):
     assert root_of_halves([8, 0], plus=1) == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "code", "said"),
     [

@@ -71,6 +71,7 @@ def test_the_rate_of_hidden_tokens_is_the_given_one():
         assert (hidden[0] != hidden[1]).any()
 
 
+@pytest.mark.slow
 @given(documents=documents.filter(any), batch_size=st.integers(1, 5))
 def test_the_score_equals_that_of_the_logits(documents, batch_size):
     """Loss and accuracy equal those from the logits, for any batch size and any padding rows."""

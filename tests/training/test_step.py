@@ -72,6 +72,7 @@ def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
     batch = arranged(random_batch(0, [8] * 4), 2)
     _, measured = STEP(fresh_state(), batch)

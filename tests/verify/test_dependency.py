@@ -125,6 +125,7 @@ def test_a_source_is_read_by_every_output(kind):
     assert_dependencies(logits, source, rules.of_source(np.ones((2, 5), int), there))
 
 
+@pytest.mark.slow
 @settings(max_examples=3)  # each example is traced again
 @given(seed=tiny.seeds)
 def test_tokens_are_followed_as_embeddings_are(seed):

@@ -45,7 +45,7 @@ SCOPES = {
 }
 
 
-@pytest.mark.parametrize("when", mostly_slow(SCOPES, "bfloat16"))
+@pytest.mark.parametrize("when", mostly_slow(SCOPES))
 def test_a_leak_is_found_in_the_given_scope(when, monkeypatch):
     monkeypatch.setattr(dependency, "WITNESSES", ("taint",))
     model, variables = Leaky(MODEL.config, MODEL.execution, when=when), tiny.weights(MODEL, 0)

@@ -9,11 +9,11 @@ import pytest
 def mostly_slow(cases, *quick):
     """Returns pytest parameters for all cases; those that are not `quick` are slow or rare.
 
-    Of the others, the last one and every third before it are slow, and the rest are rare.
+    Of the others, the last one is slow and the rest are rare.
     """
     cases = list(cases)  # they may be an iterator
     others = [case for case in cases if case not in quick]
-    slow = others[::-1][::3]
+    slow = others[-1:]
     marks = [
         () if case in quick else pytest.mark.slow if case in slow else pytest.mark.rare
         for case in cases

@@ -58,7 +58,7 @@ def held_out_of(run, tmp_path):
     return ["held_out.py"]
 
 
-@pytest.mark.parametrize("kind", mostly_rare(KINDS, "decoder", "encoder-decoder"))
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "decoder"))
 def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):  # noqa: F811
     """The held-out loss without learning is that of `evaluate` for the checkpoint on the same text.
 

@@ -66,7 +66,7 @@ def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkey
     assert max(line.get("seconds", 0) for line in metrics) < 1000
 
 
-@pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder", "encoder-decoder"))
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder-decoder"))
 def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, monkeypatch):
     """Batches, dropout and final parameters are equal bit for bit."""
     assert train(kind, inputs, "whole") == 0

@@ -63,7 +63,6 @@ def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
     mostly_rare(
         [("decoder", "tensor=8"), *((kind, MESH) for kind in KINDS)],
         ("decoder", "tensor=8"),
-        ("encoder-decoder", MESH),
     ),
 )
 def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
@@ -173,6 +172,7 @@ def test_a_run_resumes_on_another_mesh(tmp_path, name, given, settings):
     assert done.returncode == 0 and json.loads(done.stdout)["loss"] > 0, done.stderr
 
 
+@pytest.mark.rare
 def test_an_adapter_trains_on_a_mesh(tmp_path):
     """An adapter with an average trains on eight devices with the losses of one device.
 

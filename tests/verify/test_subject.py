@@ -46,7 +46,7 @@ def test_sizes_left_open_are_those_of_the_complete_config(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", mostly_rare(OPEN, jf.EncoderDecoderConfig))
+@pytest.mark.parametrize("kind", mostly_rare(OPEN, jf.RecurrentConfig))
 def test_every_property_accepts_open_sizes(kind):
     model = open_model(kind, **OPEN[kind])
     found = list(certify(model, init(model, jax.random.key(0))))

@@ -141,6 +141,7 @@ def test_another_tree_shape_or_dtype_is_refused_by_name(tmp_path, like, named):
         Checkpoints(tmp_path).restore(like, REST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "params", "progress", "rest"])
 def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     checkpoints = Checkpoints(tmp_path)

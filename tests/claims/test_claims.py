@@ -195,6 +195,7 @@ def test_a_causal_mask_alone_lets_order_in(seed):
 # ---- parts that the figures of the notes omit
 
 
+@pytest.mark.slow
 @settings(max_examples=4)  # runs without jit, so examples are slow
 @given(seed=tiny.seeds, size=st.sampled_from([1.0, 30.0]))
 def test_a_pre_norm_stack_ends_in_a_norm(seed, size):

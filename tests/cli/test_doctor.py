@@ -48,6 +48,7 @@ def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
 HOW = ("--preset", "tiny", "--target", "cpu:1", "--batch-size", "2", "--length", "16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", mostly_slow(["decode", "step"], "step"))
 def test_it_shows_the_needs_of_a_model(what, capsys):
     """One device sends nothing and holds all parameters in float32."""

@@ -96,6 +96,7 @@ def test_a_wide_beam_is_brute_force(name, seed, stops, length_penalty):
         tiny.close([own[text] for text in texts], log_probs, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHES)
 @given(seed=tiny.seeds, stops=STOPS)
 def test_hypotheses_are_what_they_say(name, seed, stops):

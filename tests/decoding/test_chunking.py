@@ -61,6 +61,7 @@ def test_long_chunks_are_one_pass(seed, segments, chunks):
     tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_a_prefix_torn_apart_is_refused(seed):
     """A chunk that ends inside a prefix raises ValueError, and inside jit gives NaN.

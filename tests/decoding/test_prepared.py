@@ -22,6 +22,7 @@ def log_probs(model, variables):
     return jf.generate(model, variables, PROMPTS, **how).log_probs
 
 
+@pytest.mark.slow
 def test_prepared_weights_are_not_packed_again(monkeypatch):
     model, calls = tiny.build(), []
     variables = tiny.weights(model, 0)
@@ -35,6 +36,7 @@ def test_prepared_weights_are_not_packed_again(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 @given(order=st.lists(st.sampled_from(["a", "b", "changed", "other model"]), max_size=8))
 def test_what_is_used_is_what_was_given(order):
     """Weights and models in any order give what explicitly prepared variables give."""

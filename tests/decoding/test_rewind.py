@@ -18,6 +18,7 @@ BATCH, LENGTH = 2, tiny.LENGTH
 REWOUND = [{"positions": "rotary"}, {"kind": jf.EncoderDecoderConfig, "num_layers": 1}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", mostly_slow(REWOUND, REWOUND[0]))
 @given(seed=tiny.seeds, forgotten=st.lists(st.integers(0, 5), min_size=BATCH, max_size=BATCH))
 def test_rewound_rows_go_on_as_if_they_had_not_read(options, seed, forgotten):
@@ -83,6 +84,7 @@ def in_ring(model, variables, tokens, chunks, slots, segments=None):
     return np.concatenate(logits, axis=1), kept
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
     """A window of 4 and chunks of up to 5 need 8 slots for a text of any length.

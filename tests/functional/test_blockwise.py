@@ -98,6 +98,7 @@ def test_padding_is_hidden(seed, segments):
     agree((output * tokens, gradients), inputs, seen)
 
 
+@pytest.mark.slow
 @given(
     seed=tiny.seeds,
     kv_heads=st.sampled_from([1, 2, 4]),
@@ -164,6 +165,7 @@ def test_bfloat16_inputs_are_summed_in_float32():
     tiny.all_close(found, exact, 0.01)
 
 
+@pytest.mark.slow
 def test_vmap_remat_and_leading_axes_agree():
     """Compares a batch with vmap over its elements, two batch axes, and rematerialization."""
     inputs = [jnp.asarray(x) for x in random_inputs(0, 2, RAGGED, batch=4)]

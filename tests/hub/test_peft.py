@@ -15,6 +15,7 @@ from tests.hub import foreign
 from tests.hub.adapters import learnt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", foreign.MODELS)
 def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
     """Compares each tensor, also maps that fuse several of ours. Other tensors equal the base's."""

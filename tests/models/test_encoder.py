@@ -107,6 +107,7 @@ def both(model):
     return jax.jit(run)
 
 
+@pytest.mark.slow
 @each_model
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
 def test_nan_in_padding_reaches_nothing(name, seed, segments):

@@ -65,6 +65,7 @@ def test_optimizer_state_is_sharded_like_its_parameters(name):
     assert moments == {(None, "fsdp", "tensor")}
 
 
+@pytest.mark.slow
 def test_muon_steps_are_orthogonal_kernel_by_kernel():
     """The update of each kernel, alone or in a stack, has similar singular values.
 
@@ -82,6 +83,7 @@ def test_muon_steps_are_orthogonal_kernel_by_kernel():
     np.testing.assert_allclose(sizes, sizes.max(), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_multiplies_the_updates():
     """Steps with explicit rates equal those of optax's AdamW with a built-in schedule."""
     config, model = OptimizerConfig(warmup_steps=2, weight_decay=0.3), Decoder(CONFIG)

@@ -13,6 +13,7 @@ import re
 import time
 from dataclasses import replace
 
+import jax
 from record import Parser, at_least, conclude, run
 
 from jaxformer.doctor.machines import devices_of, parse_target, start_for
@@ -91,7 +92,7 @@ def main():
             mesh = MESHES[name]
             try:
                 found = compiled(config, attention, target, mesh, arguments.rows, arguments.length)
-            except Exception as error:  # the compiler's, for a program that does not fit
+            except jax.errors.JaxRuntimeError as error:  # the program does not fit
                 found = {"attention": attention, "error": str(error).splitlines()[0]}
             figures.append({"model": name, "mesh": mesh, "rows": arguments.rows, **found})
             print(json.dumps(figures[-1]), flush=True)

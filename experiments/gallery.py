@@ -38,8 +38,7 @@ def pictures(page: Path, folder: Path, chromium: str) -> list[Path]:
                 )
                 tab = context.new_page()
                 tab.goto(page.as_uri())
-                while not tab.evaluate("globalThis.jaxformerPage?.store.values != null"):
-                    time.sleep(0.1)
+                wait(tab)
                 for view in VIEWS:
                     if not tab.locator(f"#tab-{view}").count():
                         continue
@@ -51,6 +50,15 @@ def pictures(page: Path, folder: Path, chromium: str) -> list[Path]:
                 context.close()
         browser.close()
     return written
+
+
+def wait(tab) -> None:
+    """Waits until the page has computed its values. Raises ValueError after 30 seconds."""
+    for _ in range(300):
+        if tab.evaluate("globalThis.jaxformerPage?.store.values != null"):
+            return
+        time.sleep(0.1)
+    raise ValueError("the page has computed nothing for 30 seconds")
 
 
 def save(png: bytes, path: Path) -> None:

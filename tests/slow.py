@@ -1,4 +1,4 @@
-"""Chooses the cases of a test that run only with `-m slow` or `-m rare`.
+"""Chooses the cases of a test that are marked slow or rare.
 
 Rare cases vary what the quick and slow cases test, so `.ci/run` leaves them out.
 """

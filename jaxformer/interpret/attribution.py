@@ -25,7 +25,7 @@ from jaxformer.functional.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear import linear
 from jaxformer.functional.taps import Hooks
-from jaxformer.interpret.inputs import checked_position, checked_target, read_inputs
+from jaxformer.interpret.inputs import read_logits
 from jaxformer.models.language_model import LanguageModel, Variables
 
 # The point whose value says what a sub-layer writes.
@@ -98,13 +98,10 @@ def attribute(
     Raises:
         ValueError: an argument is not accepted, or the model has no sum of sub-layers.
     """
-    inputs = read_inputs(model, variables, tokens, source)
-    batch_size, length = inputs.tokens.shape
     if (reason := cannot_attribute(model)) is not None:
         raise ValueError(reason)
-    target = checked_target(target, batch_size, model.config.vocab_size)
-    position = checked_position(position, length)
-    return _attribute(model, variables["params"], inputs, target, position)
+    checked = read_logits(model, variables, tokens, target, position, source)
+    return _attribute(model, variables["params"], *checked)
 
 
 def cannot_attribute(model: LanguageModel) -> str | None:

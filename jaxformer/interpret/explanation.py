@@ -126,11 +126,10 @@ def explain(
     else:
         data |= _live(model, variables["params"], inputs)
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
-    text = "text"
-    if atlas is None and not reason:
-        atlas, text = repeated_atlas(model, variables), "random tokens that occur twice"
     if atlas is not None:
-        data["atlas"] = atlas_data(atlas, text)
+        data["atlas"] = atlas_data(atlas, "text")
+    elif not reason and (found := repeated_atlas(model, variables)) is not None:
+        data["atlas"] = atlas_data(found, "random tokens that occur twice")
     document = page_html(data, f"{data['title']}: attention, layers and decoding")
     return Page(document, data["mode"], reason, len(inputs.tokens))
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
-from jaxformer.interpret.inputs import checked_position, checked_target, read_inputs
+from jaxformer.interpret.inputs import read_inputs, read_logits
 from jaxformer.models.language_model import LanguageModel, Variables
 
 EMBEDDING, SOURCE_EMBEDDING = "embedding", "encoder.embedding"
@@ -81,11 +81,8 @@ def input_gradients(
     Raises:
         ValueError: an argument is not accepted.
     """
-    inputs = read_inputs(model, variables, tokens, source)
-    batch_size, length = inputs.tokens.shape[:2]
-    target = checked_target(target, batch_size, model.config.vocab_size)
-    position = checked_position(position, length)
-    return _gradients(model, variables["params"], inputs, target, position)
+    checked = read_logits(model, variables, tokens, target, position, source)
+    return _gradients(model, variables["params"], *checked)
 
 
 @partial(jax.jit, static_argnums=(0, 4))

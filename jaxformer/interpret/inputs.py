@@ -37,26 +37,32 @@ def read_inputs(
     return checked_inputs(inputs, model.config)
 
 
-def checked_target(target: Any, batch_size: int, vocab_size: int) -> Int[Array, " batch"]:
-    """Returns the ids of one token for each text as an array.
+def read_logits(
+    model: LanguageModel, variables: Variables, tokens: Any, target: Any, position: int, source: Any
+) -> tuple[Inputs, Int[Array, " batch"], int]:
+    """Returns the inputs of a pass, and which logit of each text to explain, after all checks.
+
+    Args:
+        model: any model.
+        variables: its variables.
+        tokens: ids, int [batch, length].
+        target: one id for each text: the token of the logit.
+        position: the position that predicts it; negative: counted from the end.
+        source: for a model that reads one, the sources.
+
+    Returns:
+        (inputs, target, position counted from the beginning).
 
     Raises:
-        ValueError: there is not one id per text, or an id is not in the vocabulary.
+        ValueError: an argument is not accepted.
     """
-    target = jnp.asarray(as_array("target", target))
+    inputs = read_inputs(model, variables, tokens, source)
+    batch_size, length = inputs.tokens.shape[:2]
+    target, vocab_size = jnp.asarray(as_array("target", target)), model.config.vocab_size
     if target.shape != (batch_size,):
         raise ValueError(f"target is {target.shape}; it must be ({batch_size},), one id per text")
     if (target < 0).any() or (target >= vocab_size).any():
         raise ValueError(f"target is {target}; ids are 0 … {vocab_size - 1}")
-    return target
-
-
-def checked_position(position: int, length: int) -> int:
-    """Returns a position, negative ones counted from the end, as an index from the beginning.
-
-    Raises:
-        ValueError: the texts have no such position.
-    """
     if whole_number("position", position, -length) >= length:
         raise ValueError(f"position is {position}; the texts have {length} tokens")
-    return position % length
+    return inputs, target, position % length

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import splash, splash_plan
+from jaxformer.functional import platforms, splash, splash_plan
 from jaxformer.functional.attention import Context, attend
 from jaxformer.functional.fused_kernels import SPLASH
 from jaxformer.functional.masks import (
@@ -33,6 +33,7 @@ from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.token_info import TokenInfo
+from tests.properties import tiny
 from tests.slow import mostly_slow
 
 INTERPRETED = SPLASH._replace(attention=partial(splash.splash_attention, interpret=True))
@@ -289,3 +290,18 @@ def test_each_device_computes_its_own_rows_and_heads():
         text=True,
     )
     assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
+    """Logits and gradients of packed rows, with windows in one layer and a soft cap."""
+    monkeypatch.setattr(platforms, "_FUSED_KERNELS", {"cpu": INTERPRETED})
+    options = {"positions": "rotary", "window": (3, None), "attention_cap": 2.0}
+    fused, explicit = (tiny.build(attention=name, **options) for name in ("fused", "explicit"))
+    variables, tokens = tiny.weights(fused, 0), tiny.tokens(0, 2, LENGTH)
+    segments = np.array([[1] * 5 + [2] * 7, [0] * 2 + [3] * 8 + [0] * 2])
+    read = variables, tiny.embeddings(1, 2, LENGTH, 8), segments
+    found, expected = (tiny.loss_and_gradients(model)(*read) for model in (fused, explicit))
+    tiny.all_close(found, expected, 1e-4)
+    logits = [tiny.apply(model)(variables, tokens, segments) for model in (fused, explicit)]
+    tiny.close(*logits, 1e-4, where=segments != 0)

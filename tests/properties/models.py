@@ -65,5 +65,5 @@ KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
 
 
 def each_model(*quick):
-    """Parametrizes a test over all models. Models that are not in `quick` are marked slow."""
+    """Parametrizes a test over all models. Models that are not in `quick` are slow or rare."""
     return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick))

@@ -13,7 +13,6 @@ import re
 import time
 from dataclasses import replace
 
-import jax
 from record import Parser, at_least, conclude, run
 
 from jaxformer.doctor.machines import devices_of, parse_target, start_for
@@ -85,6 +84,8 @@ def main():
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
+    import jax
+
     figures = []
     for name in arguments.models:
         config = replace(MODELS[name], dtype="bfloat16", max_length=arguments.length)

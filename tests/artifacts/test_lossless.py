@@ -162,6 +162,7 @@ def test_no_text_is_cut_where_that_changes_its_tokens(made, text, piece_length):
         assert tokenizer.encode(text) == whole
 
 
+@pytest.mark.slow
 @many_cases
 @given(st.builds(backend, **harmless))
 def test_harmless_parts_are_called_lossless(made):

@@ -24,6 +24,8 @@ from jaxformer.verify import dependency_matrix
 from tests.properties import oracle, tiny
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def test_softmax_of_the_notes_scores():
     """Lecture 11 §5 gives [0.9997, 0.0001, 0.0001, 0.0000] for these scores."""

@@ -7,10 +7,13 @@ A model that sees its targets soon falls below that.
 import jax
 import numpy as np
 import optax
+import pytest
 
 import jaxformer as jf
 from tests.properties import tiny
 from tests.properties.models import MODELS, each_model
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCAB, ROWS, STEPS = tiny.SIZES["vocab_size"], 64, 120
 

@@ -42,6 +42,7 @@ def test_without_segments_a_row_goes_on(seed, chunks):
     tiny.close(more, np.asarray(tiny.apply(model)(variables, tokens, ids))[:, 5:])
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
     """A prefix LM must read the prefix in one chunk; the rest may come in any chunks."""
@@ -51,6 +52,7 @@ def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
     tiny.close(logits, tiny.apply(model)(variables, tokens))
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
 def test_long_chunks_are_one_pass(seed, segments, chunks):
     """Chunks above FEW_QUERIES take another code path after a cached text; here the limit is 2."""
@@ -104,6 +106,7 @@ def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
     tiny.close(logits, exact, 0.08)
 
 
+@pytest.mark.slow
 def test_the_live_slots_grow_with_the_text():
     """The live slots grow from 48 to 80, the capacity, and the logits stay those of one pass."""
     model = tiny.build(max_length=80, num_layers=1)

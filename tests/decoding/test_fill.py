@@ -15,19 +15,23 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 MASK = 28
 CONFIG = jf.EncoderConfig(vocab_size=29, max_length=40, num_layers=1, embed_dim=8, num_heads=2)
 MODEL = jf.build(CONFIG)
-VARIABLES = jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
 # Few lengths, so that few programs compile: both ends of the buckets of `fill`, and max_length.
 of_length = {n: st.lists(st.integers(0, MASK), min_size=n, max_size=n) for n in (1, 32, 33, 40)}
 rows = st.lists(st.sampled_from(list(of_length)).flatmap(of_length.get), min_size=1, max_size=2)
 
 
+@pytest.fixture(scope="module")
+def variables():
+    return jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
+
+
 @pytest.mark.slow
 @given(rows=rows, top_k=st.sampled_from([1, 4]))
-def test_each_mask_has_the_most_probable_tokens(rows, top_k):
+def test_each_mask_has_the_most_probable_tokens(variables, rows, top_k):
     """They follow from the logits of the text alone, whatever else is in the batch."""
-    for row, found in zip(rows, fill(MODEL, VARIABLES, rows, MASK, top_k), strict=True):
+    for row, found in zip(rows, fill(MODEL, variables, rows, MASK, top_k), strict=True):
         assert found.positions.tolist() == [i for i, token in enumerate(row) if token == MASK]
-        logits = np.asarray(jax.jit(MODEL.apply)(VARIABLES, np.array([row])), np.float64)[0]
+        logits = np.asarray(jax.jit(MODEL.apply)(variables, np.array([row])), np.float64)[0]
         shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         best = np.sort(shares[found.positions], axis=-1)[:, ::-1][:, :top_k]
         np.testing.assert_allclose(found.probabilities, best, rtol=1e-4)
@@ -44,13 +48,13 @@ def test_each_mask_has_the_most_probable_tokens(rows, top_k):
         ([[MASK]], 30, r"top_k is 30; it must be in 1 … vocab_size \(29\)"),
     ],
 )
-def test_invalid_fill_arguments_are_rejected(rows, top_k, message):
+def test_invalid_fill_arguments_are_rejected(variables, rows, top_k, message):
     with pytest.raises(ValueError, match=message):
-        fill(MODEL, VARIABLES, rows, MASK, top_k)
+        fill(MODEL, variables, rows, MASK, top_k)
 
 
-def test_nan_weights_raise():
-    broken = jax.tree.map(lambda x: x * np.nan, VARIABLES)
+def test_nan_weights_raise(variables):
+    broken = jax.tree.map(lambda x: x * np.nan, variables)
     with pytest.raises(FloatingPointError):
         fill(MODEL, broken, [[MASK]], MASK)
 

@@ -108,6 +108,7 @@ def test_row_i_step_t_draws_with_its_own_key_from_what_is_kept(seed, sampler):
         tiny.close(out.log_probs[row], own)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
     """A text depends on the key and its batch index, not on the other prompts.

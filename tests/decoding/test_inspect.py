@@ -107,6 +107,7 @@ def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
             tiny.close(found, wanted)
 
 
+@pytest.mark.slow
 def test_the_encoders_points_are_captured_once():
     """`generate` captures them in its pass over the sources, as a full pass does."""
     model, variables, source = setup("encoder-decoder", 0)
@@ -215,6 +216,7 @@ def swept(model):
     return jax.jit(run), jax.jit(grid)
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
 def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):

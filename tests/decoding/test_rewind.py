@@ -124,6 +124,7 @@ def test_a_ring_can_be_rewound_by_its_spare_slots(seed, count):
         kept.rewind(4)
 
 
+@pytest.mark.slow
 def test_what_a_ring_cannot_do_is_refused():
     model = windowed()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 4)

@@ -14,6 +14,7 @@ from tests.properties import oracle, tiny
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [0, 3])
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2))
 def test_score_is_the_sum_over_documents(prefix, seed, segments):

@@ -15,27 +15,31 @@ CONFIG = jf.RecurrentEncoderDecoderConfig(
     vocab_size=TOKENIZER.vocab_size, max_length=32, embed_dim=8, num_layers=1
 )
 MODEL = jf.build(CONFIG)
-VARIABLES = jax.tree.map(lambda x: 3 * x, init(MODEL, jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return jax.tree.map(lambda x: 3 * x, init(MODEL, jax.random.key(0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
-def test_translations_come_in_the_order_of_the_texts(beam_width, quick_compilation):
+def test_translations_come_in_the_order_of_the_texts(variables, beam_width, quick_compilation):
     """Texts are sorted by length into batches, the last one padded. Empty texts stay empty."""
     asked = [" ".join(TEXTS[:3]), TEXTS[5], "", " ".join(TEXTS[9:11]), TEXTS[20], TEXTS[7]]
 
     def found(texts):
         how = {"beam_width": beam_width, "batch_size": 2}
-        return translate(MODEL, VARIABLES, TOKENIZER, texts, **how)
+        return translate(MODEL, variables, TOKENIZER, texts, **how)
 
     together = found(asked)
     assert together[2] == "" and len(set(together)) > 2
     assert together == [found([text])[0] for text in asked]
 
 
-def test_untranslatable_texts_and_models_are_rejected():
+def test_untranslatable_texts_and_models_are_rejected(variables):
     with pytest.raises(ValueError, match=r"text 2 has .* max_source_length is 32"):
-        translate(MODEL, VARIABLES, TOKENIZER, ["one", "one " * 40])
+        translate(MODEL, variables, TOKENIZER, ["one", "one " * 40])
     decoder = jf.build(
         jf.DecoderConfig(vocab_size=300, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
     )

@@ -139,6 +139,7 @@ def test_an_invalid_argument_is_rejected_by_name(name, argument):
         assert caught.match(rf"\b({own.get(argument, argument)})\b"), value
 
 
+@pytest.mark.slow
 def test_attention_without_a_head_axis_is_single_head_attention():
     """[length, dim] inputs, as in the notes, with and without a mask; a third axis is heads."""
     query, key, value = (np.asarray(tiny.embeddings(seed, 3, 4)) for seed in range(3))

@@ -72,7 +72,7 @@ def test_product_is_that_of_the_array(kind, seed, out_dim, rows):
 
 
 @pytest.mark.parametrize("kind", ["packed", "packed in 3"])
-@given(seed=seeds, out_dim=st.integers(1, 9))
+@given(seed=seeds, out_dim=st.sampled_from([1, 4, 9]))
 def test_packing_loses_nothing(kind, seed, out_dim):
     array = normal(seed, IN_DIM, out_dim)
     np.testing.assert_array_equal(dense(KINDS[kind](array)), array)
@@ -80,7 +80,7 @@ def test_packing_loses_nothing(kind, seed, out_dim):
 
 @given(
     seed=seeds,
-    out_dim=st.integers(1, 9),
+    out_dim=st.sampled_from([1, 4, 9]),
     size=st.sampled_from([1e-20, 1.0, 1e20, 5e37]),
     shift=st.sampled_from([0.0, 3.0]),
     few_roundings=st.booleans(),

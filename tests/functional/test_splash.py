@@ -36,6 +36,8 @@ from jaxformer.functional.token_info import TokenInfo
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 INTERPRETED = SPLASH._replace(attention=partial(splash.splash_attention, interpret=True))
 PLACEMENT = OneDevice(INTERPRETED)
 LENGTH = 12
@@ -104,7 +106,9 @@ DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("segments", [PACKED, GAPS], ids=["packed", "gaps"])
+@pytest.mark.parametrize(
+    "segments", [PACKED, pytest.param(GAPS, marks=pytest.mark.slow)], ids=["packed", "gaps"]
+)
 @pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
 def test_packed_rows(mask, segments):
     compare(context_of(mask, 140, segments=segments), *arrays(1, 140))

@@ -16,6 +16,8 @@ from jaxformer.training.config import MeshSizes
 from tests.hub import foreign
 from tests.hub.adapters import learnt
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def theirs(folder):
     foreign.write(folder, "gpt2")

@@ -91,6 +91,7 @@ def test_a_set_is_one_patch_of_all_its_heads(seed, heads):
         tiny.close(differences, losses(model, variables, batch, patch) - whole)
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
 def test_standard_errors_are_those_of_numpy(seed):

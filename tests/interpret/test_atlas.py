@@ -39,6 +39,7 @@ def measured():
     return model, variables, batch, head_atlas(model, variables, batch, SETTINGS)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_captured_weights():
     model, variables, batch, found = measured()
     point = "attention.weights"

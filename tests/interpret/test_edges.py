@@ -137,6 +137,7 @@ def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(n
     tiny.close(found.effects, [wanted])
 
 
+@pytest.mark.slow
 def test_progress_counts_edges_and_equal_texts_have_no_effect():
     model, calls = build(), []
     tokens = tiny.tokens(0, 1, LENGTH)

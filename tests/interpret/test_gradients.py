@@ -60,6 +60,7 @@ def test_a_gradient_predicts_a_small_change_of_the_logit(name, tokens, seed, pos
     assert (error <= 0.05 * scale + 0.02).all(), (error, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "lstm", "cnn"])
 def test_later_tokens_have_no_gradient(name):
     model = tiny.build(**MODELS[name])

@@ -52,6 +52,7 @@ def test_the_last_state_predicts_what_the_model_predicts(name, seed):
     np.testing.assert_allclose(found.entropy, entropy, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 999), layer=st.integers(0, 2))
 def test_a_state_predicts_what_a_model_of_its_layers_predicts(seed, layer):
     """The lens of layer i equals a model that has only the layers up to i."""

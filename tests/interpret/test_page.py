@@ -26,6 +26,8 @@ from tests.errors import error_of
 from tests.interpret.pages import NO_MATRIX, TEXT, jax_logits, model_of, tokenizer
 from tests.properties import tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[31m<!-- & \u2028'
 
 
@@ -240,6 +242,7 @@ def test_an_atlas_is_passed_on():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 def test_a_page_of_captured_values_has_the_parts_of_the_last_logit():
     model = jf.build(training_preset("tiny", "encoder-decoder").model)

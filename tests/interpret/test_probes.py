@@ -7,6 +7,8 @@ import pytest
 
 from jaxformer.interpret.probes import train_probes
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 EXAMPLES, DIM, KINDS = 600, 12, 40
 
 

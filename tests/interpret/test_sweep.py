@@ -17,7 +17,7 @@ from jaxformer.interpret.sites import AXES
 from jaxformer.interpret.sweep import patch_sweep
 from tests.properties import tiny
 from tests.properties.models import MODELS
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH = 2, 4
@@ -98,10 +98,8 @@ def looped(model, variables, clean, corrupted, point, axes):
     return effects - float(run(variables, corrupted, nothing))
 
 
-QUICK = ("llama attention.heads",)
-
-
-@pytest.mark.parametrize("case", mostly_slow(CASES, *QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", mostly_rare(CASES, "llama attention.heads", list(CASES)[-1]))
 @few
 @given(seed=tiny.seeds)
 def test_a_sweep_is_the_loop_over_its_sites(case, seed):
@@ -181,6 +179,7 @@ def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
     assert added <= LENGTH + 1  # one for each start, and one for the last layer
 
 
+@pytest.mark.slow
 def test_log_probability_is_that_of_the_token():
     model, variables, clean, corrupted = setup("decoder", 3)
     found = patch_sweep(model, variables, clean, corrupted, LogProbability(4), "embedding", axes=())

@@ -33,6 +33,8 @@ from jaxformer.training.placed import num_devices_for
 from jaxformer.training.presets import RUNS
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIGS = {
     f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()
 }
@@ -236,6 +238,7 @@ def test_another_mesh_is_rejected_by_its_axes(axes, types, named):
         shardings(shape_tree(build(config)), config, mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["tokens", "variables", "in context"])
 def test_explicit_axes_are_rejected_in_tokens_variables_and_context(where):
     """`jax.make_mesh` makes explicit axes by default: arrays then carry their own sharding."""

@@ -150,6 +150,7 @@ def jacobian_through_tables(attention, layers):
     return model, jax.jit(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention, layers", [("explicit", "unrolled"), ("blockwise", "scan")])
 @tiny.many
 @given(seed=tiny.seeds, table=arrays(bool, (7, 7), elements=st.booleans()))

@@ -157,6 +157,7 @@ def row_by_row(model):
     return jax.jit(run)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segments=tiny.segment_batches(3))
 def test_vmap_over_rows_is_the_batch(seed, segments):
     """vmap over single batch elements gives the logits of the batch."""

@@ -15,6 +15,8 @@ from tests.properties.models import MODELS
 from tests.properties.witness import by_jacobian, exactly, one_number
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BATCH, LENGTH = 2, 8
 SOURCED = [name for name in MODELS if "source" in str(MODELS[name]) or "encoder" in name]
 each_sourced = pytest.mark.parametrize("name", mostly_slow(SOURCED, "encoder-decoder"))

@@ -39,6 +39,7 @@ def scored(config, tokenizer, texts, references):
     return score_pairs(model, variables, tokenizer, pairs, references)
 
 
+@pytest.mark.slow
 def test_translations_are_compared_with_what_was_written(monkeypatch, quick_compilation):
     """A tokenizer that changes text must not change the references.
 

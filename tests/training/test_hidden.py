@@ -71,15 +71,25 @@ def test_the_rate_of_hidden_tokens_is_the_given_one():
         assert (hidden[0] != hidden[1]).any()
 
 
+CONFIG = jf.EncoderConfig(vocab_size=29, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
+MODEL = jf.build(CONFIG)
+APPLY = jax.jit(MODEL.apply)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
+
+
 @pytest.mark.slow
 @given(documents=documents.filter(any), batch_size=st.integers(1, 5))
-def test_the_score_equals_that_of_the_logits(documents, batch_size):
+def test_the_score_equals_that_of_the_logits(variables, documents, batch_size):
     """Loss and accuracy equal those from the logits, for any batch size and any padding rows."""
     rows = hidden_rows(documents, MASK, 8)
-    score = score_hidden(MODEL, VARIABLES, spread(rows, len(rows), batch_size))
+    score = score_hidden(MODEL, variables, spread(rows, len(rows), batch_size))
     losses, right = [], []
     for row in rows:
-        logits = np.asarray(APPLY(VARIABLES, row.inputs, row.segments), np.float64)
+        logits = np.asarray(APPLY(variables, row.inputs, row.segments), np.float64)
         at = row.weights > 0
         losses.append(
             np.log(np.exp(logits).sum(-1))[at]
@@ -95,9 +105,3 @@ def test_the_score_equals_that_of_the_logits(documents, batch_size):
 def test_the_baseline_is_the_most_frequent_hidden_token():
     rows = hidden_rows([[5, 5, 5, 6]], MASK, 8, rate=1.0)
     assert most_frequent(rows) == {"the most frequent token": 0.75}
-
-
-CONFIG = jf.EncoderConfig(vocab_size=29, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
-MODEL = jf.build(CONFIG)
-VARIABLES = jax.tree.map(lambda x: 5 * x, init(MODEL, jax.random.key(0)))
-APPLY = jax.jit(MODEL.apply)

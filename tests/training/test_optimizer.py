@@ -26,19 +26,23 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
 SCHEDULES = ("cosine", "linear", "warmup-stable-decay")
 CONFIG = DecoderConfig(vocab_size=29, max_length=8, num_layers=2, embed_dim=16, num_heads=2)
-PARAMS = init(Decoder(CONFIG), jax.random.key(0))["params"]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init(Decoder(CONFIG), jax.random.key(0))["params"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_decay_is_for_matrices_alone(name):
+def test_decay_is_for_matrices_alone(name, params):
     """Stacked biases and scales have two axes; by rank they would be matrices."""
-    for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(PARAMS)):
+    for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(params)):
         assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
     optimizer = make_optimizer(OptimizerConfig(optimizer=name))
-    gradients = jax.tree.map(jnp.zeros_like, PARAMS)
-    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(PARAMS), PARAMS)
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
     for (path, update), x in zip(
-        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(PARAMS), strict=True
+        jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True
     ):
         decayed = -0.1 * x if path[-1].key not in ("bias", "scale") else jnp.zeros_like(x)
         np.testing.assert_allclose(update, decayed, rtol=1e-5, err_msg=str(path))

@@ -102,6 +102,7 @@ def test_an_update_that_is_not_finite_is_left_out():
     assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(spoilt.params))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
     """The update is skipped even if the loss is finite."""
 

@@ -10,6 +10,8 @@ from jaxformer.verify.bounds import underflow
 from jaxformer.verify.taint import follow, taint
 from tests.properties import tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTH = 6
 LOWER = np.tril(np.ones((LENGTH, LENGTH), bool))
 CAPS = {

@@ -16,6 +16,8 @@ from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
 from tests.slow import mostly_rare, mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MODELS = {
     "decoder": {},
     "main job": {"positions": "rotary", "norm": "rms", "use_bias": False, "window": 5},

@@ -12,6 +12,8 @@ from jaxformer.verify import assert_dependencies, compare, dependency_matrix, ru
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTH = 8
 
 
@@ -46,6 +48,7 @@ def test_a_plain_function_is_causal(witness):
     assert not found.disagreements and not found.remarks
 
 
+@pytest.mark.slow
 def test_a_model_of_another_library_is_causal():
     tokens = np.arange(LENGTH)
     found = assert_dependencies(Attention(), tokens, rules.causal(LENGTH))

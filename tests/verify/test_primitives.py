@@ -13,6 +13,8 @@ from jaxformer.verify.witnesses import by_change
 from tests.properties import tiny
 from tests.verify.test_taint import ALL, FIRST, LENGTH, LOWER, ORDER, SELF, found
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 HERE = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("rows",)), PartitionSpec("rows"))
 
 

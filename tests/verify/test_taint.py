@@ -13,6 +13,8 @@ from jaxformer.verify.taint import taint
 from jaxformer.verify.witnesses import by_change
 from tests.properties import tiny
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTH = 6
 
 

@@ -104,7 +104,7 @@ def test_what_processes_read_together_is_the_batch_of_one(name):
 
 
 @pytest.mark.parametrize("packing", mostly_slow(["windows", "documents"], "documents"))
-def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing):
+def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing, quick_compilation):
     """`mask_rate` of the remaining tokens are hidden, and the segments are those of the targets.
 
     Each token of the stream is its index, so a target shows its place.

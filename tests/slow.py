@@ -6,14 +6,14 @@ Rare cases vary what the quick and slow cases test, so `.ci/run` leaves them out
 import pytest
 
 
-def mostly_slow(cases, *quick):
+def mostly_slow(cases, *quick, slow=()):
     """Returns pytest parameters for all cases; those that are not `quick` are slow or rare.
 
-    Of the others, the last one is slow and the rest are rare.
+    Of the others, those in `slow` and the last one are slow, and the rest are rare.
     """
     cases = list(cases)  # they may be an iterator
     others = [case for case in cases if case not in quick]
-    slow = others[-1:]
+    slow = [*slow, *others[-1:]]
     marks = [
         () if case in quick else pytest.mark.slow if case in slow else pytest.mark.rare
         for case in cases

@@ -65,5 +65,8 @@ KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
 
 
 def each_model(*quick):
-    """Parametrizes a test over all models. Models that are not in `quick` are slow or rare."""
-    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick))
+    """Parametrizes a test over all models.
+
+    Models that are not in `quick` are rare, but for one model of each kind, which is slow.
+    """
+    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=KINDS))

@@ -131,11 +131,13 @@ def _outputs(function, *arguments):
 def batch_shapes(config, rows: int, length: int, is_packed: bool = False) -> Batch:
     """Returns the shapes of a batch of one micro-batch, with the documents of packed rows.
 
-    If the model reads a source, the source has the same shape as the inputs.
+    If the model reads a source, the source has the same shape as the inputs, with padding if rows
+    are packed.
     """
     tokens = jax.ShapeDtypeStruct((1, rows, length), np.int32)
     source = tokens if config.reads_source else None
-    return Batch(tokens, tokens, segments=tokens if is_packed else None, source=source)
+    segments, source_segments = (x if is_packed else None for x in (tokens, source))
+    return Batch(tokens, tokens, None, segments, source, source_segments)
 
 
 def bytes_per_device(tree) -> int:

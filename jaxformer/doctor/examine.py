@@ -2,14 +2,13 @@
 
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import jax
 
 from jaxformer.decoding.steps import STEPS
 from jaxformer.doctor.compiled import compile_decoding, compile_step
 from jaxformer.doctor.exchange import least_exchange
-from jaxformer.doctor.machines import Target, compiler, devices_of
+from jaxformer.doctor.machines import Target, as_if_on, compiler, devices_of
 from jaxformer.doctor.program import by_kind, collectives, copies
 from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.kinds import build
@@ -115,11 +114,9 @@ def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int
     parts = device_mesh.shape["data"] * device_mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
-    if target.platform == "gpu" and execution.attention == "auto":
-        execution = replace(execution, attention="blockwise")
+    if target.platform == "gpu":
         notes.append(
-            "attention is blockwise here; on the machine itself cuDNN's fused kernel runs where it "
-            "can, which is compiled by the device alone"
+            "the device itself compiles cuDNN's attention; the memory that it works in is missing"
         )
     return build(config, execution), device_mesh, notes
 
@@ -136,7 +133,8 @@ def _compiling(target: Target):
     """
     seconds, begin = [], time.perf_counter()
     try:
-        yield seconds
+        with as_if_on(target):
+            yield seconds
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -10,6 +10,7 @@ Compilation needs the plugin of the machine's compiler, but not its drivers (see
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions, requires, version
@@ -19,6 +20,7 @@ from math import prod
 from jaxformer.training.devices import DEVICES, Device
 
 GPUS_OF_A_HOST = 8
+CUDNN_VERSION = 91000  # of `H100`
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,35 @@ def _quiet():
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+@contextmanager
+def as_if_on(target: Target) -> Iterator[None]:
+    """Lets programs for an absent GPU contain cuDNN's attention.
+
+    JAX asks the GPU of this process for its generation, and its cuDNN for the version. Inside this
+    context the answers are those of a target.
+    """
+    import jax
+
+    if target.platform != "gpu" or jax.default_backend() == "gpu":
+        yield
+        return
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    answers = {
+        "check_cudnn_version": lambda: CUDNN_VERSION,
+        "check_compute_capability": lambda capability: float(capability) <= 9.0,
+        "is_cuda_compute_capability_equal": lambda capability: capability == "9.0",
+    }
+    real = {name: getattr(attention, name) for name in answers}
+    try:
+        for name, answer in answers.items():
+            setattr(attention, name, answer)
+        yield
+    finally:
+        for name, function in real.items():
+            setattr(attention, name, function)
 
 
 def start_for(target: Target) -> None:

@@ -1,24 +1,98 @@
-"""The fused attention kernels: a kernel of a platform that computes attention in one call."""
+"""What the fused attention kernels of the platforms have in common.
 
-from collections.abc import Callable
-from typing import NamedTuple
+A fused kernel computes attention in one call, without an array of all scores. `cudnn` and `splash`
+are such kernels.
+"""
 
-from jaxformer.functional import cudnn, splash
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
+
+from jaxformer.functional.blockwise import blockwise_attention
 
 
-class FusedKernel(NamedTuple):
-    """A fused attention kernel.
+@runtime_checkable
+class FusedKernel(Protocol):
+    """A fused attention kernel; `attention.attend` calls it.
 
     Attributes:
         name: the kernel's name.
-        unsupported_reason: (query, key, value, context) → why it does not support them, or None.
-        attention: (query, key, value, context) → the output of attention.
     """
 
-    name: str
-    unsupported_reason: Callable
-    attention: Callable
+    @property
+    def name(self) -> str:
+        """See `FusedKernel`."""
+
+    def unsupported_reason(
+        self,
+        query: Float[Array, "*batch heads queries d"],
+        key: Float[Array, "*batch kv_heads keys d"],
+        value: Float[Array, "*batch kv_heads keys v"],
+        context: Any,
+    ) -> str | None:
+        """Returns why the kernel does not support the arguments, or None if it does."""
+
+    def attention(
+        self,
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        value: Float[Array, "batch kv_heads keys v"],
+        context: Any,
+    ) -> Float[Array, "batch heads queries v"]:
+        """Computes attention.
+
+        Args:
+            query: the queries.
+            key: the keys; zero where they are padding.
+            value: the values; zero where the keys are padding.
+            context: what the queries attend to, an `attention.Context`.
+        """
 
 
-CUDNN = FusedKernel("cuDNN", cudnn.unsupported_reason, cudnn.fused_attention)
-SPLASH = FusedKernel("splash", splash.unsupported_reason, splash.splash_attention)
+def unsupported_arrays(
+    query: Float[Array, "*batch heads queries d"],
+    key: Float[Array, "*batch kv_heads keys d"],
+    value: Float[Array, "*batch kv_heads keys v"],
+    dtypes: Sequence[DTypeLike],
+) -> str | None:
+    """Returns why a kernel for batches in `dtypes` does not support the arrays, or None."""
+    if query.ndim != 4:
+        return f"it needs a batch of sequences [batch, heads, length, head_dim], not {query.shape}"
+    names = [np.dtype(dtype).name for dtype in dtypes]
+    if query.dtype.name not in names:
+        return f"it needs {' or '.join(names)}, not {query.dtype}"
+    if not query.dtype == key.dtype == value.dtype:
+        return "it needs queries, keys and values of one dtype"
+    return None
+
+
+def has_gaps(documents: Int[Array, "*batch length"]) -> Bool[Array, ""]:
+    """Returns whether a document has padding between two of its tokens."""
+    latest = jax.lax.cummax(documents, axis=documents.ndim - 1)  # they are numbered in order
+    after_padding = (documents[..., :-1] == 0) & (documents[..., 1:] != 0)
+    return (after_padding & (documents[..., 1:] == latest[..., :-1])).any()
+
+
+def blockwise_if(
+    unsupported: Bool[Array, ""],
+    fused: Callable[[Array, Array, Array], Array],
+    arrays: tuple[Array, Array, Array],
+    context: Any,
+) -> Float[Array, "batch heads queries v"]:
+    """Computes attention by a kernel, or blockwise if at run time the kernel does not support it.
+
+    Args:
+        unsupported: whether to compute blockwise.
+        fused: (query, key, value) → the output of the kernel.
+        arrays: query, key and value.
+        context: what the queries attend to.
+    """
+
+    def blockwise(query: Array, key: Array, value: Array) -> Array:
+        rest = (context.mask, context.queries, context.keys, context.scores)
+        return blockwise_attention(query, key, value, *rest)
+
+    return jax.lax.cond(unsupported, blockwise, fused, *arrays)

@@ -5,9 +5,9 @@ The formulas do not import this module: models and `dot_product_attention` do.
 
 import jax
 
-from jaxformer.functional.fused_kernels import CUDNN, SPLASH, FusedKernel
-
-_FUSED_KERNELS = {"gpu": CUDNN, "tpu": SPLASH}
+from jaxformer.functional.cudnn import CuDNN
+from jaxformer.functional.fused_kernels import FusedKernel
+from jaxformer.functional.splash import Splash
 
 
 def platform() -> str:
@@ -21,7 +21,21 @@ def platform() -> str:
 
 def fused_kernel() -> FusedKernel | None:
     """Returns the fused attention kernel of the platform, or None."""
-    return _FUSED_KERNELS.get(platform())
+    match platform():
+        case "gpu":
+            return CuDNN(is_hopper())
+        case "tpu":
+            return Splash()
+    return None
+
+
+def is_hopper() -> bool:
+    """Returns whether the GPUs are of NVIDIA's Hopper generation or newer."""
+    absent = jax.sharding.get_abstract_mesh().abstract_device
+    if jax.default_backend() == "gpu":
+        major = jax.local_devices()[0].compute_capability.split(".")[0]
+        return major.isdecimal() and int(major) >= 9
+    return absent is not None and "H100" in absent.device_kind
 
 
 def implementation_here(implementation: str) -> str:

@@ -23,26 +23,54 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.blockwise import blockwise_attention
+from jaxformer.functional.fused_kernels import blockwise_if, has_gaps, unsupported_arrays
 from jaxformer.functional.masks import All, Mask, Packed, Padding
 from jaxformer.functional.splash_plan import DISTANCES, LANES, RANGES, Plan, by_row, tile_of
 
+DTYPES = (jnp.bfloat16, jnp.float32)
 
-def unsupported_reason(
-    query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*batch kv_heads keys d"],
-    value: Float[Array, "*batch kv_heads keys v"],
-    context: Any,
-) -> str | None:
-    """Returns why the kernel does not support the arguments, or None if it does."""
-    if query.ndim != 4:
-        return f"it needs a batch of sequences [batch, heads, length, head_dim], not {query.shape}"
-    if query.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"it needs bfloat16 or float32, not {query.dtype}"
-    if not query.dtype == key.dtype == value.dtype:
-        return "it needs queries, keys and values of one dtype"
+
+@dataclass(frozen=True)
+class Splash:
+    """The splash kernel, a `FusedKernel`.
+
+    Attributes:
+        interpret: whether to run the kernel on a CPU, for tests.
+    """
+
+    interpret: bool = False
+    name: str = "splash"
+
+    def unsupported_reason(
+        self,
+        query: Float[Array, "*batch heads queries d"],
+        key: Float[Array, "*batch kv_heads keys d"],
+        value: Float[Array, "*batch kv_heads keys v"],
+        context: Any,
+    ) -> str | None:
+        """See `FusedKernel`."""
+        return unsupported_arrays(query, key, value, DTYPES) or _unsupported(context)
+
+    def attention(
+        self,
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        value: Float[Array, "batch kv_heads keys v"],
+        context: Any,
+    ) -> Float[Array, "batch heads queries v"]:
+        """See `FusedKernel`."""
+        if context.queries.positions is None:
+            return splash_attention(query, key, value, context, self.interpret)
+        # Without padding inside a document, distances in a document are those in the row.
+        queries, keys = (replace(x, positions=None) for x in (context.queries, context.keys))
+        by_row = replace(context, queries=queries, keys=keys)
+        fused = partial(splash_attention, context=by_row, interpret=self.interpret)
+        return blockwise_if(has_gaps(context.keys.segments), fused, (query, key, value), context)
+
+
+def _unsupported(context: Any) -> str | None:
     if context.scores.bias is not None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
@@ -76,7 +104,7 @@ def splash_attention(
     context: Any,
     interpret: bool = False,
 ) -> Float[Array, "batch heads queries v"]:
-    """Computes attention by the kernel; see `attention.attend`.
+    """Computes attention by the kernel; distances are those in the row.
 
     Args:
         query: the queries.
@@ -85,8 +113,6 @@ def splash_attention(
         context: what the queries attend to.
         interpret: whether to run the kernel on a CPU, for tests.
     """
-    if context.queries.positions is not None:
-        return _unless_gaps(query, key, value, context, interpret)
     ids = visible_ids(context, len(query))
     plan = Plan(
         positional(context.mask),
@@ -99,42 +125,6 @@ def splash_attention(
     scaled = (context.scores.scale * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
     return context.placement.per_device(partial(by_row, plan), *arrays)
-
-
-def _unless_gaps(
-    query: Float[Array, "batch heads queries d"],
-    key: Float[Array, "batch kv_heads keys d"],
-    value: Float[Array, "batch kv_heads keys v"],
-    context: Any,
-    interpret: bool,
-) -> Float[Array, "batch heads queries v"]:
-    """Computes attention by the kernel, or blockwise if a document has padding inside it.
-
-    Without such padding, distances in a document are those in the row.
-    """
-    queries, keys = (replace(x, positions=None) for x in (context.queries, context.keys))
-    by_row = replace(context, queries=queries, keys=keys)
-
-    def fused(query: Array, key: Array, value: Array) -> Array:
-        return splash_attention(query, key, value, by_row, interpret)
-
-    def blockwise(query: Array, key: Array, value: Array) -> Array:
-        rest = (context.mask, context.queries, context.keys, context.scores)
-        return blockwise_attention(query, key, value, *rest)
-
-    # Otherwise the backward pass would store what either branch needs.
-    @jax.checkpoint
-    def either(query: Array, key: Array, value: Array) -> Array:
-        return jax.lax.cond(has_gaps(context.keys.segments), blockwise, fused, query, key, value)
-
-    return either(query, key, value)
-
-
-def has_gaps(documents: Int[Array, "*batch length"]) -> Bool[Array, ""]:
-    """Returns whether a document has padding between two of its tokens."""
-    latest = jax.lax.cummax(documents, axis=documents.ndim - 1)  # they are numbered in order
-    after_padding = (documents[..., :-1] == 0) & (documents[..., 1:] != 0)
-    return (after_padding & (documents[..., 1:] == latest[..., :-1])).any()
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import platforms, splash, splash_plan
+from jaxformer.functional import platforms, splash_plan
 from jaxformer.functional.attention import Context, attend
-from jaxformer.functional.fused_kernels import SPLASH
 from jaxformer.functional.masks import (
     All,
     Causal,
@@ -32,13 +31,15 @@ from jaxformer.functional.masks import (
 from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.scores import Alibi, Scores
+from jaxformer.functional.splash import Splash
 from jaxformer.functional.token_info import TokenInfo
+from jaxformer.models import activation_sharding
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-INTERPRETED = SPLASH._replace(attention=partial(splash.splash_attention, interpret=True))
+INTERPRETED = Splash(interpret=True)
 PLACEMENT = OneDevice(INTERPRETED)
 LENGTH = 12
 
@@ -299,7 +300,8 @@ def test_each_device_computes_its_own_rows_and_heads():
 @pytest.mark.slow
 def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
     """Logits and gradients of packed rows, with windows in one layer and a soft cap."""
-    monkeypatch.setattr(platforms, "_FUSED_KERNELS", {"cpu": INTERPRETED})
+    for module in (platforms, activation_sharding):
+        monkeypatch.setattr(module, "fused_kernel", lambda: INTERPRETED)
     options = {"positions": "rotary", "window": (3, None), "attention_cap": 2.0}
     fused, explicit = (tiny.build(attention=name, **options) for name in ("fused", "explicit"))
     variables, tokens = tiny.weights(fused, 0), tiny.tokens(0, 2, LENGTH)

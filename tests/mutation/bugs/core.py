@@ -27,6 +27,7 @@ ENCODER = "models/test_encoder.py"
 SCORE = "decoding/test_score.py"
 SOURCE = "properties/test_source.py"
 SPLASH = "functional/test_splash.py"
+CUDNN = "functional/test_cudnn.py"
 
 
 def functional():
@@ -92,6 +93,58 @@ BUGS = (
         takes(implementation=lambda name: "auto" if name == "fused" else name),
         f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
+    # ---- cuDNN's kernel
+    Bug(
+        "cuDNN: a document is one token longer",
+        "functional.cudnn:lengths_and_offsets",
+        Replace("belongs.sum(axis=-1)", "belongs.sum(axis=-1) + 1"),
+        f"{CUDNN}::test_packed_rows",
+    ),
+    Bug(
+        "cuDNN: padding anywhere counts as padding at the end",
+        "functional.cudnn:is_padded_at_the_end",
+        gives(np.True_),
+        f"{CUDNN}::test_padded_rows",
+    ),
+    Bug(
+        "cuDNN: documents that are too many are left out",
+        "functional.cudnn:documents_fit",
+        gives(np.True_),
+        f"{CUDNN}::test_other_packed_rows_are_computed_blockwise",
+    ),
+    Bug(
+        "cuDNN: a window sees one token more",
+        "functional.cudnn:rows_attention",
+        Replace("rule.window - 1", "rule.window"),
+        f"{CUDNN}::test_dense_rows",
+    ),
+    Bug(
+        "cuDNN: the scale is lost",
+        "functional.cudnn:rows_attention",
+        Replace("rule.scale", "1.0"),
+        f"{CUDNN}::test_dense_rows",
+    ),
+    Bug(
+        "cuDNN: offsets of grouped keys are those of queries",
+        "functional.cudnn:documents_attention",
+        Replace("repeats = query.shape[1] // key.shape[1]", "repeats = 1"),
+        f"{CUDNN}::test_packed_rows",
+    ),
+    Bug(
+        "cuDNN: the outputs of padding are what memory held",
+        "functional.cudnn:documents_attention",
+        Replace("jnp.where((documents != 0)[:, None, :, None], output, 0)", "output"),
+        f"{CUDNN}::test_packed_rows",
+    ),
+    Bug(
+        "cuDNN: a row of padding has no key",
+        "functional.cudnn:rows_attention",
+        Replace(
+            "jnp.maximum((segments != 0).sum(axis=-1, dtype=jnp.int32), 1)",
+            "(segments != 0).sum(axis=-1, dtype=jnp.int32)",
+        ),
+        f"{CUDNN}::test_padded_rows",
+    ),
     # ---- the splash kernel
     Bug(
         "splash: documents see each other",
@@ -104,7 +157,7 @@ BUGS = (
     ),
     Bug(
         "splash: a window counts padding inside a document",
-        "functional.splash:has_gaps",
+        "functional.fused_kernels:has_gaps",
         gives(np.False_),
         f"{SPLASH}::test_packed_rows",
     ),
@@ -134,7 +187,7 @@ BUGS = (
     ),
     Bug(
         "splash: positions of the caller count as those of the row",
-        "functional.splash:unsupported_reason",
+        "functional.splash:_unsupported",
         Replace("not (context.in_order and by_distance)", "False"),
         f"{SPLASH}::test_what_the_kernel_lacks_is_refused_with_the_reason",
     ),

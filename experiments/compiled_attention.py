@@ -1,11 +1,14 @@
-"""Compiles training steps for absent TPUs, with the splash kernel and with blockwise attention.
+"""Compiles training steps for absent devices, with a fused kernel and with blockwise attention.
 
     python experiments/compiled_attention.py tpu:v5e:4x4 --record compiled-attention-v5e
     python experiments/compiled_attention.py tpu:v6e:4x4 --models llama-1.1b
+    python experiments/compiled_attention.py gpu:h100:8 --models llama-1.1b pairs
+    python experiments/compiled_attention.py gpu:h100:8 --dense --models llama-1.1b llama-window
 
-Rows are packed documents of 4,096 tokens. For each program the script counts the calls of the
-kernel, looks for an array with all scores of a row, and reports the memory of each device. Times
-are not known without the device. `jaxformer doctor` says what compiling for a target requires.
+Rows have 4,096 tokens, or 4,224 where a model has 4,096 features. They are packed documents or, with `--dense`, one document. Packed pairs
+have sources with padding. For each program the script counts the calls of the kernel, looks for an
+array with all scores of a row, and reports the memory of each device. Times are not known without
+the device. `jaxformer doctor` says what compiling for a target requires.
 """
 
 import json
@@ -15,8 +18,8 @@ from dataclasses import replace
 
 from record import Parser, at_least, conclude, run
 
-from jaxformer.doctor.machines import devices_of, parse_target, start_for
-from jaxformer.models.config import DecoderConfig, Execution, preset
+from jaxformer.doctor.machines import as_if_on, devices_of, parse_target, start_for
+from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig, Execution, preset
 
 LENGTH = 4096
 # The shape of Gemma 2 2B (Gemma Team 2024, table 1): windows in every second layer, and soft caps.
@@ -43,8 +46,17 @@ MODELS = {
     "gpt2-1.5b": preset("gpt2-1.5b"),
     "llama-1.1b": preset("llama-1.1b"),
     "gemma-like": replace(GEMMA, window=(1024, None) * 13),
+    "llama-window": replace(preset("llama-1.1b"), window=1024),
+    "pairs": EncoderDecoderConfig(vocab_size=32_000, embed_dim=512, num_heads=8, num_layers=6),
 }
-MESHES = {"gpt2-1.5b": {"fsdp": 16}, "llama-1.1b": {"fsdp": 16}, "gemma-like": {"fsdp": 16}}
+PACKED = ("gpt2-1.5b", "llama-1.1b", "gemma-like")
+KERNELS = ("tpu_custom_call", "__cudnn$fmha")
+
+
+def length_for(config, length: int) -> int:
+    """Returns a length from `length` on that no axis of features has, so that scores are found."""
+    heads = (config.num_heads + 2 * (config.num_kv_heads or config.num_heads)) * config.head_dim
+    return length + 128 if length in (config.embed_dim, config.mlp_dim, heads) else length
 
 
 def score_arrays(text: str, length: int) -> list[str]:
@@ -53,23 +65,21 @@ def score_arrays(text: str, length: int) -> list[str]:
     return sorted(x for x in shapes if x.split(",").count(str(length)) > 1)
 
 
-def compiled(config, attention: str, target, mesh: dict, rows: int, length: int) -> dict:
-    """Compiles the step of packed rows and returns its figures."""
+def compiled(config, attention: str, devices, shape: tuple[int, int], *, is_packed: bool) -> dict:
+    """Compiles the step for (rows, length) and returns its figures."""
     from jaxformer.doctor.compiled import compile_step
     from jaxformer.models.kinds import build
-    from jaxformer.models.mesh import make_mesh
     from jaxformer.training.config import OptimizerConfig
     from jaxformer.training.optimizer import make_optimizer
 
     model = build(config, Execution(attention=attention, layers="scan", remat="full"))
-    devices, begin = make_mesh(mesh, devices_of(target)), time.perf_counter()
-    optimizer = make_optimizer(OptimizerConfig())
-    program, memory = compile_step(model, optimizer, devices, rows, length, is_packed=True)
+    begin, optimizer = time.perf_counter(), make_optimizer(OptimizerConfig())
+    program, memory = compile_step(model, optimizer, devices, *shape, is_packed=is_packed)
     text = program.as_text() or ""
     return {
         "attention": attention,
-        "kernel calls": text.count('custom_call_target="tpu_custom_call"'),
-        "arrays of all scores": score_arrays(text, length),
+        "kernel calls": sum(text.count(f'custom_call_target="{name}') for name in KERNELS),
+        "arrays of all scores": score_arrays(text, shape[1]),
         "memory": memory._asdict(),
         "compiled in": round(time.perf_counter() - begin),
     }
@@ -78,28 +88,34 @@ def compiled(config, attention: str, target, mesh: dict, rows: int, length: int)
 def main():
     parser = Parser(__doc__)
     parser.add_argument("target")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=PACKED)
     parser.add_argument("--length", type=at_least(128), default=LENGTH)
     parser.add_argument("--rows", type=at_least(1), default=16, help="in the whole batch")
+    parser.add_argument("--dense", action="store_true", help="rows of one document")
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
     import jax
 
+    from jaxformer.models.mesh import make_mesh
+
+    mesh = {"fsdp": target.count}
+    devices, is_packed = make_mesh(mesh, devices_of(target)), not arguments.dense
     figures = []
     for name in arguments.models:
-        config = replace(MODELS[name], dtype="bfloat16", max_length=arguments.length)
+        length = length_for(MODELS[name].resolved, arguments.length)
+        config = replace(MODELS[name], dtype="bfloat16", max_length=length)
         for attention in ("fused", "blockwise"):
-            mesh = MESHES[name]
             try:
-                found = compiled(config, attention, target, mesh, arguments.rows, arguments.length)
+                with as_if_on(target):
+                    shape = (arguments.rows, length)
+                    found = compiled(config, attention, devices, shape, is_packed=is_packed)
             except jax.errors.JaxRuntimeError as error:  # the program does not fit
                 found = {"attention": attention, "error": str(error).splitlines()[0]}
-            figures.append({"model": name, "mesh": mesh, "rows": arguments.rows, **found})
+            figures.append({"model": name, "length": length, "packed": is_packed, **found})
             print(json.dumps(figures[-1]), flush=True)
-    conclude(
-        {"target": str(target), "length": arguments.length, "steps": figures}, arguments.record
-    )
+    found = {"target": str(target), "mesh": mesh, "rows": arguments.rows}
+    conclude(found | {"steps": figures}, arguments.record)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ _LARGEST_TILE = 2**18
 _LOOP_QUERIES, _LOOP_KEYS = 256, 512  # smaller tiles were slower, larger ones not clearly faster
 
 
-@jax.custom_vjp
 def blockwise_attention(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
@@ -74,8 +73,26 @@ def blockwise_attention(
         key_info: positions and documents of the keys.
         scores: scale, cap and bias, with the scale set.
     """
-    places = Places(mask, query_info, key_info)
-    return _forward(query, key, value, places, scores)[0]
+    places = mask, query_info, key_info
+    if jax.tree.leaves(places):
+        # The masks of all tiles depend on the documents alone. Without the barrier, JAX computes
+        # them once for all layers and stores them, which takes the memory of all scores of a row.
+        query, places = jax.lax.optimization_barrier((query, places))
+    return _attention(query, key, value, *places, scores)
+
+
+@jax.custom_vjp
+def _attention(
+    query: Float[Array, "*batch heads queries d"],
+    key: Float[Array, "*batch kv_heads keys d"],
+    value: Float[Array, "*batch kv_heads keys v"],
+    mask: Mask,
+    query_info: TokenInfo,
+    key_info: TokenInfo,
+    scores: Scores,
+) -> Float[Array, "*batch heads queries v"]:
+    """Computes `blockwise_attention`, with gradients of its own."""
+    return _forward(query, key, value, Places(mask, query_info, key_info), scores)[0]
 
 
 def _forward(
@@ -125,7 +142,7 @@ def _backward(
     return d_query, d_key, d_value, None, None, None, d_scores
 
 
-blockwise_attention.defvjp(_forward_and_residuals, _backward)
+_attention.defvjp(_forward_and_residuals, _backward)
 
 
 # ---- a short row: one tile for each block of queries

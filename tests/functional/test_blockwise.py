@@ -264,3 +264,27 @@ def test_memory_of_the_compiled_program_is_linear(real_tiles):
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(32768) <= 2 * temporary(16384) <= 4 * temporary(8192)
+
+
+def test_masks_of_documents_are_not_stored_for_all_layers(real_tiles):
+    """Layers that are recomputed need as much memory with packed documents as without."""
+    length = 4096
+
+    def loss(x, segments):
+        info = TokenInfo(length, None, segments)
+        mask = Causal() if segments is None else Causal() & Packed()
+        attention = partial(attend, mask=mask, query_info=info, key_info=info)
+
+        @jax.checkpoint
+        def layer(x, _):
+            return x + attention(x, x, x, implementation="blockwise"), None
+
+        return jax.lax.scan(layer, x, None, length=2)[0].sum()
+
+    def temporary(segments):
+        x = jax.ShapeDtypeStruct((1, 1, length, 8), jnp.float32)
+        compiled = jax.jit(jax.grad(loss)).lower(x, segments).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    packed = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    assert temporary(packed) - temporary(None) < length**2 / 8

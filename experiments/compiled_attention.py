@@ -5,10 +5,10 @@
     python experiments/compiled_attention.py gpu:h100:8 --models llama-1.1b pairs
     python experiments/compiled_attention.py gpu:h100:8 --dense --models llama-1.1b llama-window
 
-Rows have 4,096 tokens, or 4,224 where a model has 4,096 features. They are packed documents or, with `--dense`, one document. Packed pairs
-have sources with padding. For each program the script counts the calls of the kernel, looks for an
-array with all scores of a row, and reports the memory of each device. Times are not known without
-the device. `jaxformer doctor` says what compiling for a target requires.
+Rows have 4,096 tokens, or 4,224 where a model has 4,096 features. They are packed documents or,
+with `--dense`, one document. Packed pairs have sources with padding. For each program the script
+counts the calls of the kernel, looks for an array with all scores of a row, and reports the memory
+of each device. Times are not known without the device. `jaxformer doctor` says what compiling for a target requires.
 """
 
 import json

@@ -8,7 +8,8 @@
 Rows have 4,096 tokens, or 4,224 where a model has 4,096 features. They are packed documents or,
 with `--dense`, one document. Packed pairs have sources with padding. For each program the script
 counts the calls of the kernel, looks for an array with all scores of a row, and reports the memory
-of each device. Times are not known without the device. `jaxformer doctor` says what compiling for a target requires.
+of each device. Times are not known without the device. `jaxformer doctor` says what compiling for
+a target requires.
 """
 
 import json

@@ -44,6 +44,8 @@ class DoctorArguments:
     execution: Execution = field(default_factory=Execution)
     decode: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """examine the decoding loop instead of the training step"""
+    explain_attention: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """show which attention runs in each layer, and why no fused kernel does; compiles nothing"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
@@ -53,8 +55,11 @@ class DoctorArguments:
         if self.model not in (None, *KINDS):
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(KINDS)}")
         given = [x for x in ("target", "mesh", "batch_size", "length") if getattr(self, x)]
-        if self.preset is None and (given or self.decode):
-            flag = f"--{given[0].replace('_', '-')}" if given else "--decode"
+        if self.decode and self.explain_attention:
+            raise ValueError("--decode and --explain-attention exclude each other")
+        given += [x for x in ("decode", "explain_attention") if getattr(self, x)]
+        if self.preset is None and given:
+            flag = f"--{given[0].replace('_', '-')}"
             raise ValueError(f"{flag} needs --preset, which names the model to examine")
 
 
@@ -64,6 +69,8 @@ def main(argv: list[str]) -> int:
     if arguments.preset is None:
         found = machine_setup()
         title, lines = "jaxformer doctor", lines_of_setup(found)
+    elif arguments.explain_attention:
+        return _explain_attention(arguments.preset, arguments)
     else:
         config, target, mesh, rows, length = _requested(arguments.preset, arguments)
         start_for(target)
@@ -76,6 +83,20 @@ def main(argv: list[str]) -> int:
         found, fits = {"preset": arguments.preset, **found}, found["memory"]["fits"]
     say(json_text(found) if arguments.json else table_of_cells(title, lines))
     return 1 if fits is False else 0
+
+
+def _explain_attention(preset: str, arguments: DoctorArguments) -> int:
+    """Prints which attention runs in each layer."""
+    config, target, _, _, length = _requested(preset, arguments)
+    start_for(target)
+    from jaxformer.doctor.attention import explain_attention, lines_of_attention
+
+    found = explain_attention(config, arguments.execution, target, length)
+    title = f"attention of {preset} on {target}, {config.dtype}"
+    whole = {"preset": preset, "target": str(target), "layers": [x._asdict() for x in found]}
+    lines = lines_of_attention(found)
+    say(json_text(whole) if arguments.json else table_of_cells(title, lines))
+    return 0
 
 
 def _requested(preset: str, arguments: DoctorArguments):

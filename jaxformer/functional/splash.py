@@ -75,7 +75,9 @@ def _unsupported(context: Any) -> str | None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
     by_distance = all(isinstance(rule, (*DISTANCES, Packed, Padding)) for rule in rules)
-    if context.queries.positions is not None and not (context.in_order and by_distance):
+    if context.queries.positions is not None and not context.in_order:
+        return "it does not support cached positions"
+    if context.queries.positions is not None and not by_distance:
         return "it supports positions in documents only for masks that compare distances"
     is_self = context.queries.length == context.keys.length
     packed = any(isinstance(rule, Packed) for rule in rules)

@@ -45,6 +45,17 @@ def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
         assert len(line) <= width or unbroken, line
 
 
+def test_it_explains_the_attention_of_an_absent_machine(capsys):
+    words = ("--preset", "gpt2-124m", "--target", "tpu:v5e:4x4", "--explain-attention")
+    table = printed(capsys, *words)
+    assert "layers 1–12" in table and "splash" in table and "cached positions" in table
+    found = json.loads(printed(capsys, *words, "--json"))
+    assert found["layers"][0]["implementation"] == "splash"
+    assert main(["doctor", "--explain-attention"]) == 2
+    assert main(["doctor", *words, "--decode"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
 HOW = ("--preset", "tiny", "--target", "cpu:1", "--batch-size", "2", "--length", "16")
 
 

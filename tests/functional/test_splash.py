@@ -226,7 +226,7 @@ def test_masked_nan_does_not_propagate():
     [
         ({"scores": Scores(bias=Alibi(4))}, "a bias of the scores"),
         ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not a static rule"),
-        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "positions in documents"),
+        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "cached positions"),
         (
             {"mask": Prefix(3), "queries": TokenInfo(20, jnp.arange(20))},
             "only for masks that compare distances",

@@ -194,7 +194,7 @@ BUGS = (
     Bug(
         "splash: positions of the caller count as those of the row",
         "functional.splash:_unsupported",
-        Replace("not (context.in_order and by_distance)", "False"),
+        Replace("not by_distance", "False"),
         f"{SPLASH}::test_what_the_kernel_lacks_is_refused_with_the_reason",
     ),
     Bug(

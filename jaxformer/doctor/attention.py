@@ -1,0 +1,196 @@
+"""Which attention runs in each layer of a model on a machine, and why no fused kernel does."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxformer.doctor.machines import Target
+from jaxformer.functional.cudnn import CuDNN
+from jaxformer.functional.family import CacheSize
+from jaxformer.functional.fused_kernels import FusedKernel
+from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.placement import OneDevice
+from jaxformer.functional.splash import Splash
+from jaxformer.models.config import Execution
+from jaxformer.models.kinds import build
+from jaxformer.models.parameters import shape_tree
+
+# All GPUs of `training.devices` are of the Hopper generation.
+KERNELS: dict[str, FusedKernel | None] = {"gpu": CuDNN(is_hopper=True), "tpu": Splash()}
+
+
+class Layers(NamedTuple):
+    """Layers with the same attention.
+
+    Attributes:
+        rows: what the rows of the batch are.
+        part: the part of the model, such as "layers" or "cross-attention".
+        numbers: the numbers of the layers, from 1.
+        implementation: the name of the kernel, "blockwise", "explicit" or, if the settings demand a
+            fused kernel that does not support the arguments, "refused".
+        reason: why it is not the fused kernel; None if it is.
+    """
+
+    rows: str
+    part: str
+    numbers: tuple[int, ...]
+    implementation: str
+    reason: str | None
+
+
+class Call(NamedTuple):
+    """A call of attention: the name of the point of its weights, and its `Layers.reason`."""
+
+    point: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records why a kernel does not support the calls of attention, and computes nothing.
+
+    Attributes:
+        kernel: the kernel.
+        calls: the calls so far.
+    """
+
+    kernel: FusedKernel
+    calls: list[Call] = field(default_factory=list, compare=False)
+    name: str = "recorder"
+
+    def unsupported_reason(self, query: Array, key: Array, value: Array, context: Any) -> None:
+        """Records a call; see `FusedKernel`."""
+        reason = self.kernel.unsupported_reason(query, key, value, context)
+        self.calls.append(Call(context.point, reason))
+
+    def attention(self, query: Array, key: Array, value: Array, context: Any) -> Array:
+        """Returns an array of the right shape."""
+        return jax.numpy.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+
+
+def explain_attention(
+    config: Any, execution: Execution, target: Target, length: int
+) -> list[Layers]:
+    """Returns the attention of each layer, for each kind of rows.
+
+    Args:
+        config: the config of the model.
+        execution: its execution settings.
+        target: the machine.
+        length: tokens per row.
+
+    Raises:
+        ValueError: the model has no attention.
+    """
+    model, found = build(config), []
+    config = model.config
+    if not (config.heads or (config.reads_source and config.attends)):
+        raise ValueError(f"a {type(model).__name__} has no attention to explain")
+    kernel = KERNELS.get(target.platform)
+    for rows, inputs in _inputs(config, length):
+        recorder = Recorder(kernel or CuDNN())
+        run = Run(
+            replace(execution, layers="unrolled", remat="none", attention="auto"),
+            placement=OneDevice(recorder),
+        )
+        _trace(model, inputs, run, is_cached=rows == PROMPTS)
+        found += _by_part(rows, recorder.calls, config, _naming(kernel, execution, target))
+    return found
+
+
+def _naming(
+    kernel: FusedKernel | None, execution: Execution, target: Target
+) -> Callable[[str | None], tuple[str, str | None]]:
+    """Returns (reason of the kernel) → (implementation, reason)."""
+
+    def named(reason: str | None) -> tuple[str, str | None]:
+        if execution.attention in ("explicit", "blockwise"):
+            return execution.attention, f"attention is {execution.attention!r} in the settings"
+        if kernel is None:
+            reason = f"{target.platform.upper()}s have no fused kernel"
+        elif reason is None:
+            return kernel.name, None
+        return ("blockwise" if execution.attention == "auto" else "refused"), reason
+
+    return named
+
+
+DENSE, PACKED, PROMPTS = "one document", "packed documents", "a prompt, read into a cache"
+
+
+def _inputs(config: Any, length: int) -> Iterator[tuple[str, Inputs]]:
+    tokens = jax.ShapeDtypeStruct((2, length), np.int32)
+    source = tokens if config.reads_source else None
+    yield DENSE, Inputs(tokens, source=source)
+    yield PACKED, Inputs(tokens, tokens, None, source, source)
+    if build(config).functions.start is not None:
+        yield PROMPTS, Inputs(tokens, tokens, None, source, source)
+
+
+def _trace(model: Any, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
+    """Traces a pass, so that the placement of the run records its calls of attention."""
+    functions, config = model.functions, model.config
+    params = shape_tree(model)
+
+    def whole(params: Any, inputs: Inputs) -> Any:
+        return functions.forward(params, inputs, config, run, None).hidden
+
+    def cached(params: Any, inputs: Inputs) -> Any:
+        weights = functions.prepare(params, config, 1)
+        size = CacheSize(len(inputs.tokens), inputs.tokens.shape[1])
+        source = inputs.of_source() if config.reads_source else None
+        cache, _ = functions.start(weights, source, config, run, size)
+        new = Inputs(inputs.tokens, inputs.segments)
+        return functions.forward(weights, new, config, run, cache).hidden
+
+    jax.eval_shape(cached if is_cached else whole, params, inputs)
+
+
+def _by_part(
+    rows: str, calls: list[Call], config: Any, named: Callable[[str | None], tuple[str, str | None]]
+) -> list[Layers]:
+    """Groups the calls of a pass by the part of the model and by the reason."""
+    reads_by_heads = config.reads_source and config.heads
+    num_encoder = len(config.encoder.layers) if reads_by_heads else 0
+    parts: dict[str, list[str | None]] = {}
+    for call in calls:
+        is_cross = call.point != "attention.weights"
+        in_encoder = len(parts.get("encoder layers", ())) < num_encoder and not is_cross
+        part = "cross-attention" if is_cross else "encoder layers" if in_encoder else "layers"
+        parts.setdefault(part, []).append(call.reason)
+    found = []
+    for part, reasons in parts.items():
+        # A loop over the layers calls attention once for each kind of layer, in turn.
+        number = num_encoder if part == "encoder layers" else config.num_layers
+        number = number if config.heads else 1
+        layers: dict[str | None, list[int]] = {}
+        for i in range(number):
+            layers.setdefault(reasons[i % len(reasons)], []).append(i + 1)
+        found += [Layers(rows, part, tuple(n), *named(reason)) for reason, n in layers.items()]
+    return found
+
+
+def lines_of_attention(found: list[Layers]) -> list[tuple[str, ...]]:
+    """Returns the lines of the table: (layers, implementation, reason)."""
+    lines: list[tuple[str, ...]] = []
+    for rows, group in groupby(found, key=lambda layers: layers.rows):
+        lines += [(), (rows, "", "")] if lines else [(rows, "", "")]
+        for layers in group:
+            label = f"  {layers.part} {_span(layers.numbers)}"
+            lines.append((label, layers.implementation, layers.reason or ""))
+    return lines
+
+
+def _span(numbers: tuple[int, ...]) -> str:
+    """Returns the numbers as text: 1–12, or 1, 3, … 11 if they have a step."""
+    steps = set(np.diff(numbers))
+    if len(numbers) < 3 or len(steps) > 1:
+        return ", ".join(map(str, numbers))
+    if steps == {1}:
+        return f"{numbers[0]}–{numbers[-1]}"
+    return f"{numbers[0]}, {numbers[1]}, … {numbers[-1]}"

@@ -1,0 +1,127 @@
+"""What the doctor says about attention is what the traced program does."""
+
+import jax
+import pytest
+
+import jaxformer as jf
+from jaxformer.doctor.attention import (
+    DENSE,
+    KERNELS,
+    PACKED,
+    PROMPTS,
+    explain_attention,
+    lines_of_attention,
+)
+from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.placement import OneDevice
+from jaxformer.models.config import Execution
+from jaxformer.models.parameters import shape_tree
+from tests.slow import mostly_slow
+
+SIZES = {"vocab_size": 29, "max_length": 128, "embed_dim": 32, "num_heads": 2, "dtype": "bfloat16"}
+CONFIGS = {
+    "gpt2": jf.DecoderConfig(num_layers=3, **SIZES),
+    "windows": jf.DecoderConfig(num_layers=4, window=(5, None, None, 5), **SIZES),
+    "cap": jf.DecoderConfig(num_layers=2, attention_cap=5.0, **SIZES),
+    "bias": jf.DecoderConfig(num_layers=2, positions="alibi", **SIZES),
+    "float32": jf.DecoderConfig(num_layers=2, **{**SIZES, "dtype": "float32"}),
+    "head_dim 20": jf.DecoderConfig(num_layers=2, head_dim=20, **SIZES),
+    "encoder": jf.EncoderConfig(num_layers=2, **SIZES),
+    "pairs": jf.EncoderDecoderConfig(num_layers=3, num_encoder_layers=2, **SIZES),
+    "T5": jf.EncoderDecoderConfig(num_layers=2, positions="relative", **SIZES),
+}
+# The primitive that calls a kernel.
+PRIMITIVES = {"gpu:h100:1": "dot_product_attention_fwd", "tpu:v5e:1x1": "pallas_call"}
+
+
+def primitives(jaxpr):
+    """Yields the names of all primitives of a traced program, except those inside a kernel."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name
+        inner = jax.tree.leaves([*equation.params.values()], is_leaf=lambda p: hasattr(p, "jaxpr"))
+        for p in [] if name in PRIMITIVES.values() else inner:
+            if hasattr(p, "eqns") or hasattr(p, "jaxpr"):
+                yield from primitives(getattr(p, "jaxpr", p))
+
+
+def traced_calls(config, target, segments):
+    """Counts the calls of the kernel in a traced pass."""
+    model = jf.build(config)
+    tokens = jax.numpy.ones((2, 128), int)
+    source = tokens if config.reads_source else None
+    inputs = Inputs(tokens, segments, None, source, None if source is None else segments)
+    run = Run(Execution(layers="unrolled"), placement=OneDevice(KERNELS[target.platform]))
+
+    def forward(params):
+        return model.functions.forward(params, inputs, model.config, run, None).hidden
+
+    with as_if_on(target):
+        jaxpr = jax.make_jaxpr(forward)(shape_tree(model)).jaxpr
+    return sum(name.startswith(PRIMITIVES[str(target)]) for name in primitives(jaxpr))
+
+
+@pytest.mark.parametrize("text", PRIMITIVES)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "windows", slow=("pairs",)))
+def test_layers_with_a_kernel_are_those_that_call_it(name, text):
+    target, config = parse_target(text), CONFIGS[name]
+    found = explain_attention(config, Execution(), target, 128)
+    for rows, segments in ((DENSE, None), (PACKED, jax.numpy.ones((2, 128), int))):
+        layers = [x for x in found if x.rows == rows]
+        assert all((x.reason is None) == (x.implementation != "blockwise") for x in layers)
+        fused = sum(len(x.numbers) for x in layers if x.reason is None)
+        assert fused == traced_calls(config, target, segments), layers
+        parts = {part: [] for part in (x.part for x in layers)}
+        for x in layers:
+            parts[x.part] += x.numbers
+        encoder = {"encoder layers": 2} if config.reads_source else {}
+        for part, numbers in parts.items():
+            number = encoder.get(part, config.num_layers)
+            assert sorted(numbers) == list(range(1, number + 1))
+
+
+def test_a_reason_names_what_is_missing():
+    def reasons(name, target, rows=DENSE):
+        found = explain_attention(CONFIGS[name], Execution(), parse_target(target), 128)
+        return {x.numbers: x.reason for x in found if x.rows == rows}
+
+    assert reasons("cap", "gpu:h100:1") == {(1, 2): "it does not support a cap of the scores"}
+    assert "bias" in reasons("bias", "tpu:v5e:1x1")[1, 2]
+    assert "float32" in reasons("float32", "gpu:h100:1")[1, 2]
+    assert "cached" in reasons("gpt2", "tpu:v5e:1x1", PROMPTS)[1, 2, 3]
+    windows = reasons("windows", "gpu:h100:1", PACKED)
+    assert windows[2, 3] is None and "sliding window" in windows[1, 4]
+
+
+@pytest.mark.parametrize(
+    "attention, target, implementation",
+    [
+        ("explicit", "tpu:v5e:1x1", "explicit"),
+        ("blockwise", "gpu:h100:1", "blockwise"),
+        ("auto", "cpu:1", "blockwise"),
+        ("fused", "cpu:1", "refused"),
+        ("fused", "tpu:v5e:1x1", "splash"),
+    ],
+)
+def test_the_settings_come_first(attention, target, implementation):
+    found = explain_attention(
+        CONFIGS["gpt2"], Execution(attention=attention), parse_target(target), 128
+    )
+    assert found[0].implementation == implementation
+    assert (found[0].reason is None) == (implementation == "splash")
+
+
+def test_layers_are_printed_as_ranges():
+    found = explain_attention(CONFIGS["windows"], Execution(), parse_target("gpu:h100:1"), 128)
+    lines = lines_of_attention(found)
+    assert (DENSE, "", "") in lines and ("  layers 1–4", "cuDNN", "") in lines
+    assert [
+        line[0] for line in lines if line and line[2].startswith("it does not support a s")
+    ] == ["  layers 1, 4"]
+
+
+def test_a_model_without_attention_is_refused():
+    config = jf.RecurrentConfig(vocab_size=29, embed_dim=8)
+    with pytest.raises(ValueError, match="a Recurrent has no attention to explain"):
+        explain_attention(config, Execution(), parse_target("cpu:1"), 8)

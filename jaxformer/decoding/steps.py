@@ -80,9 +80,12 @@ class Chosen(NamedTuple):
 def prefill(
     model: LanguageModel, weights: Weights, inputs: Inputs, cache: Any, hooks: Hooks = NO_HOOKS
 ) -> Prefill:
-    """Reads the prompts, padded on the left, and computes the logits of the last position only."""
+    """Reads the prompts into an empty cache and computes the logits of the last position only.
+
+    The prompts are padded on the left.
+    """
     prefix = cache.live_prefix(live_slots(cache, inputs.tokens.shape[1]))
-    passed = model.forward(weights, inputs, prefix, hooks=hooks.at_step(0))
+    passed = model.forward(weights, inputs, prefix, hooks=hooks.at_step(0), is_first=True)
     return Prefill(
         cache.merge_prefix(passed.cache),
         model.logits(weights, passed.hidden[:, -1:])[:, -1],

@@ -97,6 +97,7 @@ def explain_attention(
         run = Run(
             replace(execution, layers="unrolled", remat="none", attention="auto"),
             placement=OneDevice(recorder),
+            is_first=True,
         )
         _trace(model, inputs, run, is_cached=rows == PROMPTS)
         found += _by_part(rows, recorder.calls, config, _naming(kernel, execution, target))
@@ -165,12 +166,14 @@ def _by_part(
         parts.setdefault(part, []).append(call.reason)
     found = []
     for part, reasons in parts.items():
-        # A loop over the layers calls attention once for each kind of layer, in turn.
         number = num_encoder if part == "encoder layers" else config.num_layers
-        number = number if config.heads else 1
+        order = list(range(number if config.heads else 1))
+        if len(reasons) < len(order):  # a pass over a cache traces equal layers once
+            settings = list(dict.fromkeys(config.layers))
+            order = [settings.index(layer) for layer in config.layers]
         layers: dict[str | None, list[int]] = {}
-        for i in range(number):
-            layers.setdefault(reasons[i % len(reasons)], []).append(i + 1)
+        for layer, call in enumerate(order, 1):
+            layers.setdefault(reasons[call], []).append(layer)
         found += [Layers(rows, part, tuple(n), *named(reason)) for reason, n in layers.items()]
     return found
 

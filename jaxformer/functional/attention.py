@@ -24,6 +24,7 @@ from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
 from jaxformer.functional.token_info import TokenInfo
 
 KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
+Slots = tuple[Float[Array, "rows kv_heads slots d"], Float[Array, "rows kv_heads slots d"]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Context:
         is_decoding_step: whether `mask` already excludes padding and the values of masked keys are
             zero. `attend` then omits both steps and computes all scores at once.
         in_order: whether positions count the tokens of each document along the row.
+        sees_slots: for a cache, whether the queries see its slots; otherwise, new tokens only.
         placement: the fused kernel of the platform, and how arrays are sharded.
     """
 
@@ -56,11 +58,12 @@ class Context:
     point: str = "attention.weights"
     is_decoding_step: bool = False
     in_order: bool = False
+    sees_slots: bool = True
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
 
     def store(
-        self, key: Array, value: Array, cached: KeysValues | None, tap: Tap
-    ) -> tuple[KeysValues, KeysValues | None]:
+        self, key: Array, value: Array, cached: Slots | None, tap: Tap
+    ) -> tuple[KeysValues, Slots | None]:
         """Writes the keys and values of new tokens to the cache of a layer, if there is one.
 
         Returns:
@@ -74,7 +77,7 @@ class Context:
         )
         if self.written.ndim == 0:
             keys, values = (tap.placement.place("cache.slots", x) for x in (keys, values))
-        return (keys, values), (keys, values)
+        return (keys, values) if self.sees_slots else (key, value), (keys, values)
 
 
 def attend(

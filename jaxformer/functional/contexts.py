@@ -1,5 +1,6 @@
 """The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -62,22 +63,26 @@ def sequence_contexts(
         documents, positions, _ = document_positions(inputs.segments, begin)
     contexts = {}
     for mask in dict.fromkeys(masks):
-        # The order within a document is the order along the row. Only a rule that counts positions
-        # (a window, a prefix) needs those in the document, which are not known while tracing.
-        counts = documents is not None and (mask.needs_positions or scores.bias is not None)
-        info = TokenInfo(length, positions if counts else None, documents)
-        form = implementation_of(run)
-        contexts[mask] = Context(
-            mask,
-            info,
-            info,
-            scores,
-            form,
-            positions=positions,
-            in_order=True,
-            placement=run.placement,
-        )
+        contexts[mask] = row_context(mask, TokenInfo(length, positions, documents), scores, run)
     return PassContexts(positions, documents, [contexts[mask] for mask in masks])
+
+
+def row_context(mask: Mask, tokens: TokenInfo, scores: Scores, run: Run) -> Context:
+    """Returns the context of tokens that attend to each other, along a row."""
+    # The order within a document is the order along the row. Only a rule that counts positions (a
+    # window, a prefix) needs those in the document, which are not known while tracing.
+    counts = tokens.segments is not None and (mask.needs_positions or scores.bias is not None)
+    info = tokens if counts else replace(tokens, positions=None)
+    return Context(
+        mask,
+        info,
+        info,
+        scores,
+        implementation_of(run),
+        positions=tokens.positions,
+        in_order=True,
+        placement=run.placement,
+    )
 
 
 def cache_contexts(
@@ -90,6 +95,12 @@ def cache_contexts(
     if at_once:  # all layers share the bias
         scores = scores.evaluated(new, slots)
     contexts = {}
+    # Captured weights have an axis of slots.
+    if run.is_first and not at_once and implementation_of(run) != "explicit":
+        for mask in dict.fromkeys(masks):
+            context = row_context(mask, new, scores, run)
+            contexts[mask] = replace(context, written=written, sees_slots=False)
+        return PassContexts(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
     for mask in dict.fromkeys(masks):
         rule = DenseMask(mask(new, slots)) if at_once else mask
         contexts[mask] = Context(

@@ -50,6 +50,7 @@ class Run:
         hooks: points to capture and patch.
         mask: replaces the config's mask of self-attention; None: the config's.
         placement: where the values lie on devices.
+        is_first: whether the cache is empty, so that the new tokens attend to each other only.
     """
 
     execution: Any = field(metadata={"static": True})
@@ -57,6 +58,7 @@ class Run:
     hooks: Hooks = NO_HOOKS
     mask: Mask | None = field(default=None, metadata={"static": True})
     placement: Placement = field(default=OneDevice(), metadata={"static": True})
+    is_first: bool = field(default=False, metadata={"static": True})
 
     def of_encoder(self, prefix: str, dropout_key: PRNGKeyArray | None) -> "Run":
         """Returns the run of an encoder, whose points have names that start with `prefix`."""

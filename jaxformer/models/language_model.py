@@ -177,11 +177,17 @@ class LanguageModel(nn.Module):
     # or, with a cache, the result of `prepare`.
 
     @nn.nowrap
-    def run(self, dropout_key: PRNGKeyArray | None = None, hooks: Hooks = NO_HOOKS) -> Run:
+    def run(
+        self,
+        dropout_key: PRNGKeyArray | None = None,
+        hooks: Hooks = NO_HOOKS,
+        *,
+        is_first: bool = False,
+    ) -> Run:
         """Returns how a pass of this model runs on the devices in context."""
         check_own_mask(self.mask, self.config, self.functions.masks is not None)
         placement = placement_here(self.execution.attention)
-        return Run(self.execution, dropout_key, hooks, self.mask, placement)
+        return Run(self.execution, dropout_key, hooks, self.mask, placement, is_first)
 
     @nn.nowrap
     def forward(
@@ -192,11 +198,14 @@ class LanguageModel(nn.Module):
         *,
         dropout_key: PRNGKeyArray | None = None,
         hooks: Hooks = NO_HOOKS,
+        is_first: bool = False,
     ) -> Forward:
-        """Runs one pass over complete sequences or, with a cache, over the next tokens."""
-        return self.functions.forward(
-            weights, inputs, self.config, self.run(dropout_key, hooks), cache
-        )
+        """Runs one pass over complete sequences or, with a cache, over the next tokens.
+
+        If the cache is empty (`is_first`), the tokens need not attend to its slots.
+        """
+        run = self.run(dropout_key, hooks, is_first=is_first)
+        return self.functions.forward(weights, inputs, self.config, run, cache)
 
     @nn.nowrap
     def start(

@@ -35,6 +35,15 @@ BUGS = (
         ANY_CHUNKING,
     ),
     Bug(
+        "a first pass sees padding of the prompts",
+        "functional.contexts:cache_contexts",
+        Replace(
+            "row_context(mask, new, scores, run)",
+            "row_context(mask, TokenInfo(new.length, new.positions), scores, run)",
+        ),
+        "decoding/test_prefill.py::test_it_reads_what_advance_reads",
+    ),
+    Bug(
         "cached tokens are read one position too far",
         "functional.positions:document_positions",
         takes(cursor=lambda x: x._replace(position=x.position + (x.position > 0))),

@@ -1,6 +1,6 @@
 """Attention in one tile of queries × keys: scores, sums and gradients, for `blockwise`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -55,6 +55,19 @@ class Gradients(NamedTuple):
     key: Float[Array, "*batch kv_heads keys d"]
     value: Float[Array, "*batch kv_heads keys v"]
     scores: Scores
+
+
+def key_ranges(places: Places, block: int) -> Iterator[tuple[slice, slice]]:
+    """Yields (queries, keys) as slices, block by block: the queries see no other keys."""
+    mask, query_info, key_info = places
+    in_order = query_info.positions is None and key_info.positions is None
+    for start in range(0, query_info.length, block):
+        stop = min(start + block, query_info.length)
+        low, high = 0, key_info.length
+        if in_order:
+            low, high = mask.key_range(start, stop, key_info.length)
+        if low < high:
+            yield slice(start, stop), slice(low, high)
 
 
 def products_of(

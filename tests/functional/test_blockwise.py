@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
+from jaxformer.functional import Causal, Packed, TokenInfo, blockwise, long_rows
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.masks import All, DenseMask
 from jaxformer.verify import rules
@@ -33,9 +33,9 @@ RAGGED, EVEN = LENGTHS
 def small_tiles():
     """Shrinks the tiles so that every sequence counts as long."""
     with pytest.MonkeyPatch.context() as patch:
-        sizes = {"_LARGEST_TILE": 0, "_LOOP_QUERIES": 5, "_LOOP_KEYS": 4}
-        for name, size in sizes.items():
-            patch.setattr(blockwise, name, size)
+        patch.setattr(blockwise, "_LARGEST_TILE", 0)
+        patch.setattr(long_rows, "_LOOP_QUERIES", 5)
+        patch.setattr(long_rows, "_LOOP_KEYS", 4)
         yield
 
 
@@ -204,10 +204,10 @@ def test_the_mask_array_needs_no_gradient():
 
 @pytest.fixture
 def real_tiles(monkeypatch):
-    sizes = {"_SMALLEST_BLOCK": 64, "_LARGEST_TILE": 2**18}
-    sizes |= {"_LOOP_QUERIES": 256, "_LOOP_KEYS": 512}
-    for name, size in sizes.items():
-        monkeypatch.setattr(blockwise, name, size)
+    monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
+    monkeypatch.setattr(blockwise, "_LARGEST_TILE", 2**18)
+    monkeypatch.setattr(long_rows, "_LOOP_QUERIES", 256)
+    monkeypatch.setattr(long_rows, "_LOOP_KEYS", 512)
 
 
 def sizes_of(mask, length, places=None, *, gradients=True):

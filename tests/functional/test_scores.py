@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import Causal, Packed, TokenInfo, blockwise
+from jaxformer.functional import Causal, Packed, TokenInfo, blockwise, long_rows
 from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.scores import (
     Alibi,
@@ -47,8 +47,9 @@ def scores_of(config, table, cap):
 def set_rows(kind, monkeypatch):
     """Selects "short" sequences (unrolled tiles) or "long" ones (a loop over tiles)."""
     if kind == "long":
-        for name, size in (("_LARGEST_TILE", 0), ("_LOOP_QUERIES", 5), ("_LOOP_KEYS", 4)):
-            monkeypatch.setattr(blockwise, name, size)
+        monkeypatch.setattr(blockwise, "_LARGEST_TILE", 0)
+        monkeypatch.setattr(long_rows, "_LOOP_QUERIES", 5)
+        monkeypatch.setattr(long_rows, "_LOOP_KEYS", 4)
 
 
 @pytest.mark.parametrize(

@@ -40,26 +40,26 @@ BUGS = (
     # ---- long sequences, in a loop over tiles
     Bug(
         "blockwise: earlier sums are not rescaled to a new maximum",
-        "functional.blockwise:_long_forward.add",
+        "functional.long_rows:long_forward.add",
         Replace("output * decay", "output"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
     ),
     Bug(
         "blockwise: the last ragged tile counts keys twice",
-        "functional.blockwise:_over_tiles.step",
+        "functional.long_rows:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & rows[:, None]"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula "
         f"{LONG_ROWS}::test_packed_documents_are_their_formula",
     ),
     Bug(
         "blockwise: the last ragged tile counts queries twice",
-        "functional.blockwise:_over_tiles.step",
+        "functional.long_rows:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & columns"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
     ),
     Bug(
         "blockwise: fully masked tiles are computed",
-        "functional.blockwise:_over_tiles.step",
+        "functional.long_rows:_over_tiles.step",
         inside("jax.lax.cond", lambda _: lambda is_any, update, same, x: update(x)),
         f"{LONG_ROWS}::test_a_tile_in_which_no_one_is_seen_is_not_computed",
     ),

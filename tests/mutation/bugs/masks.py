@@ -200,14 +200,14 @@ BUGS = (
     ),
     Bug(
         "queries are assumed to start at position 0",
-        "functional.blockwise:_key_ranges",
+        "functional.tiles:key_ranges",
         takes(places=in_order),
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
     # ---- masks defined by the caller
     Bug(
         "the caller's mask gets indices, not positions",
-        "functional.contexts:sequence_contexts",
+        "functional.contexts:row_context",
         inside(
             "TokenInfo", lambda info: lambda length, _, documents: info(length, None, documents)
         ),

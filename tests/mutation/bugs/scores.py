@@ -25,7 +25,7 @@ BUGS = (
     ),
     Bug(
         "long sequences give the relative bias no gradient",
-        "functional.blockwise:_long_backward.add",
+        "functional.long_rows:long_backward.add",
         inside("add_gradients", unchanged),
         f"{SCORES}::test_scores_are_their_formula",
     ),
@@ -49,7 +49,7 @@ BUGS = (
     ),
     Bug(
         "the bias uses indices, not positions",
-        "functional.contexts:sequence_contexts",
+        "functional.contexts:row_context",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),

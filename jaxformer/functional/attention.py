@@ -113,14 +113,15 @@ def attend(
     if key.shape[:-3] != query.shape[:-3]:
         context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    kernel = context.placement.fused_kernel
-    if context.implementation != "blockwise" and kernel is not None:
-        reason = kernel.unsupported_reason(query, key, value, context)
-        if reason is None:
-            return kernel.attention(query, key, value, context)
-        if context.implementation == "fused":
-            raise ValueError(f'attention "fused" cannot run this: {reason}')
-    return _blockwise(query, key, value, context)
+    try:
+        return _fused_or_blockwise(query, key, value, context)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise ValueError(
+            "blockwise and fused attention have no forward-mode derivative (jvp, jacfwd); use "
+            'implementation="explicit", in a model Execution(attention="explicit")'
+        ) from error
 
 
 def explicit_attention(
@@ -185,19 +186,19 @@ def _zero_masked(
     return query, key, value
 
 
-def _blockwise(
+def _fused_or_blockwise(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> Float[Array, "*batch heads queries v"]:
-    try:
-        mask, queries, keys = context.mask, context.queries, context.keys
-        return blockwise_attention(query, key, value, mask, queries, keys, context.scores)
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise ValueError(
-            "blockwise attention has no forward-mode derivative (jvp, jacfwd); use "
-            'implementation="explicit", in a model Execution(attention="explicit")'
-        ) from error
+    """Calls the platform's kernel if it supports the arguments, otherwise blockwise attention."""
+    kernel = context.placement.fused_kernel
+    if context.implementation != "blockwise" and kernel is not None:
+        reason = kernel.unsupported_reason(query, key, value, context)
+        if reason is None:
+            return kernel.attention(query, key, value, context)
+        if context.implementation == "fused":
+            raise ValueError(f'attention "fused" cannot run this: {reason}')
+    mask, queries, keys = context.mask, context.queries, context.keys
+    return blockwise_attention(query, key, value, mask, queries, keys, context.scores)

@@ -311,3 +311,10 @@ def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
     tiny.all_close(found, expected, 1e-4)
     logits = [tiny.apply(model)(variables, tokens, segments) for model in (fused, explicit)]
     tiny.close(*logits, 1e-4, where=segments != 0)
+
+
+def test_forward_mode_is_refused_with_the_reason():
+    context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
+    query, key, value = arrays(0, 20)
+    with pytest.raises(ValueError, match="no forward-mode derivative"):
+        jax.jvp(lambda x: attend(x, key, value, context), (query,), (query,))

@@ -1,4 +1,4 @@
-"""Measured times of programs, the work they do, and shares of what the device can do.
+"""Measured times of programs, their operations and bytes, and the shares of the device's ceilings.
 
     utilization = operations / (seconds · devices · operations per second of one device)
 
@@ -64,12 +64,12 @@ class Measurement(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """Operations per byte (arithmetic intensity); 0 if one of them is not counted."""
+        """Operations per byte (arithmetic intensity); 0 if either is not counted."""
         return self.flops / self.devices / self.bytes if self.bytes else 0.0
 
 
 class Ceilings(NamedTuple):
-    """What one device can do.
+    """Rates that one device reaches at most.
 
     Attributes:
         flops: Measured operations per second of a matrix product, by dtype.

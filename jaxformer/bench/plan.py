@@ -14,7 +14,7 @@ _STATE_BYTES = 16
 # Activations that a layer keeps for the backward pass, per token and feature: about 20 values of
 # bfloat16. A batch that is too large by this estimate is halved (`steps.largest_that_fits`).
 _ACTIVATION_BYTES = 40
-_MOST_TOKENS = 65_536  # per device and step; larger batches are hardly faster
+_MOST_TOKENS = 65_536  # per device and step; larger batches gain little
 _UNKNOWN_MEMORY = 12e9  # bytes, of devices that do not report theirs
 
 _SMALL = DecoderConfig(

@@ -111,7 +111,7 @@ def processor() -> str:
 
 
 def machine() -> dict:
-    """Returns the devices, and the versions and flags that change what is compiled for them."""
+    """Returns the devices, and the versions and flags on which compiled programs depend."""
     device = jax.devices()[0]
     names = ("jax", "jaxlib", "flax")
     return {

@@ -17,9 +17,8 @@ _ACTIVATION_BYTES = 40
 _MOST_TOKENS = 65_536  # per device and step; larger batches gain little
 _UNKNOWN_MEMORY = 12e9  # bytes, of devices that do not report theirs
 
-_SMALL = DecoderConfig(
-    vocab_size=256, max_length=256, num_layers=6, embed_dim=384, num_heads=6
-)  # 10.8 M parameters
+# 10.8 M parameters
+_SMALL = DecoderConfig(vocab_size=256, max_length=256, num_layers=6, embed_dim=384, num_heads=6)
 _TINY = DecoderConfig(vocab_size=256, max_length=64, num_layers=2, embed_dim=64, num_heads=4)
 
 
@@ -102,8 +101,9 @@ def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> Plan
     """
     if quick:
         return QUICK
-    if platform == "cpu":
-        return CPU
+    if platform == "cpu":  # simulated devices share the cores
+        cases = (x._replace(batch_size=max(1, x.batch_size // count)) for x in CPU.training)
+        return replace(CPU, training=tuple(cases))
     memory = int(memory or _UNKNOWN_MEMORY)
     names = ("gpt2-124m", "gpt2-350m", "llama-1.1b")
     training = [case for name in names if (case := _training_case(name, memory, count))]
@@ -112,12 +112,11 @@ def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> Plan
         for name in ("gpt2-124m", "llama-1.1b")
         if 6 * parameter_count(preset(name)) < memory / 2
     ]
-    array_bytes = min(_ACCELERATOR.array_bytes, 2 ** (memory // 8).bit_length() // 2)
     return replace(
         _ACCELERATOR,
         training=tuple(training),
         decoding=tuple(decoding),
-        array_bytes=array_bytes,
+        array_bytes=min(_ACCELERATOR.array_bytes, _power_of_two(memory // 8)),
     )
 
 
@@ -132,4 +131,9 @@ def _training_case(name: str, memory: int, count: int) -> TrainingCase | None:
         return None
     token_bytes = _ACTIVATION_BYTES * config.num_layers * config.embed_dim
     rows = min(room // token_bytes, _MOST_TOKENS) // config.max_length
-    return TrainingCase(name, config, config.max_length, 2 ** (max(1, rows).bit_length() - 1))
+    return TrainingCase(name, config, config.max_length, _power_of_two(max(1, rows)))
+
+
+def _power_of_two(most: int) -> int:
+    """Returns the largest power of two that is at most `most`."""
+    return 2 ** (most.bit_length() - 1)

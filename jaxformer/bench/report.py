@@ -26,8 +26,6 @@ _SHOWN = {
     DECODING: _OF_MEMORY,
     COLLECTIVES: ("", "published links"),
 }
-
-
 _NOTE = """\
 Speeds are medians. Operations are counted by formula (jaxformer/models/flops.py): attention counts
 only the keys that a query sees, (length + 1) / 2 on average. Bytes are the least that a program
@@ -136,4 +134,4 @@ def prefixed(value: float, unit: str) -> str:
         if value < 999.5:
             return f"{value:.3g} {prefix}{unit}"
         value /= 1000
-    return f"{value:,.3g} T{unit}" if value < 999.5 else f"{value:,.0f} T{unit}"
+    return f"{value:.3g} T{unit}" if value < 999.5 else f"{value:,.0f} T{unit}"

@@ -87,6 +87,7 @@ def _measure(arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], h
     parts = list(parts_of(plan, dtype))
     screen, done = Screen(stderr=True, quiet=arguments.json), count(1)
     with screen.count(len(parts), "measured", "parts") as advance:
+        advance(0)
 
         def show(name, run):
             with screen.waiting(f"measuring {name}"):

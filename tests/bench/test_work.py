@@ -133,9 +133,14 @@ def test_the_largest_device_measures_a_model_of_a_billion_parameters():
 
 
 def test_the_parts_of_each_plan_fit_its_models():
-    assert plan_for("cpu", None, 1, quick=False) is CPU and plan_for("tpu", 1, 1, True) is QUICK
+    assert plan_for("cpu", None, 1, quick=False) == CPU and plan_for("tpu", 1, 1, True) is QUICK
     for plan in (CPU, QUICK, plan_for("gpu", None, 1, quick=False)):
         for case in plan.decoding:
             assert case.prompt + 1 + case.new <= case.config.max_length
             assert case.new % jf.decoding.steps.STEPS == 0
             assert case.long_prompt < case.config.max_length
+
+
+def test_simulated_devices_share_the_batch_of_a_cpu():
+    cases = plan_for("cpu", None, 4, quick=False).training
+    assert [case.batch_size for case in cases] == [2, 1]

@@ -33,7 +33,7 @@ NOTHING = ("bench", "--quick", "--seconds", "0.01")
 def test_invalid_arguments_of_bench_are_refused(words, named, tmp_path, capsys):
     for name in ("mine.json", "picture.png"):
         (tmp_path / name).write_text("mine")
-    refused(capsys, ["bench", *words], *named)
+    refused(capsys, [*NOTHING, *words], *named)
     assert sorted(x.name for x in tmp_path.iterdir()) == ["mine.json", "picture.png"]
     assert all(x.read_text() == "mine" for x in tmp_path.iterdir())
 

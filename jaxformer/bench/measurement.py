@@ -69,7 +69,7 @@ class Measurement(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """Rates that one device reaches at most.
+    """Rates that one device reaches at most, in the fastest round of each program.
 
     Attributes:
         flops: Measured operations per second of a matrix product, by dtype.
@@ -85,9 +85,11 @@ class Ceilings(NamedTuple):
     @classmethod
     def of(cls, measurements: list[Measurement], device: Device | None) -> "Ceilings":
         """Returns the ceilings that these measurements contain."""
-        products = [x for x in measurements if x.part == MATRIX]
+        timings = (x.timing._replace(median=x.timing.least) for x in measurements)
+        fastest = [x._replace(timing=y) for x, y in zip(measurements, timings, strict=True)]
+        products = [x for x in fastest if x.part == MATRIX]
         flops: dict[str, float] = {x.dtype: x.flops_per_second for x in products}
-        memory = [x.bytes_per_second for x in measurements if x.part == MEMORY]
+        memory = [x.bytes_per_second for x in fastest if x.part == MEMORY]
         return cls(flops, max(memory, default=None), device)
 
     def published_flops(self, dtype: str) -> float | None:

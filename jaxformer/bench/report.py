@@ -27,9 +27,10 @@ _SHOWN = {
     COLLECTIVES: ("", "published links"),
 }
 _NOTE = """\
-Speeds are medians. Operations are counted by formula (jaxformer/models/flops.py): attention counts
-only the keys that a query sees, (length + 1) / 2 on average. Bytes are the least that a program
-must move: in decoding, the weights and the keys and values of the tokens so far."""
+Speeds are medians; shares relate them to the fastest round of the matrix product or of memory.
+Operations are counted by formula (jaxformer/models/flops.py): attention counts only the keys that a
+query sees, (length + 1) / 2 on average. Bytes are the least that a program must move: in decoding,
+the weights and the keys and values of the tokens so far."""
 
 
 def json_of(results: Results, ceilings: Ceilings) -> dict:

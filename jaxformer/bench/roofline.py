@@ -69,13 +69,47 @@ def draw_roofline(
         path: The PNG to write.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     points = [x for x in measurements if x.part in _STYLES and x.intensity]
     roofs = roofs_of(ceilings)
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     axes = figure.subplots()
     low, high = _limits([*(x.intensity for x in points), *(x.ridge for x in roofs.values())])
-    intensities = np.geomspace(low, high, 400)
+    axes.set(xscale="log", yscale="log", xlim=(low, high))
+    _draw_roofs(axes, roofs, np.geomspace(low, high, 400))
+    places = [(x.intensity, x.flops_per_second) for x in points]
+    for number, (x, place) in enumerate(zip(points, places, strict=True)):
+        marker, color = _STYLES[x.part]
+        style = {"marker": marker, "color": color, "markersize": 9, "linestyle": "none"}
+        axes.plot(*place, label=f"{number + 1}  {x.part}: {x.name}", alpha=0.85, **style)
+        corner = _CORNERS[sum(_are_close(place, other) for other in places[:number]) % 4]
+        axes.annotate(str(number + 1), place, fontsize=9, textcoords="offset points", **corner)
+    axes.set_xlabel("FLOP per byte (least bytes that the program must move)")
+    axes.set_ylabel("speed of each device")
+    axes.grid(alpha=0.2, which="both")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: prefixed(value, "FLOP/s"))
+    axes.yaxis.set_minor_formatter("")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", fontsize=8, markerscale=0.8)
+    write_figure(figure, title, path, dpi=130)
+
+
+# Where the number of a point stands, in printer's points. Points that are close to one another use
+# different corners.
+_CORNERS = tuple(
+    {"xytext": (x, y), "ha": "left" if x > 0 else "right", "va": "bottom" if y > 0 else "top"}
+    for x, y in ((5, 3), (-5, -3), (5, -3), (-5, 3))
+)
+
+
+def _are_close(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Returns whether the markers of two points overlap: less than 25% apart in both directions."""
+    return all(abs(np.log(x / y)) < 0.25 for x, y in zip(one, other, strict=True))
+
+
+def _draw_roofs(axes: Any, roofs: dict[str, Roof], intensities: np.ndarray) -> None:
     for name, roof in roofs.items():
         is_measured = name.startswith("measured")
         peak, memory = prefixed(roof.flops, "FLOP/s"), prefixed(roof.bandwidth, "B/s")
@@ -86,28 +120,6 @@ def draw_roofline(
             color=_ROOFS[name.split(", ")[1]] if is_measured else "C4",
             label=f"roof {name}: {peak}, {memory}",
         )
-    for number, x in enumerate(points, 1):
-        marker, color = _STYLES[x.part]
-        label = f"{number}  {x.part}: {x.name}"
-        style = {"marker": marker, "color": color, "markersize": 13, "linestyle": "none"}
-        axes.plot(x.intensity, x.flops_per_second, label=label, alpha=0.85, **style)
-        axes.annotate(
-            str(number),
-            (x.intensity, x.flops_per_second),
-            ha="center",
-            va="center",
-            color="white",
-            fontsize=7,
-        )
-    axes.set(xscale="log", yscale="log", xlim=(low, high))
-    axes.set_xlabel("FLOP per byte (least bytes that the program must move)")
-    axes.set_ylabel("speed of each device")
-    axes.grid(alpha=0.2, which="both")
-    axes.yaxis.set_major_formatter(lambda value, _: prefixed(value, "FLOP/s"))
-    axes.yaxis.set_minor_formatter("")
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside right upper", fontsize=8, markerscale=0.55)
-    write_figure(figure, title, path, dpi=130)
 
 
 def _limits(values: list[float]) -> tuple[float, float]:

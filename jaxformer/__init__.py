@@ -50,7 +50,7 @@ _HOME = {
     "score": "decoding.score",
     "start": "decoding.autoregressive",
 }
-_ROOMS = ("artifacts", "decoding", "doctor", "functional", "hub", "interpret", "models")
+_ROOMS = ("artifacts", "bench", "decoding", "doctor", "functional", "hub", "interpret", "models")
 _ROOMS += ("training", "verify")
 __all__ = sorted((*_HOME, *_ROOMS))
 __version__ = "0.1.0"

@@ -6,7 +6,7 @@ import pytest
 
 import jaxformer as jf
 
-ROOMS = "artifacts decoding doctor functional hub interpret models training verify".split()
+ROOMS = "artifacts bench decoding doctor functional hub interpret models training verify".split()
 
 
 @pytest.mark.parametrize("name", jf.__all__)

@@ -13,7 +13,7 @@ ORDER = (
     "decoding",
     "artifacts",
     "hub training verify",
-    "doctor interpret",
+    "bench doctor interpret",
     "cli",
 )
 RANK = {room: rank for rank, line in enumerate(ORDER) for room in line.split()}

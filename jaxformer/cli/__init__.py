@@ -22,6 +22,7 @@ VERBS = {
     "import": "convert a checkpoint from Hugging Face format to jaxformer's format",
     "export": "write a model in the format of transformers, PEFT or llama.cpp",
     "doctor": "show this machine's setup, or what a model needs on another machine",
+    "bench": "measure this machine's speed at training, decoding and attention",
     "verify": "check properties of a model, such as causality and determinism",
     "attention": "draw which tokens each head of a model reads from, for one text",
 }

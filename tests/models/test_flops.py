@@ -4,11 +4,19 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxformer.models.config import Execution, preset
+from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.transformer import self_attention_mask
+from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
 from jaxformer.models.config.encoder_decoder import ReadsSource
-from jaxformer.models.flops import flops_per_token, forward_flops, training_flops
+from jaxformer.models.flops import (
+    flops_per_token,
+    forward_flops,
+    training_flops,
+    visible_pairs,
+)
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import init, parameter_count
 from jaxformer.training.presets import RUNS
@@ -47,3 +55,38 @@ def test_a_window_limits_the_counted_keys():
     near = replace(config, window=8)
     head = 4 * config.embed_dim * 2
     assert forward_flops(config, 64) - forward_flops(near, 64) == head * 64 * (64 - 8)
+
+
+MASKS = {
+    "causal": DecoderConfig(),
+    "window": DecoderConfig(window=5),
+    "window of one": DecoderConfig(window=1),
+    "prefix": DecoderConfig(prefix=4),
+    "prefix and window": DecoderConfig(prefix=7, window=3),
+    "encoder": EncoderConfig(),
+    "encoder with a window": EncoderConfig(window=4),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_visible_pairs_are_those_of_the_mask(name):
+    config = MASKS[name]
+    for length in range(1, 17):
+        mask = self_attention_mask(config)(TokenInfo(length), TokenInfo(length))
+        pairs = np.broadcast_to(np.asarray(mask), (length, length)).sum()
+        assert visible_pairs(config, length) == pairs, length
+
+
+def test_only_visible_counts_the_average_causal_context():
+    """Each query has (length + 1) / 2 keys, or those of the window of its layer."""
+    config = replace(CONFIGS["decoder"], num_layers=2, window=(None, 8))
+    saved = forward_flops(config, 64) - forward_flops(config, 64, only_visible=True)
+    of_layers = (64 * (64 - 65 / 2), 64 * 8 - (36 + 56 * 8))
+    assert saved == 4 * config.embed_dim * sum(of_layers)
+    assert training_flops(config, 64, only_visible=True) == 3 * (forward_flops(config, 64) - saved)
+
+
+def test_an_encoder_counts_all_keys_in_both_ways():
+    for kind in ("encoder", "recurrent", "convolutional"):
+        config = CONFIGS[kind]
+        assert forward_flops(config, 32) == forward_flops(config, 32, only_visible=True)

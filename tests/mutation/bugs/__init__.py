@@ -9,6 +9,7 @@ from functools import partial
 from tests.mutation.bugs import (
     artifacts,
     attention,
+    bench,
     cache,
     core,
     data,
@@ -47,6 +48,7 @@ BUGS = (
     *scores.BUGS,
     *hub.BUGS,
     *tuning.BUGS,
+    *bench.BUGS,
 )
 
 

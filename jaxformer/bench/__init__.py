@@ -1,0 +1,1 @@
+"""Speed of this machine's devices, measured with the package's own programs."""

@@ -1,0 +1,92 @@
+"""Attention alone: forward, and forward with gradients, by the length of the rows."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from jaxformer.bench.measurement import ATTENTION, DType, Measurement
+from jaxformer.bench.timing import Rounds
+from jaxformer.functional.attention import Context
+from jaxformer.functional.dot_product import dot_product_attention
+from jaxformer.functional.masks import Causal, Mask
+from jaxformer.functional.placement import OneDevice
+from jaxformer.functional.platforms import fused_kernel
+from jaxformer.functional.scores import Scores
+from jaxformer.functional.token_info import TokenInfo
+
+
+class AttentionCase(NamedTuple):
+    """Shapes of the queries, keys and values.
+
+    Attributes:
+        lengths: The lengths of the rows.
+        tokens: Tokens of a batch; a batch has tokens / length rows, at least one.
+        num_heads: The number of heads.
+        head_dim: The width of a head.
+    """
+
+    lengths: tuple[int, ...]
+    tokens: int
+    num_heads: int
+    head_dim: int
+
+
+def implementation(query: Array, key: Array, value: Array, mask: Mask) -> str:
+    """Returns the name of the implementation that attention="auto" selects for these arrays."""
+    kernel = fused_kernel()
+    if kernel is None:
+        return "blockwise"
+    context = Context(
+        mask,
+        TokenInfo(query.shape[-2]),
+        TokenInfo(key.shape[-2]),
+        Scores().for_heads(query.shape[-1]),
+        placement=OneDevice(kernel),
+    )
+    reason = kernel.unsupported_reason(query, key, value, context)
+    return kernel.name if reason is None else "blockwise"
+
+
+def causal_flops(rows: int, num_heads: int, length: int, head_dim: int) -> int:
+    """Returns the operations of causal attention: scores and weighted sums of visible pairs."""
+    return 4 * rows * num_heads * head_dim * (length * (length + 1) // 2)
+
+
+def measure_attention(
+    case: AttentionCase, length: int, dtype: DType, rounds: Rounds
+) -> list[Measurement]:
+    """Measures causal attention of rows of one length.
+
+    The gradients count twice the operations of the forward pass. Scores that the backward pass
+    computes again do not count.
+
+    Args:
+        case: The shapes.
+        length: The length of the rows.
+        dtype: The dtype of queries, keys and values.
+        rounds: How often each program is timed.
+    """
+    shape = (max(1, case.tokens // length), case.num_heads, length, case.head_dim)
+    keys = jax.random.split(jax.random.key(0), 4)
+    query, key, value, cotangent = (jax.random.normal(x, shape).astype(dtype) for x in keys)
+
+    def forward(query: Array, key: Array, value: Array) -> Array:
+        return dot_product_attention(query, key, value, Causal())
+
+    @jax.jit
+    def both(cotangent: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:
+        output, pull_back = jax.vjp(forward, *inputs)
+        return output, pull_back(cotangent)
+
+    inputs = (query, key, value)
+    note, shown = implementation(*inputs, Causal()), f"{shape[0]} × {length:,} tokens"
+    programs = (partial(jax.jit(forward), *inputs), partial(both, cotangent, *inputs))
+    one, two = (rounds.measure(program) for program in programs)
+    # The forward pass reads q, k and v and writes o; the gradients add do, dq, dk and dv.
+    flops, moved = causal_flops(*shape), 4 * query.nbytes
+    return [
+        Measurement(ATTENTION, f"{shown}, forward", dtype, one, flops, moved, note=note),
+        Measurement(ATTENTION, f"{shown}, + backward", dtype, two, 3 * flops, 2 * moved, note=note),
+    ]

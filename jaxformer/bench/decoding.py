@@ -1,0 +1,151 @@
+"""Decoding with `generate`: seconds per token, and seconds to the first token of a prompt."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformer.bench.measurement import DECODING, FIRST_TOKEN, DType, Measurement
+from jaxformer.bench.timing import Clock, Rounds, Timing
+from jaxformer.decoding.generate import generate
+from jaxformer.decoding.prepared import prepare, weights_of
+from jaxformer.decoding.sampling import Sampler
+from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.flops import forward_flops
+from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.parameters import init
+
+GREEDY = Sampler(temperature=0.0)
+
+
+class DecodingCase(NamedTuple):
+    """Model and lengths of decoding.
+
+    Attributes:
+        name: The name of the model.
+        config: Its config.
+        batch_sizes: The batch sizes.
+        prompt: Tokens of each prompt.
+        new: Tokens that follow the first new one, a multiple of a block (`decoding.steps.STEPS`).
+        long_prompt: Tokens of the prompt whose first new token is timed.
+    """
+
+    name: str
+    config: TransformerConfig
+    batch_sizes: tuple[int, ...]
+    prompt: int
+    new: int
+    long_prompt: int
+
+
+def weight_bytes(weights: Weights) -> int:
+    """Returns the bytes of the prepared weights that a step reads: all but the tables of vectors.
+
+    A step reads one row of them per token. The head has its own copy of a tied token table.
+    """
+    return _num_bytes(weights) - _num_bytes(weights["embedding"])
+
+
+def cache_bytes(model: LanguageModel, weights: Weights, batch_size: int, live: float) -> float:
+    """Returns the bytes of the keys and values of `live` tokens in each row of a cache."""
+
+    def num_bytes(capacity: int) -> int:
+        size = CacheSize(batch_size, capacity)
+        cache, _ = jax.eval_shape(lambda x: model.start(x, None, size), weights)
+        return _num_bytes((cache.keys, cache.values))
+
+    return num_bytes(1) * live
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def token_flops(config: TransformerConfig, live: int) -> int:
+    """Returns the operations for one new token that sees `live` tokens, itself included."""
+    count = partial(forward_flops, config, only_visible=True)
+    return count(live) - count(live - 1)
+
+
+def prefill_flops(config: TransformerConfig, length: int) -> int:
+    """Returns the operations to read a prompt; only its last token needs logits."""
+    head = 2 * config.vocab_size * config.embed_dim
+    return forward_flops(config, length, only_visible=True) - (length - 1) * head
+
+
+def measure_decoding(case: DecodingCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
+    """Measures greedy decoding on one device, and the time to the first token.
+
+    Args:
+        case: The model and the lengths.
+        dtype: The dtype of the weights and of the cache.
+        rounds: How often each program is timed.
+    """
+    config = replace(case.config, dtype=dtype)
+    model = build(config)
+    variables = jax.jit(partial(init, model))(jax.random.key(0))
+    ready = jax.block_until_ready(prepare(model, variables))
+    del variables
+    steps = [_measure_steps(case, model, ready, size, rounds) for size in case.batch_sizes]
+    return [*steps, _measure_first_token(case, model, ready, rounds)]
+
+
+def _measure_steps(
+    case: DecodingCase, model: Any, ready: dict, batch_size: int, rounds: Rounds
+) -> Measurement:
+    """Measures one step: the time between the first new token and the last one, divided by n."""
+    prompts = _prompts(model.config, batch_size, case.prompt)
+    new = {"max_new_tokens": 1 + case.new, "sampler": GREEDY}
+    run = partial(generate, model, ready, prompts, **new)
+    run()  # compiles
+    live = case.prompt + (case.new + 1) / 2  # the mean of prompt + 1 … prompt + n
+    weights = weights_of(ready)
+    moved = weight_bytes(weights) + cache_bytes(model, weights, batch_size, live)
+    return Measurement(
+        DECODING,
+        f"{case.name}, batch {batch_size}",
+        model.config.dtype,
+        Timing.of(rounds.repeat(lambda: step_seconds(run, rounds.clock)), case.new),
+        flops=batch_size * token_flops(model.config, round(live)),
+        bytes=moved,
+        tokens=batch_size,
+        note=f"{case.prompt} + {case.new} tokens",
+    )
+
+
+def step_seconds(run: Callable, clock: Clock) -> float:
+    """Returns the seconds between the first call of `on_tokens` by `run` and the last one.
+
+    `generate` calls it for the first token, which it chooses after reading the prompt, and then
+    after every block of steps.
+    """
+    times: list[float] = []
+    run(on_tokens=lambda _: times.append(clock()))
+    return times[-1] - times[0]
+
+
+def _measure_first_token(
+    case: DecodingCase, model: Any, ready: dict, rounds: Rounds
+) -> Measurement:
+    prompts = _prompts(model.config, 1, case.long_prompt)
+    run = partial(generate, model, ready, prompts, sampler=GREEDY, max_new_tokens=1)
+    weights = weights_of(ready)
+    moved = weight_bytes(weights) + cache_bytes(model, weights, 1, case.long_prompt)
+    return Measurement(
+        FIRST_TOKEN,
+        f"{case.name}, prompt of {case.long_prompt} tokens",
+        model.config.dtype,
+        rounds.measure(run),
+        flops=prefill_flops(model.config, case.long_prompt),
+        bytes=moved,
+        tokens=case.long_prompt,
+    )
+
+
+def _prompts(config: TransformerConfig, batch_size: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, length))

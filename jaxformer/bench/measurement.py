@@ -1,0 +1,110 @@
+"""Measured times of programs, their operations and bytes, and the shares of the device's ceilings.
+
+    utilization = operations / (seconds · devices · operations per second of one device)
+
+Operations are counted by formula (`models.flops`) with the average causal context: attention counts
+only the pairs of a query and a key that the mask allows. Bytes are the least that a program must
+move: it reads its inputs once and writes its results once.
+"""
+
+from typing import Literal, NamedTuple
+
+from jaxformer.bench.timing import Timing
+from jaxformer.training.devices import Device
+
+# Parts, in the order of the table.
+MATRIX, MEMORY = "matrix product", "memory"
+TRAINING, DECODING, FIRST_TOKEN = "training step", "decoding", "first token"
+ATTENTION, COLLECTIVES = "attention", "collectives"
+PARTS = (MATRIX, MEMORY, TRAINING, DECODING, FIRST_TOKEN, ATTENTION, COLLECTIVES)
+DType = Literal["float32", "bfloat16"]
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+
+
+class Measurement(NamedTuple):
+    """Time of one program, and the work that it does.
+
+    Attributes:
+        part: One of `PARTS`.
+        name: The program.
+        dtype: The dtype of its products.
+        timing: The seconds of one run.
+        flops: Operations of one run on all devices; 0: they are not counted.
+        bytes: Bytes of one run that each device moves at least, between its processor and its
+            memory; in collectives between devices.
+        tokens: Tokens of one run; 0: the program has none.
+        devices: The number of devices.
+        note: Further details.
+    """
+
+    part: str
+    name: str
+    dtype: DType
+    timing: Timing
+    flops: float = 0.0
+    bytes: float = 0.0
+    tokens: int = 0
+    devices: int = 1
+    note: str = ""
+
+    @property
+    def flops_per_second(self) -> float:
+        """Operations per second of one device."""
+        return self.flops / self.devices / self.timing.median
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes per second of one device."""
+        return self.bytes / self.timing.median
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all devices."""
+        return self.tokens / self.timing.median
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte (arithmetic intensity); 0 if either is not counted."""
+        return self.flops / self.devices / self.bytes if self.bytes else 0.0
+
+
+class Ceilings(NamedTuple):
+    """Rates that one device reaches at most, in the fastest round of each program.
+
+    Attributes:
+        flops: Measured operations per second of a matrix product, by dtype.
+        bandwidth: Measured bytes per second of memory, the faster of copying and reading; None: it
+            was not measured.
+        device: The published figures; None: the table of devices lacks this device.
+    """
+
+    flops: dict[str, float]
+    bandwidth: float | None
+    device: Device | None
+
+    @classmethod
+    def of(cls, measurements: list[Measurement], device: Device | None) -> "Ceilings":
+        """Returns the ceilings that these measurements contain."""
+        timings = (x.timing._replace(median=x.timing.least) for x in measurements)
+        fastest = [x._replace(timing=y) for x, y in zip(measurements, timings, strict=True)]
+        products = [x for x in fastest if x.part == MATRIX]
+        flops: dict[str, float] = {x.dtype: x.flops_per_second for x in products}
+        memory = [x.bytes_per_second for x in fastest if x.part == MEMORY]
+        return cls(flops, max(memory, default=None), device)
+
+    def published_flops(self, dtype: str) -> float | None:
+        """Returns the published operations per second; they are known for bfloat16 only."""
+        return self.device.flops if self.device and dtype == "bfloat16" else None
+
+    def shares(self, measured: Measurement) -> dict[str, float]:
+        """Returns the shares of the ceilings that a program reaches, by the name of the ceiling."""
+        flops, moved, device = measured.flops_per_second, measured.bytes_per_second, self.device
+        if measured.part == COLLECTIVES:
+            return {"published links": moved / device.links} if device else {}
+        limits = (
+            ("matrix product", self.flops.get(measured.dtype), flops),
+            ("published peak", self.published_flops(measured.dtype), flops),
+            ("memory", self.bandwidth, moved),
+            ("published bandwidth", device.bandwidth if device else None, moved),
+        )
+        return {name: rate / limit for name, limit, rate in limits if limit and rate}

@@ -1,0 +1,109 @@
+"""`jaxformer bench`: measures the speed of this machine with the package's own programs."""
+
+import math
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxformer.artifacts.files import json_text, require_new, write_json
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.outputs import check_out
+from jaxformer.terminal import say
+
+
+@dataclass(frozen=True)
+class BenchArguments:
+    """Measure this machine: training, decoding and attention, compared with the hardware's limits.
+
+    It takes at most ten minutes. It first measures matrix products and memory, then training steps,
+    decoding, the time to the first token, attention and, on several devices, collectives. It prints
+    a table, and writes a JSON file and, beside it, a roofline picture (.png).
+    """
+
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    """the .json file to write, which must not exist; None: bench.json, or bench-2.json, … if that
+    exists"""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """dtype of the models and of attention; None: float32 on CPUs, bfloat16 elsewhere"""
+    seconds: float = 480.0
+    """time budget; a part that would probably end later is skipped"""
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """measure tiny programs in a few seconds, to see that everything works"""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """print one JSON object and nothing else"""
+
+    def __post_init__(self):
+        """Checks the fields."""
+        check_out(self.out, ".json")
+        for path in _both(self.out) if self.out else ():
+            require_new(path)
+        if not (math.isfinite(self.seconds) and 0 < self.seconds <= 540):
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0 and at most 540")
+
+
+def main(argv: list[str]) -> int:
+    """Measures, prints the table and writes the files."""
+    arguments = parse(BenchArguments, "bench", argv)
+    from jaxformer.runtime import start_jax
+
+    start_jax()
+    from jaxformer.bench.measurement import Ceilings
+    from jaxformer.bench.report import json_of, table
+    from jaxformer.bench.roofline import draw_roofline
+    from jaxformer.bench.suite import machine
+    from jaxformer.training.devices import device_of
+
+    here = machine()
+    usual = "float32" if here["platform"] == "cpu" else "bfloat16"
+    dtype = arguments.dtype or usual
+    results = _measure(arguments, dtype, here)
+    ceilings = Ceilings.of(results.measurements, device_of(here["device"]))
+    found = {"machine": here, "dtype": dtype, "quick": arguments.quick}
+    found |= json_of(results, ceilings)
+    path, picture = _both(arguments.out or _free())
+    device = here["processor"] if here["platform"] == "cpu" else here["device"]
+    title = f"{here['devices']} × {device}, {dtype}"
+    draw_roofline(results.measurements, ceilings, title, picture)
+    write_json(path, found)
+    if arguments.json:
+        say(json_text(found))
+        return 0
+    say(f"jaxformer bench: {title}\n\n{table(results, ceilings, here['devices'])}")
+    say(f"\nfigures: {path}\npicture: {picture}")
+    return 0
+
+
+def _measure(arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], here: dict):
+    """Runs all parts and shows their progress. Returns the `Results`."""
+    from jaxformer.bench.plan import plan_for
+    from jaxformer.bench.suite import parts_of, run_parts
+    from jaxformer.bench.timing import Budget
+    from jaxformer.training.screen import Screen
+
+    plan = plan_for(here["platform"], here["memory"], here["devices"], arguments.quick)
+    parts = list(parts_of(plan, dtype))
+    screen, done = Screen(stderr=True, quiet=arguments.json), count(1)
+    with screen.count(len(parts), "measured", "parts") as advance:
+        advance(0)
+
+        def show(name, run):
+            with screen.waiting(f"measuring {name}"):
+                found = run()
+            advance(next(done))
+            return found
+
+        return run_parts(parts, Budget(arguments.seconds), show)
+
+
+def _both(path: Path) -> tuple[Path, Path]:
+    """Returns the paths of the figures and of the picture beside them."""
+    return path, path.with_suffix(".png")
+
+
+def _free() -> Path:
+    """Returns the first of bench.json, bench-2.json, … for which neither file exists."""
+    names = (Path(f"bench-{number}.json" if number > 1 else "bench.json") for number in count(1))
+    return next(path for path in names if not any(x.exists() for x in _both(path)))

@@ -1,0 +1,103 @@
+"""Utilization and the other shares, on known numbers, and the table."""
+
+import pytest
+
+from jaxformer.bench.measurement import (
+    ATTENTION,
+    COLLECTIVES,
+    DECODING,
+    MATRIX,
+    MEMORY,
+    TRAINING,
+    Ceilings,
+    Measurement,
+)
+from jaxformer.bench.report import json_of, prefixed, table
+from jaxformer.bench.suite import Results
+from jaxformer.bench.timing import Timing
+from jaxformer.training.devices import DEVICES
+
+H100 = DEVICES["gpu:h100"]
+
+
+def second(part, dtype="bfloat16", **work):
+    """A program whose median is two seconds, and whose fastest round takes one."""
+    return Measurement(part, "program", dtype, Timing(2.0, 1.0, 4.0, 3), **work)
+
+
+MEASURED = [
+    second(MATRIX, flops=800e12),  # its fastest round takes one second
+    second(MATRIX, "float32", flops=400e12),
+    second(MEMORY, bytes=2e12),
+    second(MEMORY, bytes=3e12),
+]
+CEILINGS = Ceilings.of(MEASURED, H100)
+
+
+def test_the_ceilings_are_the_fastest_rounds_by_dtype_and_the_faster_memory():
+    assert CEILINGS.flops == {"bfloat16": 800e12, "float32": 400e12}
+    assert CEILINGS.bandwidth == 3e12
+
+
+def test_utilization_is_per_device_and_relative_to_both_peaks():
+    """Eight devices do 8 · 2 · 400e12 operations in two seconds: 400e12 each."""
+    step = second(TRAINING, flops=8 * 2 * 400e12, tokens=1000, devices=8)
+    assert step.tokens_per_second == 500
+    shares = CEILINGS.shares(step)
+    assert shares == pytest.approx({"matrix product": 0.5, "published peak": 400e12 / H100.flops})
+
+
+def test_the_published_peak_is_that_of_bfloat16():
+    step = second(TRAINING, "float32", flops=2 * 100e12)
+    assert CEILINGS.shares(step) == pytest.approx({"matrix product": 0.25})
+    assert Ceilings.of(MEASURED, None).shares(step) == pytest.approx({"matrix product": 0.25})
+
+
+def test_decoding_is_relative_to_the_bandwidth():
+    step = second(DECODING, flops=2e12, bytes=3e12, tokens=8)
+    shares = CEILINGS.shares(step)
+    assert shares["memory"] == 0.5
+    assert shares["published bandwidth"] == pytest.approx(1.5e12 / H100.bandwidth)
+    assert step.intensity == pytest.approx(2 / 3)
+
+
+def test_collectives_are_relative_to_the_links_and_not_to_memory():
+    gather = second(COLLECTIVES, "float32", bytes=450e9, devices=8)
+    assert CEILINGS.shares(gather) == {"published links": 0.5}
+    assert Ceilings.of(MEASURED, None).shares(gather) == {}
+
+
+def test_the_table_shows_rates_shares_and_the_implementation():
+    step = second(TRAINING, flops=2 * 400e12, tokens=2000)
+    attention = second(ATTENTION, flops=2 * 80e12, note="cuDNN")
+    results = Results([*MEASURED, step, attention], {"large": "it needs about 9 s"})
+    lines = table(results, CEILINGS, 1).splitlines()
+    (row,) = (line for line in lines if "1,000 tokens/s" in line)
+    assert row.split()[1:] == "1,000 tokens/s 50.0% 40.4% 2.00 s (1.00 s … 4.00 s)".split()
+    (row,) = (line for line in lines if line.endswith("cuDNN"))
+    assert "80 TFLOP/s" in row and "10.0%" in row
+    assert "skipped: large: it needs about 9 s" in lines
+    assert any("there is one device" in line for line in lines)
+    assert not any("one device" in line for line in table(results, CEILINGS, 2).splitlines())
+
+
+def test_the_table_names_a_source_for_each_published_figure():
+    results = Results([], {})
+    published = json_of(results, CEILINGS)["published"]
+    lines = table(results, CEILINGS, 1).splitlines()
+    assert published["device"]["flops"] == H100.flops
+    for anchor in published["anchors"]:
+        assert all(anchor.values())
+        assert sum(all(value in line for value in anchor.values()) for line in lines) == 1
+
+
+def test_rates_have_three_digits_and_a_prefix():
+    rates = {
+        0.5: "0.5 B/s",
+        999.4: "999 B/s",
+        999.9: "1 kB/s",
+        85.3e9: "85.3 GB/s",
+        4e12: "4 TB/s",
+        2e15: "2,000 TB/s",
+    }
+    assert {value: prefixed(value, "B/s") for value in rates} == rates

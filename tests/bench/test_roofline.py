@@ -1,0 +1,64 @@
+"""Roofs and points of the roofline picture."""
+
+import numpy as np
+import pytest
+
+from jaxformer.bench import roofline
+from jaxformer.bench.measurement import ATTENTION, MEMORY, TRAINING, Ceilings, Measurement
+from jaxformer.bench.roofline import Roof, draw_roofline, roofs_of
+from jaxformer.bench.timing import Timing
+from jaxformer.training.devices import DEVICES
+
+H100 = DEVICES["gpu:h100"]
+SECOND = Timing(1.0, 1.0, 1.0, 3)
+
+
+def test_memory_limits_a_program_up_to_the_ridge():
+    roof = Roof(flops=100.0, bandwidth=20.0)
+    assert roof.ridge == 5.0
+    np.testing.assert_allclose(roof.attainable(np.array([1.0, 5.0, 50.0])), [20.0, 100.0, 100.0])
+
+
+def test_a_machine_without_ceilings_has_no_roof():
+    assert roofs_of(Ceilings({}, None, None)) == {}
+    assert roofs_of(Ceilings({"float32": 1.0}, None, None)) == {}
+    assert roofs_of(Ceilings({}, None, H100)).keys() == {"published, bfloat16"}
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws a picture. Returns its axes."""
+
+    def draw(measurements, ceilings):
+        figures = []
+        monkeypatch.setattr(roofline, "write_figure", lambda x, *_, **__: figures.append(x))
+        draw_roofline(measurements, ceilings, "title", tmp_path / "x.png")
+        return figures[0].axes[0]
+
+    return draw
+
+
+def test_each_program_is_a_point_below_the_roofs(drawn):
+    """Operations of all devices are divided by their number; the published roof is dashed."""
+    measured = [
+        Measurement(TRAINING, "model", "bfloat16", SECOND, 8e14, 1e12, devices=4),
+        Measurement(ATTENTION, "row", "bfloat16", SECOND, 1e14, 5e12),
+        Measurement(MEMORY, "copy", "float32", SECOND, bytes=3e12),
+    ]
+    axes = drawn(measured, Ceilings({"bfloat16": 7e14}, 3e12, H100))
+    lines = {line.get_label(): line for line in axes.lines}
+    points = {name: line.get_xydata().tolist() for name, line in lines.items() if name[0].isdigit()}
+    assert points == {
+        "1  training step: model": [[200.0, 2e14]],
+        "2  attention: row": [[20.0, 1e14]],
+    }
+    roofs = {name: line for name, line in lines.items() if name.startswith("roof")}
+    dashed = {name: line.get_linestyle() == "--" for name, line in roofs.items()}
+    assert [(name.split(":")[0], x) for name, x in dashed.items()] == [
+        ("roof measured, bfloat16", False),
+        ("roof published, bfloat16", True),
+    ]
+    for line in roofs.values():
+        assert line.get_ydata().max() in (7e14, H100.flops)
+    low, high = axes.get_xlim()
+    assert low < 20.0 and high > H100.flops / H100.bandwidth

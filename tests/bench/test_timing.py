@@ -1,0 +1,71 @@
+"""Rounds, medians and the time budget, with a clock that only the tests move."""
+
+import jax
+import pytest
+
+from jaxformer.bench.decoding import step_seconds
+from jaxformer.bench.suite import Part, run_parts
+from jaxformer.bench.timing import Budget, Rounds, Timing
+from tests.bench.clock import FakeClock
+
+
+def test_the_median_and_the_range_exclude_the_warm_up():
+    clock = FakeClock()
+    timing = Rounds(5, 100.0, clock).measure(clock.program(50.0, 1.0, 5.0, 2.0, 8.0, 3.0))
+    assert timing == Timing(median=3.0, least=1.0, most=8.0, rounds=5)
+
+
+def test_a_run_of_several_steps_is_divided():
+    clock = FakeClock()
+    timing = Rounds(3, 100.0, clock).measure(clock.program(9.0, 4.0, 8.0, 12.0), repeats=4)
+    assert timing == Timing(2.0, 1.0, 3.0, 3)
+
+
+@pytest.mark.parametrize(("each", "rounds"), [(0.5, 9), (1.0, 5), (2.0, 3), (60.0, 3)])
+def test_rounds_end_after_their_seconds_but_not_before_three(each, rounds):
+    clock = FakeClock()
+    assert Rounds(9, 5.0, clock).measure(clock.program(each)).rounds == rounds
+
+
+def test_steps_are_timed_between_the_first_and_the_last_tokens():
+    """Reading the prompt (7 s) and returning the result (2 s) do not count."""
+    clock = FakeClock()
+
+    def generate(on_tokens):
+        for seconds in (7.0, 1.0, 1.5):
+            clock.now += seconds
+            on_tokens([[0]])
+        clock.now += 2.0
+
+    assert step_seconds(generate, clock) == 2.5
+
+
+def parts_of(clock, **seconds):
+    """Returns parts that take exactly the estimated seconds."""
+    return [Part(name, x, lambda x=x: [clock.program(x)()]) for name, x in seconds.items()]
+
+
+def show(name, run):
+    run()
+    return [name]
+
+
+def test_parts_that_do_not_fit_the_budget_are_skipped_with_the_reason():
+    """A smaller part after a skipped one still runs."""
+    clock = FakeClock()
+    parts = parts_of(clock, first=6.0, large=5.0, small=4.0)
+    found, skipped = run_parts(parts, Budget(10.0, clock), show)
+    assert found == ["first", "small"] and clock.now == 110.0
+    assert skipped == {"large": "it needs about 5 s, and 4 s remain"}
+
+
+def test_a_part_that_fails_does_not_lose_the_others():
+    def fails():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore")
+
+    clock = FakeClock()
+    first, last = parts_of(clock, first=1.0, last=1.0)
+    parts = [first, Part("large", 1.0, fails), last]
+    found, skipped = run_parts(parts, Budget(10.0, clock), show)
+    assert found == ["first", "last"]
+    assert skipped == {"large": "RESOURCE_EXHAUSTED: out of memory"}

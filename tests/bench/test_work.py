@@ -1,0 +1,146 @@
+"""The counted operations and bytes of decoding and attention, and what "auto" selects."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.bench import attention, decoding
+from jaxformer.bench.attention import causal_flops
+from jaxformer.bench.plan import CPU, QUICK, plan_for
+from jaxformer.bench.steps import largest_that_fits
+from jaxformer.functional import Causal, dot_product, dot_product_attention, platforms
+from jaxformer.functional.family import CacheSize
+from jaxformer.models.parameters import init, parameter_count
+from jaxformer.training.devices import DEVICES
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TIED = jf.DecoderConfig(vocab_size=50, max_length=32, num_layers=2, embed_dim=16, num_heads=4)
+UNTIED = replace(TIED, num_kv_heads=2, tie_embeddings=False, use_bias=False, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("config", [TIED, UNTIED])
+def test_the_bytes_of_a_step_are_those_of_the_arrays(config):
+    """All weights of the blocks, the last norm and the head, and the live slots of the cache."""
+    model = jf.build(config)
+    prepared = jax.jit(lambda key: model.prepare(init(model, key)["params"], 2))
+    weights = prepared(jax.random.key(0))
+    read = [weights[name] for name in weights if name != "embedding"]
+    assert decoding.weight_bytes(weights) == sum(x.nbytes for x in jax.tree.leaves(read))
+    head = 50 * 16 * (2 if config.dtype == "bfloat16" else 4)
+    assert sum(x.nbytes for x in jax.tree.leaves(weights["head"])) == head
+    cache, _ = model.start(weights, None, CacheSize(batch_size=3, capacity=7))
+    held = sum(x.nbytes for x in jax.tree.leaves((cache.keys, cache.values)))
+    assert decoding.cache_bytes(model, weights, 3, live=7) == held
+    assert decoding.cache_bytes(model, weights, 3, live=3.5) == held / 2
+
+
+def test_a_step_multiplies_each_weight_once_and_sees_the_live_tokens():
+    matrices = 2 * (12 * 16**2) + 50 * 16
+    for live in (1, 2, 9):
+        of_attention = 2 * 4 * 16 * live
+        assert decoding.token_flops(TIED, live) == 2 * matrices + of_attention
+
+
+def test_a_prompt_needs_the_logits_of_its_last_token_only():
+    head = 2 * 50 * 16
+    assert decoding.prefill_flops(TIED, 1) == decoding.token_flops(TIED, 1)
+    for length in (2, 5):
+        more = decoding.prefill_flops(TIED, length) - decoding.prefill_flops(TIED, length - 1)
+        assert more == decoding.token_flops(TIED, length) - head
+
+
+def test_causal_attention_counts_the_pairs_of_the_mask():
+    pairs = np.tril(np.ones((9, 9))).sum()
+    assert causal_flops(2, 3, 9, 8) == 2 * 3 * pairs * 2 * (2 * 8)  # q·k, and the weighted sum
+
+
+class FakeKernel(NamedTuple):
+    """A kernel that supports everything, or nothing for a reason, and records its calls."""
+
+    reason: str | None
+    calls: list
+    name: str = "fake"
+
+    def unsupported_reason(self, query, key, value, context):
+        return self.reason
+
+    def attention(self, query, key, value, context):
+        self.calls.append("fake")
+        return value
+
+
+@pytest.mark.parametrize("reason", [None, "it is too long"])
+def test_the_named_implementation_is_the_one_that_runs(reason, monkeypatch):
+    kernel = FakeKernel(reason, [])
+    for module in (attention, dot_product, platforms):
+        monkeypatch.setattr(module, "fused_kernel", lambda: kernel)
+    x = jnp.ones((1, 2, 8, 4))
+    named = attention.implementation(x, x, x, Causal())
+    dot_product_attention(x, x, x, Causal())
+    assert (named, kernel.calls) == (("blockwise", []) if reason else ("fake", ["fake"]))
+
+
+def test_the_batch_is_halved_until_it_fits():
+    tried = []
+
+    def make(rows):
+        tried.append(rows)
+        if rows > 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return "made"
+
+    assert largest_that_fits(make, 16) == (2, "made") and tried == [16, 8, 4, 2]
+
+
+@pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: out of memory", "INTERNAL: broken"])
+def test_other_errors_and_a_batch_of_one_are_not_repeated(message):
+    tried = []
+
+    def make(rows):
+        tried.append(rows)
+        raise jax.errors.JaxRuntimeError(message)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        largest_that_fits(make, 4)
+    assert tried == ([4, 2, 1] if "RESOURCE" in message else [4])
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_plan_of_an_accelerator_fits_its_memory(name, count):
+    memory = DEVICES[name].memory * 3 // 4  # JAX's default
+    plan = plan_for(name.split(":")[0], memory, count, quick=False)
+    assert plan.training and plan.decoding and 2 * plan.array_bytes <= memory / 2
+    for case in plan.training:
+        assert 16 * parameter_count(case.config) / count < memory * 2 / 3
+        assert case.length == case.config.max_length
+        assert case.batch_size.bit_count() == 1  # halving reaches 1
+    for case in plan.decoding:
+        assert 6 * parameter_count(case.config) < memory / 2  # float32 and prepared bfloat16
+    names = {case.name for case in (*plan.training, *plan.decoding)}
+    assert names <= plan.seconds.keys()
+
+
+def test_the_largest_device_measures_a_model_of_a_billion_parameters():
+    plan = plan_for("gpu", DEVICES["gpu:h100"].memory * 3 // 4, 1, quick=False)
+    assert max(parameter_count(case.config) for case in plan.training) > 1e9
+
+
+def test_the_parts_of_each_plan_fit_its_models():
+    assert plan_for("cpu", None, 1, quick=False) == CPU and plan_for("tpu", 1, 1, True) is QUICK
+    for plan in (CPU, QUICK, plan_for("gpu", None, 1, quick=False)):
+        for case in plan.decoding:
+            assert case.prompt + 1 + case.new <= case.config.max_length
+            assert case.new % jf.decoding.steps.STEPS == 0
+            assert case.long_prompt < case.config.max_length
+
+
+def test_simulated_devices_share_the_batch_of_a_cpu():
+    cases = plan_for("cpu", None, 4, quick=False).training
+    assert [case.batch_size for case in cases] == [2, 1]

@@ -1,0 +1,58 @@
+"""Bugs of `jaxformer bench`: its counts, its shares and its files."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, takes
+
+BENCH = "bench/test_measurement.py"
+WORK = "bench/test_work.py"
+
+BUGS = (
+    Bug(
+        "the average causal context counts a key too few",
+        "models.flops:visible_pairs",
+        Replace("length * (length + 1)", "length * (length - 1)"),
+        "models/test_flops.py::test_visible_pairs_are_those_of_the_mask",
+    ),
+    Bug(
+        "utilization ignores the number of devices",
+        "bench.measurement:Measurement.flops_per_second",
+        Replace("self.flops / self.devices", "self.flops"),
+        f"{BENCH}::test_utilization_is_per_device_and_relative_to_both_peaks",
+    ),
+    Bug(
+        "float32 is compared with the published peak of bfloat16",
+        "bench.measurement:Ceilings.published_flops",
+        takes(dtype=lambda _: "bfloat16"),
+        f"{BENCH}::test_the_published_peak_is_that_of_bfloat16",
+    ),
+    Bug(
+        "a decoding step counts the tables of vectors as read",
+        "bench.decoding:weight_bytes",
+        Replace('_num_bytes(weights) - _num_bytes(weights["embedding"])', "_num_bytes(weights)"),
+        f"{WORK}::test_the_bytes_of_a_step_are_those_of_the_arrays",
+    ),
+    Bug(
+        "reading the prompt counts as decoding",
+        "bench.decoding:step_seconds",
+        Replace("times: list[float] = []", "times: list[float] = [clock()]"),
+        "bench/test_timing.py::test_steps_are_timed_between_the_first_and_the_last_tokens",
+    ),
+    Bug(
+        "the warm-up counts as a round",
+        "bench.timing:Rounds.measure",
+        Replace("jax.block_until_ready(run())", "pass"),
+        "bench/test_timing.py::test_the_median_and_the_range_exclude_the_warm_up",
+    ),
+    Bug(
+        "a part starts although it cannot end in time",
+        "bench.suite:run_parts",
+        Replace("remaining < part.seconds", "remaining < 0"),
+        "bench/test_timing.py::test_parts_that_do_not_fit_the_budget_are_skipped_with_the_reason",
+    ),
+    Bug(
+        "figures go beside the picture of another measurement",
+        "cli.bench:_free",
+        Replace("any((x.exists() for x in _both(path)))", "path.exists()"),
+        "cli/test_bench.py::test_existing_files_are_kept_and_skipped_parts_are_named",
+    ),
+)

@@ -126,7 +126,7 @@ def test_other_packed_rows_are_computed_blockwise(segments, documented):
 
 
 @pytest.mark.parametrize("mask", [Padding(), Causal() & Padding()], ids=str)
-@pytest.mark.parametrize("left", [0, 4])
+@pytest.mark.parametrize("left", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_padded_rows(mask, left, documented):
     """A row of padding alone gives zeros; padding at the beginning is computed blockwise."""
     segments = np.roll(segments_of([13, 20], 20), left, axis=-1)

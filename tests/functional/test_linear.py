@@ -37,7 +37,7 @@ def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
 
 
 @pytest.mark.parametrize("rows", [3, 70])
-@pytest.mark.parametrize("out_dim", [4, 5])
+@pytest.mark.parametrize("out_dim", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
     """Logits of a bfloat16 model are float32, so `linear(..., "float32")` must not round them."""
     weights = drawn(0, 64, out_dim, True)

@@ -51,6 +51,7 @@ def test_scores_are_those_of_captured_weights():
         tiny.close(score, expected[name])
 
 
+@pytest.mark.slow
 def test_effects_are_those_of_ablation():
     model, variables, batch, found = measured()
     expected = ablate_heads(model, variables, batch)

@@ -36,6 +36,7 @@ def read(model, tokens):
     return tokens, tokens[:, ::-1] if model.config.reads_source else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma"))
 @given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
 def test_parts_add_up_to_the_logit(name, tokens, seed, position):

@@ -101,6 +101,7 @@ def test_edges_are_those_of_a_numpy_model(seed):
     tiny.close(found.clean, run(variables["params"], clean, model.config)[0], 3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(INPUTS, "key"))
 def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(name):
     """With weights 0 in the feed-forward layers, one sending head is all that changes x.

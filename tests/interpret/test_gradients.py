@@ -27,6 +27,7 @@ MODELS = {
 ids = st.lists(st.integers(0, tiny.SIZES["vocab_size"] - 1), min_size=24, max_size=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "lstm"))
 @given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
 def test_a_gradient_predicts_a_small_change_of_the_logit(name, tokens, seed, position):

@@ -132,6 +132,7 @@ def test_equal_texts_have_no_effect(point, seed):
     assert abs(found.effects).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["block.output", "attention.value"])
 def test_the_result_does_not_depend_on_how_many_sites_are_computed_together(point):
     model, variables, clean, corrupted = setup("decoder", 0)

@@ -82,6 +82,7 @@ def rule(name, model, segments):
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, attention",
     mostly_slow(

@@ -91,6 +91,7 @@ def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype,
     compare(found, rules.of(config, segments)[:, :, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", mostly_slow(MASKS, "window", "prefix+window"))
 @tiny.many
 @given(seed=tiny.seeds)

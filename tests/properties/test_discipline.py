@@ -125,6 +125,7 @@ def read_off(model, name, variables, tokens):
     return inspect(model, (name,))(variables, tokens)[1][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     mostly_slow(

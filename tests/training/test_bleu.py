@@ -55,6 +55,7 @@ def test_translations_are_compared_with_what_was_written(monkeypatch, quick_comp
         assert (found.score == 100.0) == lowercase and ("case:lc" in found.signature) == lowercase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
 def test_the_loss_omits_targets_that_are_too_long(kind, quick_compilation):
     """The model has no positions for it. The loss is that of the remaining targets."""

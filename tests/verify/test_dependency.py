@@ -55,6 +55,7 @@ def test_a_model_of_another_library_is_causal():
     assert set(found.witnesses) == {"taint", "change"} and not found.disagreements
 
 
+@pytest.mark.slow
 def test_a_mask_off_by_one_is_reported_with_its_edges():
     """It finds seven spurious edges, each one position ahead, and their effects."""
     with pytest.raises(AssertionError, match=r"7 spurious edges: output \d ← input \d \(1\.\d+\)"):

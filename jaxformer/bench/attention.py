@@ -8,12 +8,11 @@ from jaxtyping import Array
 
 from jaxformer.bench.measurement import ATTENTION, DType, Measurement
 from jaxformer.bench.timing import Rounds
-from jaxformer.functional.attention import Context
+from jaxformer.functional.attention import Context, chosen_kernel
 from jaxformer.functional.dot_product import dot_product_attention
 from jaxformer.functional.masks import Causal, Mask
 from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.platforms import fused_kernel
-from jaxformer.functional.scores import Scores
 from jaxformer.functional.token_info import TokenInfo
 
 
@@ -35,18 +34,10 @@ class AttentionCase(NamedTuple):
 
 def implementation(query: Array, key: Array, value: Array, mask: Mask) -> str:
     """Returns the name of the implementation that attention="auto" selects for these arrays."""
-    kernel = fused_kernel()
-    if kernel is None:
-        return "blockwise"
-    context = Context(
-        mask,
-        TokenInfo(query.shape[-2]),
-        TokenInfo(key.shape[-2]),
-        Scores().for_heads(query.shape[-1]),
-        placement=OneDevice(kernel),
-    )
-    reason = kernel.unsupported_reason(query, key, value, context)
-    return kernel.name if reason is None else "blockwise"
+    queries, keys = TokenInfo(query.shape[-2]), TokenInfo(key.shape[-2])
+    context = Context(mask, queries, keys, placement=OneDevice(fused_kernel()))
+    kernel = chosen_kernel(query, key, value, context)
+    return "blockwise" if kernel is None else kernel.name
 
 
 def causal_flops(rows: int, num_heads: int, length: int, head_dim: int) -> int:

@@ -53,13 +53,9 @@ def weight_bytes(weights: Weights) -> int:
 
 def cache_bytes(model: LanguageModel, weights: Weights, batch_size: int, live: float) -> float:
     """Returns the bytes of the keys and values of `live` tokens in each row of a cache."""
-
-    def num_bytes(capacity: int) -> int:
-        size = CacheSize(batch_size, capacity)
-        cache, _ = jax.eval_shape(lambda x: model.start(x, None, size), weights)
-        return _num_bytes((cache.keys, cache.values))
-
-    return num_bytes(1) * live
+    one_token = CacheSize(batch_size, 1)
+    cache, _ = jax.eval_shape(lambda x: model.start(x, None, one_token), weights)
+    return live * _num_bytes((cache.keys, cache.values))
 
 
 def _num_bytes(tree: Any) -> int:

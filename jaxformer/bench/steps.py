@@ -13,7 +13,7 @@ from jaxformer.bench.timing import Rounds
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.flops import training_flops
 from jaxformer.models.kinds import build
-from jaxformer.models.mesh import make_mesh, num_row_parts
+from jaxformer.models.mesh import make_mesh
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
@@ -105,11 +105,7 @@ def _ready(config: TransformerConfig, length: int, rows: int, mesh: Any) -> _Ste
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, rows, length + 1))
     tokens = tokens.astype(np.int32)
     batch = Batch(tokens[..., :-1], tokens[..., 1:])
-    if mesh is None:
-        batch = jax.device_put(batch)
-    else:
-        assert rows % num_row_parts(mesh) == 0
-        batch = place_batch(batch, mesh)
+    batch = jax.device_put(batch) if mesh is None else place_batch(batch, mesh)
     step = _Step(make_step(model, optimizer), init_on(mesh, model, optimizer, 0), batch)
     jax.block_until_ready(step())
     return step

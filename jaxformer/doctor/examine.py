@@ -115,9 +115,7 @@ def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int
     if rows % parts:
         raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
     if target.platform == "gpu":
-        notes.append(
-            "the device itself compiles cuDNN's attention; the memory that it works in is missing"
-        )
+        notes.append("the memory does not include the workspace of cuDNN's attention")
     return build(config, execution), device_mesh, notes
 
 

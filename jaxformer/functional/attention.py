@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.blockwise import blockwise_attention
+from jaxformer.functional.fused_kernels import FusedKernel
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.masks import DenseMask, Mask, Padding
 from jaxformer.functional.placement import OneDevice, Placement
@@ -186,19 +187,34 @@ def _zero_masked(
     return query, key, value
 
 
+def chosen_kernel(
+    query: Float[Array, "*batch heads queries d"],
+    key: Float[Array, "*batch kv_heads keys d"],
+    value: Float[Array, "*batch kv_heads keys v"],
+    context: Context,
+) -> FusedKernel | None:
+    """Returns the fused kernel that computes these arguments; None: blockwise attention does.
+
+    Raises:
+        ValueError: the implementation is "fused", but the kernel does not support the arguments.
+    """
+    kernel = context.placement.fused_kernel
+    if context.implementation == "blockwise" or kernel is None:
+        return None
+    reason = kernel.unsupported_reason(query, key, value, context)
+    if reason is not None and context.implementation == "fused":
+        raise ValueError(f'attention "fused" cannot run this: {reason}')
+    return kernel if reason is None else None
+
+
 def _fused_or_blockwise(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> Float[Array, "*batch heads queries v"]:
-    """Calls the platform's kernel if it supports the arguments, otherwise blockwise attention."""
-    kernel = context.placement.fused_kernel
-    if context.implementation != "blockwise" and kernel is not None:
-        reason = kernel.unsupported_reason(query, key, value, context)
-        if reason is None:
-            return kernel.attention(query, key, value, context)
-        if context.implementation == "fused":
-            raise ValueError(f'attention "fused" cannot run this: {reason}')
+    kernel = chosen_kernel(query, key, value, context)
+    if kernel is not None:
+        return kernel.attention(query, key, value, context)
     mask, queries, keys = context.mask, context.queries, context.keys
     return blockwise_attention(query, key, value, mask, queries, keys, context.scores)

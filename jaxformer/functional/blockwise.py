@@ -71,12 +71,12 @@ def blockwise_attention(
         key_info: positions and documents of the keys.
         scores: scale, cap and bias, with the scale set.
     """
-    places = mask, query_info, key_info
+    places = Places(mask, query_info, key_info)
     if jax.tree.leaves(places):
         # The masks of all tiles depend on the documents alone. Without the barrier, JAX computes
         # them once for all layers and stores them, which takes the memory of all scores of a row.
         query, places = jax.lax.optimization_barrier((query, places))
-    return _attention(query, key, value, *places, scores)
+    return _attention(query, key, value, places, scores)
 
 
 @jax.custom_vjp
@@ -84,13 +84,11 @@ def _attention(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
-    mask: Mask,
-    query_info: TokenInfo,
-    key_info: TokenInfo,
+    places: Places,
     scores: Scores,
 ) -> Float[Array, "*batch heads queries v"]:
-    """Computes `blockwise_attention`, with gradients of its own."""
-    return _forward(query, key, value, Places(mask, query_info, key_info), scores)[0]
+    """Computes `blockwise_attention`; `_backward` computes the gradients."""
+    return _forward(query, key, value, places, scores)[0]
 
 
 def _forward(
@@ -110,19 +108,16 @@ def _forward_and_residuals(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
-    mask: Mask,
-    query_info: TokenInfo,
-    key_info: TokenInfo,
+    places: Places,
     scores: Scores,
 ) -> tuple[Float[Array, "*batch heads queries v"], tuple[Any, ...]]:
-    places = Places(mask, query_info, key_info)
     output, log_total = _forward(query, key, value, places, scores)
     return output, (query, key, value, places, scores, output, log_total)
 
 
 def _backward(
     residuals: tuple[Any, ...], cotangent: Float[Array, "*batch heads queries v"]
-) -> tuple[Array, Array, Array, None, None, None, Scores]:
+) -> tuple[Array, Array, Array, None, Scores]:
     """Computes the gradients from the residuals of the forward pass.
 
     With weights P and D_i = o_i · do_i: dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ − D), dQ = dS K, dK = dSᵀ Q.
@@ -137,7 +132,7 @@ def _backward(
     d_scores = jax.tree.map(lambda d, x: d.astype(x.dtype), d_scores, scores)
     d_query = d_query.reshape(query.shape).astype(query.dtype)
     d_key, d_value = d_key.astype(key.dtype), d_value.astype(value.dtype)
-    return d_query, d_key, d_value, None, None, None, d_scores
+    return d_query, d_key, d_value, None, d_scores
 
 
 _attention.defvjp(_forward_and_residuals, _backward)

@@ -4,6 +4,7 @@ Without a GPU, stand-ins compute what JAX documents. With one, the kernel itself
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,12 @@ from jaxformer.functional.masks import All, Causal, Near, Packed, Padding, Prefi
 from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.token_info import TokenInfo
-from tests.functional.test_splash import arrays, context_of
+from tests.functional.fused import arrays, compare_with_explicit, context_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 PLACEMENT = OneDevice(CuDNN(is_hopper=True))
+compare = partial(compare_with_explicit, PLACEMENT)
 ON_GPU = jax.default_backend() == "gpu"
 original = jax.nn.dot_product_attention
 
@@ -75,23 +77,6 @@ def documented(monkeypatch):
     monkeypatch.setattr(cudnn, "DTYPES", (jnp.float32, *cudnn.DTYPES))
     monkeypatch.setattr(jax.nn, "dot_product_attention", documented_rows)
     monkeypatch.setattr(stablehlo, "dot_product_attention", documented_documents)
-
-
-def compare(context, query, key, value, tolerance=1e-5):
-    """Compares outputs and gradients of the kernel with those of explicit attention."""
-    weights = jnp.asarray(np.random.default_rng(9).normal(size=query.shape), jnp.float32)
-
-    def loss(arrays, implementation):
-        chosen = replace(context, implementation=implementation, placement=PLACEMENT)
-        output = attend(*arrays, chosen)
-        return (output * weights).sum(), output
-
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnames="implementation")
-    (_, fused), gradients = run((query, key, value), implementation="fused")
-    (_, explicit), expected = run((query, key, value), implementation="explicit")
-    for got, wanted in zip((fused, *gradients), (explicit, *expected), strict=True):
-        assert np.isfinite(got).all()
-        np.testing.assert_allclose(got, wanted, atol=10 * tolerance, rtol=10 * tolerance)
 
 
 # Of rows of 70 tokens, at most two documents go to the kernel; a third one makes them blockwise.

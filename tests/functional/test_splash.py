@@ -29,11 +29,11 @@ from jaxformer.functional.masks import (
     Window,
 )
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.splash import Splash
 from jaxformer.functional.token_info import TokenInfo
 from jaxformer.models import activation_sharding
+from tests.functional.fused import arrays, compare_with_explicit, context_of
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -44,44 +44,7 @@ PLACEMENT = OneDevice(INTERPRETED)
 LENGTH = 12
 
 
-def arrays(seed, length, keys=None, heads=4, kv_heads=2, batch=2, dtype=jnp.float32):
-    rng = np.random.default_rng(seed)
-    keys = length if keys is None else keys
-    shapes = [(batch, heads, length, 8), (batch, kv_heads, keys, 8), (batch, kv_heads, keys, 8)]
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
-
-
-def context_of(mask, length, keys=None, segments=None, scores=Scores()):  # noqa: B008
-    """The context of a pass over complete sequences, or of a source with padding."""
-    keys = length if keys is None else keys
-    if segments is None:
-        return Context(mask, TokenInfo(length), TokenInfo(keys), scores, in_order=True)
-    segments = jnp.asarray(segments)
-    if keys != length:
-        return Context(mask, TokenInfo(length), TokenInfo(keys, None, segments), scores)
-    documents, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
-    info = TokenInfo(length, positions if mask.needs_positions else None, documents)
-    return Context(mask, info, info, scores, in_order=True)
-
-
-def compare(context, query, key, value, tolerance=2e-5):
-    """Compares outputs and gradients of the kernel with those of explicit attention."""
-    weights = jnp.asarray(np.random.default_rng(9).normal(size=query.shape), jnp.float32)
-
-    def loss(query, key, value, implementation):
-        chosen = replace(context, implementation=implementation, placement=PLACEMENT)
-        output = attend(query, key, value, chosen)
-        return (output * weights).sum(), output
-
-    run = jax.jit(
-        jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnames="implementation"
-    )
-    (_, fused), gradients = run(query, key, value, implementation="fused")
-    (_, explicit), expected = run(query, key, value, implementation="explicit")
-    np.testing.assert_allclose(fused, explicit, atol=tolerance, rtol=1e-4)
-    for got, wanted in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(got, wanted, atol=5 * tolerance, rtol=1e-3)
-
+compare = partial(compare_with_explicit, PLACEMENT)
 
 PACKED = [[1] * 5 + [2] * 70 + [3] * 60 + [0] * 5, [0] * 3 + [1] * 100 + [2] * 37]
 GAPS = [[1] * 5 + [0] * 2 + [1] * 133, [1] * 70 + [0] * 3 + [1] * 30 + [2] * 37]
@@ -260,7 +223,8 @@ from jaxformer.functional.attention import attend
 from jaxformer.functional.masks import Causal, Packed
 from jaxformer.models.activation_sharding import MeshPlacement, row_axes
 from jaxformer.models.mesh import make_mesh
-from tests.functional.test_splash import INTERPRETED, PACKED, arrays, context_of
+from tests.functional.fused import arrays, context_of
+from tests.functional.test_splash import INTERPRETED, PACKED
 
 inputs = arrays(0, 140, heads=4, kv_heads=2, batch=4)
 context = context_of(Causal() & Packed(), 140, segments=PACKED * 2)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from importlib import import_module
 
 import jax.numpy as jnp
-import numpy as np
 
 from tests.mutation.bug import (
     ATTENTION,
@@ -26,8 +25,6 @@ ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 ENCODER = "models/test_encoder.py"
 SCORE = "decoding/test_score.py"
 SOURCE = "properties/test_source.py"
-SPLASH = "functional/test_splash.py"
-CUDNN = "functional/test_cudnn.py"
 
 
 def functional():
@@ -98,104 +95,6 @@ BUGS = (
         "functional.blockwise:blockwise_attention",
         Replace("jax.tree.leaves(places)", "False"),
         "functional/test_blockwise.py::test_masks_of_documents_are_not_stored_for_all_layers",
-    ),
-    # ---- cuDNN's kernel
-    Bug(
-        "cuDNN: a document is one token longer",
-        "functional.cudnn:lengths_and_offsets",
-        Replace("belongs.sum(axis=-1)", "belongs.sum(axis=-1) + 1"),
-        f"{CUDNN}::test_packed_rows",
-    ),
-    Bug(
-        "cuDNN: padding anywhere counts as padding at the end",
-        "functional.cudnn:is_padded_at_the_end",
-        gives(np.True_),
-        f"{CUDNN}::test_padded_rows",
-    ),
-    Bug(
-        "cuDNN: documents that are too many are left out",
-        "functional.cudnn:documents_fit",
-        gives(np.True_),
-        f"{CUDNN}::test_other_packed_rows_are_computed_blockwise",
-    ),
-    Bug(
-        "cuDNN: a window sees one token more",
-        "functional.cudnn:rows_attention",
-        Replace("rule.window - 1", "rule.window"),
-        f"{CUDNN}::test_dense_rows",
-    ),
-    Bug(
-        "cuDNN: the scale is lost",
-        "functional.cudnn:rows_attention",
-        Replace("rule.scale", "1.0"),
-        f"{CUDNN}::test_dense_rows",
-    ),
-    Bug(
-        "cuDNN: offsets of grouped keys are those of queries",
-        "functional.cudnn:documents_attention",
-        Replace("repeats = query.shape[1] // key.shape[1]", "repeats = 1"),
-        f"{CUDNN}::test_packed_rows",
-    ),
-    Bug(
-        "cuDNN: the outputs of padding are what memory held",
-        "functional.cudnn:documents_attention",
-        Replace("jnp.where((documents != 0)[:, None, :, None], output, 0)", "output"),
-        f"{CUDNN}::test_packed_rows",
-    ),
-    Bug(
-        "cuDNN: a row of padding has no key",
-        "functional.cudnn:rows_attention",
-        Replace(
-            "jnp.maximum((segments != 0).sum(axis=-1, dtype=jnp.int32), 1)",
-            "(segments != 0).sum(axis=-1, dtype=jnp.int32)",
-        ),
-        f"{CUDNN}::test_padded_rows",
-    ),
-    # ---- the splash kernel
-    Bug(
-        "splash: documents see each other",
-        "functional.splash:visible_ids",
-        Replace(
-            "query, key = queries.segments, keys.segments",
-            "query, key = queries.segments != 0, keys.segments != 0",
-        ),
-        f"{SPLASH}::test_packed_rows",
-    ),
-    Bug(
-        "splash: a window counts padding inside a document",
-        "functional.fused_kernels:has_gaps",
-        gives(np.False_),
-        f"{SPLASH}::test_packed_rows",
-    ),
-    Bug(
-        "splash: a query without keys sees padding's id",
-        "functional.splash:sees_statically",
-        then(lambda sees: sees | True),
-        f"{SPLASH}::test_a_rule_of_the_user",
-    ),
-    Bug(
-        "splash: the cap is lost",
-        "functional.splash:splash_attention",
-        Replace("context.scores.cap", "None"),
-        f"{SPLASH}::test_scale_and_cap",
-    ),
-    Bug(
-        "splash: the scale is lost",
-        "functional.splash:splash_attention",
-        Replace("context.scores.scale * query.astype(jnp.float32)", "query.astype(jnp.float32)"),
-        f"{SPLASH}::test_scale_and_cap",
-    ),
-    Bug(
-        "splash: a window sees one token more",
-        "functional.splash_plan:Plan.mask",
-        Replace("min(windows) - 1", "min(windows)"),
-        f"{SPLASH}::test_dense_rows",
-    ),
-    Bug(
-        "splash: positions of the caller count as those of the row",
-        "functional.splash:_unsupported",
-        Replace("not by_distance", "False"),
-        f"{SPLASH}::test_what_the_kernel_lacks_is_refused_with_the_reason",
     ),
     Bug(
         "capturing the weights drops the mask",

@@ -32,8 +32,8 @@ class NotTried(Exception):
     """Raised if a test did not run, or failed for another reason than the bug."""
 
 
-def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
-    """Runs the tests of a bug.
+def killers(bug, environ: dict[str, str], seeds: int) -> list[tuple[str, str | None, float]]:
+    """Runs the tests of a bug in its environment.
 
     Returns (test, the failed test or None, seconds) for each. A test that fails with one seed and
     passes with another catches the bug by luck, so it counts as None.
@@ -41,20 +41,20 @@ def killers(bug, seeds: int = 1) -> list[tuple[str, str | None, float]]:
     found = []
     for test in bug.tests.split():
         begin = time.perf_counter()
-        reds = [_first_red(bug, f"tests/{test}", seed) for seed in range(seeds)]
+        reds = [_first_red(bug, environ, f"tests/{test}", seed) for seed in range(seeds)]
         found.append((test, reds[0] if all(reds) else None, time.perf_counter() - begin))
     return found
 
 
-def _first_red(bug, test: str, seed: int) -> str | None:
+def _first_red(bug, environ: dict[str, str], test: str, seed: int) -> str | None:
     # Includes slow tests: this -m overrides the one in pyproject.toml.
     options = ["-m", "", "-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     arguments = [*options, f"--hypothesis-seed={seed}", test]
-    run = run_pytest(arguments, environment(bug), PROJECT)
+    run = run_pytest(arguments, environ, PROJECT)
     # Status 1 means that tests failed; another one that pytest could not run them, or that its
     # process died, as one of them once did after its report.
     if run.status not in (0, 1):
-        run = run_pytest(arguments, environment(bug), PROJECT)
+        run = run_pytest(arguments, environ, PROJECT)
     red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.output, re.MULTILINE)
     is_clear = run.status == 0 or (run.status == 1 and red)
     if not is_clear or _FAILED_OTHERWISE.search(run.output):
@@ -67,7 +67,9 @@ def kill(bugs, seeds: int) -> int:
     """Prints a table of the bugs as their tests finish. Returns the number of surviving bugs."""
     survived = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        tried = {pool.submit(killers, bug, seeds): bug for bug in bugs}
+        # The environments are made in this thread alone, because ast.parse fails now and then if
+        # two threads call it (https://github.com/python/cpython/issues/106905).
+        tried = {pool.submit(killers, bug, environment(bug), seeds): bug for bug in bugs}
         for number, done in enumerate(as_completed(tried), start=1):
             lines, is_killed = _said(tried[done], done)
             survived += not is_killed

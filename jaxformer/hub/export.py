@@ -4,6 +4,7 @@ import math
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -69,8 +70,8 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
         tensors = {entry.theirs: lambda entry=entry: of_entry(entry, leaves) for entry in wanted}
         sizes = {x.theirs: dtype.itemsize * math.prod(x.their_shape) for x in wanted}
         constants = matching.constants(config)
-        tensors |= {name: lambda array=array: array for name, array in constants.items()}
-        sizes |= {name: array.nbytes for name, array in constants.items()}
+        tensors |= {name: partial(x.array, x.shape) for name, x in constants.items()}
+        sizes |= {name: 4 * math.prod(x.shape) for name, x in constants.items()}
         write_tensors(unfinished, tensors, sizes)
     return options["architectures"][0]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
 from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
@@ -80,6 +82,18 @@ class Part(NamedTuple):
     write: Callable[[Any], dict]
 
 
+class Constant(NamedTuple):
+    """A tensor that a config determines.
+
+    Attributes:
+        shape: Its shape.
+        array: Returns it as a float32 array from its shape.
+    """
+
+    shape: tuple[int, ...]
+    array: Callable[[tuple[int, ...]], np.ndarray]
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of checkpoints: a description that works in both directions.
@@ -99,8 +113,8 @@ class Family:
         base: The prefix of tensor names that a file of their bare model leaves out.
         older: Parts of tensor names in older files, each with its replacement.
         repeated: Options that repeat another one if a file has both.
-        constants: Returns the tensors that their class stores but does not train. An import ignores
-            them.
+        constants: Returns the tensors that their class stores but does not train, by name. An
+            import checks only their shapes.
     """
 
     model_type: str
@@ -115,7 +129,7 @@ class Family:
     base: str = ""
     older: dict = field(default_factory=dict)
     repeated: dict = field(default_factory=dict)
-    constants: Callable[[Any], dict] = lambda config: {}
+    constants: Callable[[Any], dict[str, Constant]] = lambda config: {}
 
     def to_config(self, options: Options):
         """Returns our config.

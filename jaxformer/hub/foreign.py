@@ -73,6 +73,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     def read(like):
         wanted = entries(family.rows(config), config, flat_shapes(like))
         names = names_in_file(folder, family, wanted, tensors)
+        check_constants(family, config, tensors)
         theirs = {x: tensors[name] for x, name in names.items()}
         if adapter is not None:
             theirs = adapter.applied(theirs, wanted, family.base)
@@ -119,6 +120,14 @@ def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) ->
                 "config.json ties it"
             )
     return {name: names[name] for name in expected}
+
+
+def check_constants(family: Family, config, tensors) -> None:
+    """Raises ValueError if a tensor that the config determines has another shape in the file."""
+    for name, constant in family.constants(config).items():
+        stored = next((x for x in (name, name.removeprefix(family.base)) if x in tensors), None)
+        if stored is not None:
+            tensors[stored].check(constant.shape)
 
 
 def _some(names) -> str:

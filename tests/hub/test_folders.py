@@ -18,6 +18,7 @@ from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.cli import main
 from jaxformer.hub.tokenizers.files import read_tokenizer
 from tests.hub import foreign
+from tests.hub.configs import base
 from tests.properties import tiny
 from tests.properties.models import MODELS
 from tests.slow import mostly_slow
@@ -81,6 +82,16 @@ def test_an_exported_model_is_loaded(family, tmp_path, monkeypatch):
         found = jf.load(tmp_path / folder)
         assert found.model.config == model.config and found.tokenizer is None
         jax.tree.map(np.testing.assert_array_equal, found.variables, variables)
+
+
+def test_sinusoids_of_another_length_than_config_json_says_are_refused(tmp_path):
+    """transformers refuses such a folder of PEGASUS since 5.24."""
+    model = jf.build(base("pegasus"))
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family="pegasus")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 10**9}))
+    with pytest.raises(ValueError, match="embed_positions.weight is .* it must be .1000000000,"):
+        jf.load(tmp_path / "out")
 
 
 @pytest.mark.slow

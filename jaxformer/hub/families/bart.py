@@ -7,7 +7,7 @@ sinusoidal positions.
 import numpy as np
 
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Family, Field, Part, required
+from jaxformer.hub.family import Constant, Family, Field, Part, required
 from jaxformer.hub.options import Options
 from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
@@ -75,6 +75,20 @@ BART = Family(
 )
 
 
+def sinusoids(shape: tuple[int, int]) -> np.ndarray:
+    """Returns the table of sinusoids [length, dim]."""
+    length, dim = shape
+    frequencies = 10_000.0 ** (-2 * np.arange(dim // 2) / dim)
+    angles = np.arange(length)[:, None] * frequencies  # float64, as in transformers
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def positions(config) -> dict[str, Constant]:
+    """Returns the tables of sinusoids, which their class stores but does not train."""
+    table = Constant((config.max_length, config.embed_dim), sinusoids)
+    return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
+
+
 def read_marian(options: Options) -> dict:
     """Requires that source and target have the same vocabulary size."""
     options.require({"decoder_vocab_size": options.whole("vocab_size")})
@@ -104,14 +118,6 @@ FINAL_NORMS = table("""
     encoder/final_norm              model.encoder.layer_norm
     final_norm                      model.decoder.layer_norm
 """)
-
-
-def positions(config) -> dict:
-    """Returns the tables of sinusoids, which their class stores but does not train."""
-    frequencies = 10_000.0 ** (-2 * np.arange(config.embed_dim // 2) / config.embed_dim)
-    angles = np.arange(config.max_length)[:, None] * frequencies  # float64, as in transformers
-    sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-    return {f"model.{stack}.embed_positions.weight": sinusoids for stack in ("encoder", "decoder")}
 
 
 PEGASUS = Family(

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 
 from jaxformer.functional.family import Weights
-from jaxformer.functional.platforms import platform
+from jaxformer.functional.machine import platform
 from jaxformer.models.activation_sharding import check_no_explicit_axes
 from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
 

@@ -19,6 +19,7 @@ from jaxformer.functional.fused_kernels import FusedKernel
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.masks import DenseMask, Mask, Padding
 from jaxformer.functional.placement import OneDevice, Placement
+from jaxformer.functional.products import contract
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.slots import write_slots
 from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
@@ -140,7 +141,7 @@ def explicit_attention(
     # step.
     grouped = group_heads(query, key)
     folded = grouped.reshape(*key.shape[:-2], -1, key.shape[-1])
-    products = jnp.einsum("...qd,...sd->...qs", folded, key, preferred_element_type=jnp.float32)
+    products = contract("...qd,...sd->...qs", folded, key, jnp.float32)
     products = products.reshape(*grouped.shape[:-1], -1)
     visible = over_heads(context.mask(context.queries, context.keys))
     scores = context.scores(products, context.queries, context.keys)
@@ -148,7 +149,7 @@ def explicit_attention(
 
     weights = tap(context.point, ungroup_heads(weights, query.shape[:-2]))
     weights = group_heads(weights, key).reshape(*key.shape[:-2], -1, key.shape[-2])
-    output = jnp.einsum("...qs,...sd->...qd", weights.astype(value.dtype), value)
+    output = contract("...qs,...sd->...qd", weights.astype(value.dtype), value)
     return ungroup_heads(output.reshape(*grouped.shape[:-1], -1), query.shape[:-2])
 
 

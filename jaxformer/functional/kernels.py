@@ -12,7 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray
+
+from jaxformer.functional.products import STORED, contract
 
 FEW_ROWS = 64  # the most rows of x that a packed kernel multiplies part by part
 
@@ -44,11 +47,15 @@ def product(
     kernel: Float[Array, "in_dim out_dim"] | Kernel,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "rows out_dim"]:
-    """Computes x W with operands in the dtype of x; returns `dtype` (None: that of x)."""
-    dtype = dtype or x.dtype
+    """Computes x W with operands in the dtype of x; returns `dtype` (None: that of x).
+
+    Remat policy "dots" stores the result.
+    """
     if isinstance(kernel, Kernel):
-        return kernel.times(x, dtype)
-    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+        y = kernel.times(x, dtype or x.dtype)
+    else:
+        y = contract("bi,io->bo", x, kernel.astype(x.dtype), dtype)
+    return checkpoint_name(y, STORED)
 
 
 def dense(kernel: AnyKernel) -> Float[Array, "..."]:
@@ -91,9 +98,9 @@ class PackedKernel(Kernel):
         """
         if len(x) > FEW_ROWS:
             rows = self.parts.reshape(-1, x.shape[-1])[: self.out_dim]
-            return jnp.einsum("bi,oi->bo", x, rows, preferred_element_type=dtype)
+            return contract("bi,oi->bo", x, rows, dtype)
         copies = jnp.broadcast_to(x, (len(self.parts), *x.shape))
-        y = jnp.einsum("poi,pbi->pob", self.parts, copies, preferred_element_type=dtype)
+        y = contract("poi,pbi->pob", self.parts, copies, dtype)
         return y.reshape(-1, len(x))[: self.out_dim].T
 
     def dense(self) -> Float[Array, "*layers in_dim out_dim"]:
@@ -159,7 +166,7 @@ class Int8Kernel(Kernel):
         values, x = jax.lax.optimization_barrier((self.values, x))
         if len(x) > FEW_ROWS:
             rows = values.astype(x.dtype)
-            sums = jnp.einsum("bi,oi->bo", x, rows, preferred_element_type=jnp.float32)
+            sums = contract("bi,oi->bo", x, rows, jnp.float32)
         else:
             # XLA:CPU has no fast product of integers, or of operands that it converts first. Inside
             # a multiply-and-reduce the conversion is free. A single row of x has no batch axis

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.functional.placement import EXCHANGED
+from jaxformer.functional.products import STORED
 
 
 def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:
@@ -54,13 +54,9 @@ def find_period(settings: Sequence[Any]) -> tuple[int, int]:
     )
 
 
-_KEPT = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(EXCHANGED),
-)
-# Values stored for the backward pass: all values; only matrix products; only block inputs.
+# Values stored for the backward pass: all; only products with weights; only block inputs.
 REMAT = {
     "none": lambda run, **_: run,
-    "dots": partial(jax.checkpoint, policy=_KEPT),
+    "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(STORED)),
     "full": jax.checkpoint,
 }

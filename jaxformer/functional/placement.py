@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, DTypeLike, Float, Int
 
-EXCHANGED = "exchanged"  # the name of values that remat policy "dots" stores like products
-
 
 @runtime_checkable
 class Placement(Protocol):

@@ -1,22 +1,12 @@
-"""The platform that a program is compiled for, and what it decides about attention.
+"""What the platform decides about attention.
 
 The formulas do not import this module: models and `dot_product_attention` do.
 """
 
-import jax
-
 from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.fused_kernels import FusedKernel
+from jaxformer.functional.machine import is_hopper, platform
 from jaxformer.functional.splash import Splash
-
-
-def platform() -> str:
-    """Returns the target platform: that of the mesh in context, otherwise `jax.default_backend()`.
-
-    The mesh may describe absent devices.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
 
 
 def fused_kernel() -> FusedKernel | None:
@@ -27,15 +17,6 @@ def fused_kernel() -> FusedKernel | None:
         case "tpu":
             return Splash()
     return None
-
-
-def is_hopper() -> bool:
-    """Returns whether the GPUs are of NVIDIA's Hopper generation or newer."""
-    absent = jax.sharding.get_abstract_mesh().abstract_device
-    if jax.default_backend() == "gpu":
-        major = jax.local_devices()[0].compute_capability.split(".")[0]
-        return major.isdecimal() and int(major) >= 9
-    return absent is not None and "H100" in absent.device_kind
 
 
 def implementation_here(implementation: str) -> str:

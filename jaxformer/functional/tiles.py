@@ -1,7 +1,6 @@
 """Attention in one tile of queries × keys: scores, sums and gradients, for `blockwise`."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.functional.heads import over_heads
 from jaxformer.functional.masks import Mask, Visible
+from jaxformer.functional.products import contract
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.token_info import Part, TokenInfo, cut
 
@@ -75,7 +75,7 @@ def products_of(
     key: Float[Array, "*batch kv_heads keys d"],
 ) -> Tile:
     """Computes q·k [*batch, kv_heads, group, queries, keys] in float32."""
-    return jnp.einsum("...kgqd,...ksd->...kgqs", query, key, preferred_element_type=jnp.float32)
+    return contract("...kgqd,...ksd->...kgqs", query, key, jnp.float32)
 
 
 def masked(scores: Tile, visible: Visible | None) -> Tile:
@@ -95,12 +95,8 @@ def weighted_sum(
     value: Float[Array, "*batch kv_heads keys v"],
 ) -> Output:
     """Computes Σ_s powers_s v_s in float32."""
-    return jnp.einsum(
-        "...kgqs,...ksd->...kgqd",
-        powers.astype(value.dtype),
-        value,
-        preferred_element_type=jnp.float32,
-    )
+    powers = powers.astype(value.dtype)
+    return contract("...kgqs,...ksd->...kgqd", powers, value, jnp.float32)
 
 
 def log_total_of(
@@ -141,16 +137,15 @@ def gradients_of(
     """
     query, key, value = operands
     d_output, products, log_total = upstream
-    einsum = partial(jnp.einsum, preferred_element_type=jnp.float32)
     adjusted, pull_back = jax.vjp(tile, scores, products_of(query, key))
     weights = jnp.exp(masked(adjusted, visible) - log_total[..., None])
-    d_weights = einsum("...kgqd,...ksd->...kgqs", d_output, value)
+    d_weights = contract("...kgqd,...ksd->...kgqs", d_output, value, jnp.float32)
     d_scores, d_products = pull_back(weights * (d_weights - products[..., None]))
     weights, d_products = weights.astype(value.dtype), d_products.astype(key.dtype)
     return Gradients(
-        einsum("...kgqs,...ksd->...kgqd", d_products, key),
-        einsum("...kgqs,...kgqd->...ksd", d_products, query),
-        einsum("...kgqs,...kgqd->...ksd", weights, d_output),
+        contract("...kgqs,...ksd->...kgqd", d_products, key, jnp.float32),
+        contract("...kgqs,...kgqd->...ksd", d_products, query, jnp.float32),
+        contract("...kgqs,...kgqd->...ksd", weights, d_output, jnp.float32),
         d_scores,
     )
 

@@ -91,7 +91,7 @@ class Constant(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    array: Callable[[tuple[int, ...]], np.ndarray]
+    array: Callable[[Any], np.ndarray]
 
 
 @dataclass(frozen=True)

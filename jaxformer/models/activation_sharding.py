@@ -22,8 +22,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
-from jaxformer.functional.placement import EXCHANGED
-from jaxformer.functional.platforms import fused_kernel, implementation_here, platform
+from jaxformer.functional.machine import platform
+from jaxformer.functional.platforms import fused_kernel, implementation_here
+from jaxformer.functional.products import STORED
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -74,7 +75,7 @@ class MeshPlacement:
         # So that a remat policy can store the value instead of repeating the exchange.
         is_exchanged = name == "block.middle" or name == "cross_attention.output"
         if is_exchanged and self.head_axes != BATCH_AXES:
-            value = checkpoint_name(value, EXCHANGED)
+            value = checkpoint_name(value, STORED)
         return value
 
     def look_up(

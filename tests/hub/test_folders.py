@@ -90,7 +90,7 @@ def test_sinusoids_of_another_length_than_config_json_says_are_refused(tmp_path)
     jf.export(tmp_path / "out", model, tiny.weights(model, 0), family="pegasus")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 10**9}))
-    with pytest.raises(ValueError, match="embed_positions.weight is .* it must be .1000000000,"):
+    with pytest.raises(ValueError, match=r"embed_positions.weight is .* it must be .1000000000,"):
         jf.load(tmp_path / "out")
 
 

@@ -1,5 +1,7 @@
 """Bugs of the arithmetic of attention, explicit and blockwise."""
 
+import jax
+
 from tests.mutation.bug import ATTENTION, FORMULA, INVARIANCE, LONG_ROWS, Bug
 from tests.mutation.changes import Replace, gives, inside, takes
 
@@ -13,6 +15,22 @@ def tiled(group_heads):
 
     return broken
 
+
+def float32_dots(run):
+    """Stores what `jax.lax.dot_general` returns."""
+    return jax.checkpoint(run, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+
+
+def rounded_first(einsum):
+    """Rounds the result to bfloat16 first."""
+
+    def broken(formula, x, y, *, preferred_element_type, **_):
+        return einsum(formula, x, y).astype("bfloat16").astype(preferred_element_type)
+
+    return broken
+
+
+PRODUCTS = "functional/test_products.py"
 
 BUGS = (
     # ---- explicit and short blockwise attention
@@ -36,6 +54,37 @@ BUGS = (
             "d_key.at[..., columns, :].set(d_columns[0])",
         ),
         f"{FORMULA} {ATTENTION}::test_real_block_sizes_are_the_formula",
+    ),
+    # ---- products of bfloat16
+    Bug(
+        "matrix units are asked for a bfloat16 result",
+        "functional.products:_on_matrix_units",
+        inside("jnp.einsum", lambda einsum: lambda formula, x, y, **_: einsum(formula, x, y)),
+        f"{PRODUCTS}::test_matrix_units_compute_every_product_of_a_step",
+    ),
+    Bug(
+        "sums of bfloat16 products are bfloat16",
+        "functional.products:contract",
+        inside("jnp.einsum", rounded_first),
+        f"{PRODUCTS}::test_products_and_their_gradients_are_rounded_once",
+    ),
+    Bug(
+        "the gradient of a bfloat16 product is multiplied in float32",
+        "functional.products:_backward",
+        Replace("cotangent.astype(jnp.bfloat16)", "cotangent"),
+        f"{PRODUCTS}::test_matrix_units_compute_every_product_of_a_step",
+    ),
+    Bug(
+        "products with a dtype miss the matrix units",
+        "functional.products:contract",
+        Replace("has_matrix_units()", "has_matrix_units() and dtype != jnp.float32"),
+        f"{PRODUCTS}::test_matrix_units_compute_every_product_of_a_step",
+    ),
+    Bug(
+        'remat "dots" stores float32 sums',
+        "functional.layers:REMAT",
+        lambda remat: {**remat, "dots": float32_dots},
+        f"{PRODUCTS}::test_remat_dots_stores_products_in_the_dtype_of_activations",
     ),
     # ---- long sequences, in a loop over tiles
     Bug(
@@ -72,7 +121,7 @@ BUGS = (
     Bug(
         "softmax in bfloat16",  # optax#1020
         "functional.attention:explicit_attention",
-        inside("jnp.einsum", lambda einsum: lambda *args, **_: einsum(*args)),
+        inside("contract", lambda contract: lambda formula, x, y, _=None: contract(formula, x, y)),
         f"{ATTENTION}::test_bfloat16_scores_and_softmax_are_float32",
     ),
     Bug(

@@ -1,0 +1,112 @@
+"""Products of bfloat16 numbers are added up in float32, in the gradients too."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.functional import machine, products
+from jaxformer.functional.products import contract
+from jaxformer.models.config import KINDS
+from tests.properties import tiny
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# Each formula with the sizes of its indices.
+FORMULAS = {
+    "bi,io->bo": {"b": 5, "i": 300, "o": 7},
+    "poi,pbi->pob": {"p": 2, "o": 4, "i": 200, "b": 3},
+    "...kgqd,...ksd->...kgqs": {"...": 2, "k": 2, "g": 3, "q": 4, "d": 70, "s": 5},
+    "...kgqs,...kgqd->...ksd": {"...": 2, "k": 2, "g": 3, "q": 40, "d": 7, "s": 5},
+}
+
+
+def with_units(formula, x, y, dtype):
+    return products._on_matrix_units(formula, jnp.dtype(dtype), x, y)
+
+
+@pytest.mark.parametrize("function", [contract, with_units], ids=["contract", "matrix units"])
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_products_and_their_gradients_are_rounded_once(function, formula, dtype, seed):
+    """The only errors are those of float32 sums and of one rounding of each result."""
+    sizes, rng = FORMULAS[formula], np.random.default_rng(seed)
+    names = re.split(",|->", formula)
+    drawn = (rng.normal(size=[sizes[i] for i in re.findall(r"\.\.\.|\w", x)]) for x in names)
+    x, y, cotangent = (jnp.asarray(array, jnp.bfloat16) for array in drawn)
+
+    def both(x, y, cotangent):
+        result, pull_back = jax.vjp(lambda x, y: function(formula, x, y, dtype), x, y)
+        return result, *pull_back(cotangent.astype(dtype))
+
+    of_x, of_y, of_result = names
+    operands = [
+        (formula, x, y),
+        (f"{of_result},{of_y}->{of_x}", cotangent, y),
+        (f"{of_result},{of_x}->{of_y}", cotangent, x),
+    ]
+    results = jax.jit(both)(x, y, cotangent)
+    for found, (way, *pair) in zip(results, operands, strict=True):
+        exact, size = (np.einsum(way, *f) for f in (_float64(pair), map(abs, _float64(pair))))
+        assert found.dtype == (dtype if found is results[0] else "bfloat16")
+        roundings = 2.0**-8 if found.dtype == "bfloat16" else 0.0
+        limit = roundings * np.abs(exact) + 2.0**-20 * size
+        assert (np.abs(np.asarray(found, np.float64) - exact) <= limit).all()
+
+
+def _float64(arrays):
+    return [np.asarray(x, np.float64) for x in arrays]
+
+
+CASES = itertools.product(KINDS, ["explicit", "blockwise"])
+QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit"), ("recurrent", "blockwise")
+
+
+@pytest.mark.parametrize(("kind", "attention"), mostly_slow(CASES, *QUICK))
+def test_matrix_units_compute_every_product_of_a_step(monkeypatch, kind, attention):
+    """Forward and backward: bfloat16 operands and a float32 result."""
+    monkeypatch.setattr(machine, "_cpu_has_matrix_units", lambda: True)
+    model = tiny.build(KINDS[kind], dtype="bfloat16", attention=attention)
+    tokens = jnp.zeros((2, tiny.LENGTH), jnp.int32)
+    read = {"source": tokens} if kind.endswith("encoder-decoder") else {}
+
+    def loss(variables):
+        return jnp.square(model.apply(variables, tokens, **read)).sum()
+
+    program = jax.jit(jax.grad(loss)).lower(tiny.shapes(model)).as_text()
+    types = re.findall(r"dot_general .* : \((.*), (.*)\) -> (.*)", program)
+    ends = {tuple(re.search(r"(\w+)>", x)[1].split("x")[-1] for x in each) for each in types}
+    assert ends == {("bf16", "bf16", "f32")}
+
+
+@pytest.mark.parametrize("layers", ["scan", "unrolled"])
+def test_remat_dots_stores_products_in_the_dtype_of_activations(layers):
+    """It stores results of products, not float32 sums, and computes none of them twice."""
+    tokens = jnp.zeros((3, tiny.LENGTH), jnp.int32)
+    stored, times = {}, {}
+    for remat in ("dots", "full"):
+        model = tiny.build(dtype="bfloat16", layers=layers, remat=remat, mlp_dim=40)
+
+        def apply(variables, model=model):
+            return model.apply(variables, tokens)
+
+        def pull_back(variables, apply=apply):
+            return jax.vjp(apply, variables)[1]
+
+        variables = tiny.shapes(model)
+        residuals = jax.tree.leaves(jax.eval_shape(pull_back, variables))
+        stored[remat] = {x.dtype for x in residuals if x.shape[-2:] in ((36, 40), (12, 40))}
+        step = jax.jit(lambda v, apply=apply: jax.grad(lambda v: apply(v).sum())(v))
+        # The first product of a feed-forward block: 36 tokens × 40 features.
+        times[remat] = len(
+            re.findall(r"dot_general .*-> tensor<36x40x", step.lower(variables).as_text())
+        )
+    assert stored == {"dots": {jnp.dtype("bfloat16")}, "full": set()}
+    assert times["full"] > times["dots"]

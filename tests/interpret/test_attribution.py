@@ -11,7 +11,7 @@ import jaxformer as jf
 from jaxformer.functional.norms import init_norm, normalize
 from jaxformer.interpret.attribution import _fixed_norm, attribute
 from tests.properties import tiny
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -37,7 +37,7 @@ def read(model, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma"))
+@pytest.mark.parametrize("name", mostly_rare(MODELS, "gemma"))
 @given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
 def test_parts_add_up_to_the_logit(name, tokens, seed, position):
     model = tiny.build(**MODELS[name])

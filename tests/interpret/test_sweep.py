@@ -99,7 +99,7 @@ def looped(model, variables, clean, corrupted, point, axes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", mostly_rare(CASES, "llama attention.heads", list(CASES)[-1]))
+@pytest.mark.parametrize("case", mostly_rare(CASES, list(CASES)[-1]))
 @few
 @given(seed=tiny.seeds)
 def test_a_sweep_is_the_loop_over_its_sites(case, seed):

@@ -42,7 +42,6 @@ def run(*words, cwd=None, devices=ON_EIGHT):
     mostly_rare(
         [(kind, "fsdp=8" if kind == "recurrent-encoder-decoder" else MESH) for kind in KINDS],
         ("decoder", MESH),
-        ("recurrent-encoder-decoder", "fsdp=8"),
     ),
 )
 def test_a_mesh_computes_the_same_as_one_device(kind, mesh):

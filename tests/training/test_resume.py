@@ -121,7 +121,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
     assert runner.losses(run) == runner.losses("whole")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_ten_kills_and_every_damage_are_survived():
     """Runs a small part of `experiments/survival.py` (200 kills and 1,000 damaged files)."""
     words = ["experiments/survival.py", "--kills", "10", "--flips", "30", "--seed", "1"]

@@ -44,7 +44,7 @@ def compiled_anew():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_rare(MODELS, "main job", "cnn"))
+@pytest.mark.parametrize("name", mostly_rare(MODELS, "main job"))
 def test_a_sound_model_has_its_certificate(name):
     model = tiny.build(**MODELS[name])
     found = list(certify(model, tiny.weights(model, 0)))

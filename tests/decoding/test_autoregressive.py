@@ -113,7 +113,7 @@ def test_a_document_gives_what_it_gives_alone(name, seed, segments):
             tiny.close(together[row, own], alone)
 
 
-@each_kind
+@each_model("encoder-decoder")
 @given(seed=tiny.seeds)
 def test_a_ragged_batch_is_each_row_alone(name, seed):
     """Prompts and sources of different lengths generate the same texts as each prompt alone.
@@ -144,7 +144,7 @@ def step(model):
     return jax.jit(lambda variables, token, cache: jf.advance(model, variables, token, cache))
 
 
-@each_kind
+@each_model("encoder-decoder")
 @given(seed=tiny.seeds)
 def test_score_is_the_sum_of_stepwise_log_probabilities(name, seed):
     """log P(x₁ … x_m) = Σ log P(x_i | x_<i), with stepwise logits and x₁ as the condition."""

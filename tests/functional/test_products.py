@@ -18,12 +18,13 @@ from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+GROUPED = "...kgqs,...kgqd->...ksd"
 # Each formula with the sizes of its indices.
 FORMULAS = {
     "bi,io->bo": {"b": 5, "i": 300, "o": 7},
     "poi,pbi->pob": {"p": 2, "o": 4, "i": 200, "b": 3},
     "...kgqd,...ksd->...kgqs": {"...": 2, "k": 2, "g": 3, "q": 4, "d": 70, "s": 5},
-    "...kgqs,...kgqd->...ksd": {"...": 2, "k": 2, "g": 3, "q": 40, "d": 7, "s": 5},
+    GROUPED: {"...": 2, "k": 2, "g": 3, "q": 40, "d": 7, "s": 5},
 }
 
 
@@ -31,11 +32,14 @@ def with_units(formula, x, y, dtype):
     return products._on_matrix_units(formula, jnp.dtype(dtype), x, y)
 
 
-@pytest.mark.parametrize("function", [contract, with_units], ids=["contract", "matrix units"])
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+FUNCTIONS = {"contract": contract, "matrix units": with_units}
+WAYS = itertools.product(["contract", "matrix units"], FORMULAS, ["bfloat16", "float32"])
+QUICK_WAYS = ("contract", GROUPED, "float32"), ("matrix units", "bi,io->bo", "bfloat16")
+
+
+@pytest.mark.parametrize(("way", "formula", "dtype"), mostly_slow(WAYS, *QUICK_WAYS))
 @given(seed=st.integers(0, 2**32 - 1))
-def test_products_and_their_gradients_are_rounded_once(function, formula, dtype, seed):
+def test_products_and_their_gradients_are_rounded_once(way, formula, dtype, seed):
     """The only errors are those of float32 sums and of one rounding of each result."""
     sizes, rng = FORMULAS[formula], np.random.default_rng(seed)
     names = re.split(",|->", formula)
@@ -43,7 +47,7 @@ def test_products_and_their_gradients_are_rounded_once(function, formula, dtype,
     x, y, cotangent = (jnp.asarray(array, jnp.bfloat16) for array in drawn)
 
     def both(x, y, cotangent):
-        result, pull_back = jax.vjp(lambda x, y: function(formula, x, y, dtype), x, y)
+        result, pull_back = jax.vjp(lambda x, y: FUNCTIONS[way](formula, x, y, dtype), x, y)
         return result, *pull_back(cotangent.astype(dtype))
 
     of_x, of_y, of_result = names
@@ -53,8 +57,8 @@ def test_products_and_their_gradients_are_rounded_once(function, formula, dtype,
         (f"{of_result},{of_x}->{of_y}", cotangent, x),
     ]
     results = jax.jit(both)(x, y, cotangent)
-    for found, (way, *pair) in zip(results, operands, strict=True):
-        exact, size = (np.einsum(way, *f) for f in (_float64(pair), map(abs, _float64(pair))))
+    for found, (product, *pair) in zip(results, operands, strict=True):
+        exact, size = (np.einsum(product, *f) for f in (_float64(pair), map(abs, _float64(pair))))
         assert found.dtype == (dtype if found is results[0] else "bfloat16")
         roundings = 2.0**-8 if found.dtype == "bfloat16" else 0.0
         limit = roundings * np.abs(exact) + 2.0**-20 * size
@@ -66,7 +70,7 @@ def _float64(arrays):
 
 
 CASES = itertools.product(KINDS, ["explicit", "blockwise"])
-QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit"), ("recurrent", "blockwise")
+QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit")
 
 
 @pytest.mark.parametrize(("kind", "attention"), mostly_slow(CASES, *QUICK))
@@ -86,7 +90,7 @@ def test_matrix_units_compute_every_product_of_a_step(monkeypatch, kind, attenti
     assert ends == {("bf16", "bf16", "f32")}
 
 
-@pytest.mark.parametrize("layers", ["scan", "unrolled"])
+@pytest.mark.parametrize("layers", mostly_slow(["scan", "unrolled"], "scan"))
 def test_remat_dots_stores_products_in_the_dtype_of_activations(layers):
     """It stores results of products, not float32 sums, and computes none of them twice."""
     tokens = jnp.zeros((3, tiny.LENGTH), jnp.int32)

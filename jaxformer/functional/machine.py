@@ -15,13 +15,16 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
-def is_hopper() -> bool:
-    """Returns whether the GPUs are of NVIDIA's Hopper generation or newer."""
+def gpu_generation() -> int:
+    """Returns the major compute capability of NVIDIA's GPUs, 9 for Hopper; 0 for other platforms.
+
+    The GPUs of a mesh that describes absent devices are H100, or their generation is 0.
+    """
     absent = jax.sharding.get_abstract_mesh().abstract_device
     if jax.default_backend() == "gpu":
         major = jax.local_devices()[0].compute_capability.split(".")[0]
-        return major.isdecimal() and int(major) >= 9
-    return absent is not None and "H100" in absent.device_kind
+        return int(major) if major.isdecimal() else 0  # AMD's are gfx90a and so on
+    return 9 if absent is not None and "H100" in absent.device_kind else 0
 
 
 def has_matrix_units() -> bool:

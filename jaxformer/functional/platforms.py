@@ -5,7 +5,7 @@ The formulas do not import this module: models and `dot_product_attention` do.
 
 from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.fused_kernels import FusedKernel
-from jaxformer.functional.machine import is_hopper, platform
+from jaxformer.functional.machine import gpu_generation, platform
 from jaxformer.functional.splash import Splash
 
 
@@ -13,7 +13,7 @@ def fused_kernel() -> FusedKernel | None:
     """Returns the fused attention kernel of the platform, or None."""
     match platform():
         case "gpu":
-            return CuDNN(is_hopper())
+            return CuDNN(gpu_generation() >= 9)
         case "tpu":
             return Splash()
     return None

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from jaxformer.functional.machine import has_matrix_units
+from jaxformer.functional.machine import gpu_generation, has_matrix_units
 
 STORED = "stored"  # the name of values that remat policy "dots" stores for the backward pass
 
@@ -31,9 +31,11 @@ def contract(
     if x.dtype == y.dtype == jnp.bfloat16:
         if has_matrix_units():
             return _on_matrix_units(formula, dtype, x, y)
-        # If the result is float32, its gradient is too. The algorithm says that the products with
-        # it may round it to bfloat16, which a GPU multiplies much faster.
-        algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+        if gpu_generation() >= 8:
+            # If the result is float32, its gradient is too. With this algorithm the products with
+            # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack
+            # the algorithm.
+            algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     return jnp.einsum(formula, x, y, precision=algorithm, preferred_element_type=dtype)
 
 

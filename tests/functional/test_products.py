@@ -69,6 +69,20 @@ def _float64(arrays):
     return [np.asarray(x, np.float64) for x in arrays]
 
 
+@pytest.mark.parametrize("generation", [0, 7, 8, 9])
+def test_gradients_of_float32_results_are_rounded_on_gpus_that_can(monkeypatch, generation):
+    """Every product of the backward pass of logits has the algorithm, from Ampere on."""
+    monkeypatch.setattr(products, "gpu_generation", lambda: generation)
+    x, y = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16)
+
+    def loss(x, y):
+        return jnp.square(contract("bi,io->bo", x, y, "float32")).sum()
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, y).as_text()
+    rounded = [" = <lhs_precision_type = bf16" in x for x in re.findall("dot_general .*", program)]
+    assert rounded == [generation >= 8] * 3
+
+
 CASES = itertools.product(KINDS, ["explicit", "blockwise"])
 QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit")
 

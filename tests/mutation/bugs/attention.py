@@ -81,6 +81,12 @@ BUGS = (
         f"{PRODUCTS}::test_matrix_units_compute_every_product_of_a_step",
     ),
     Bug(
+        "an algorithm of newer GPUs is asked of older ones",
+        "functional.products:contract",
+        Replace("gpu_generation() >= 8", "gpu_generation() >= 7"),
+        f"{PRODUCTS}::test_gradients_of_float32_results_are_rounded_on_gpus_that_can",
+    ),
+    Bug(
         'remat "dots" stores float32 sums',
         "functional.layers:REMAT",
         lambda remat: {**remat, "dots": float32_dots},

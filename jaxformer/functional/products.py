@@ -34,7 +34,7 @@ def contract(
         if gpu_generation() >= 8:
             # If the result is float32, its gradient is too. With this algorithm the products with
             # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack
-            # the algorithm.
+            # the algorithm, and XLA:CPU cannot compile it for small products.
             algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     return jnp.einsum(formula, x, y, precision=algorithm, preferred_element_type=dtype)
 

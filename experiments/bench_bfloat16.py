@@ -11,10 +11,11 @@ float32 by at most `ALLOWED`, relative to the loss.
 """
 
 import sysconfig
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bench_train import SIZES, jaxformer_step
+from bench_train import SIZES, decoder_config, jaxformer_step
 from record import Parser, at_least, conclude, run
 from side_by_side import compare, table
 
@@ -35,20 +36,14 @@ def losses(size, name: str, steps: int) -> list[float]:
     import jax
     import numpy as np
 
-    from jaxformer import Decoder, DecoderConfig
+    from jaxformer import Decoder
     from jaxformer.training.batch import Batch
     from jaxformer.training.config import OptimizerConfig
     from jaxformer.training.optimizer import Schedule, make_optimizer
     from jaxformer.training.step import init_state, make_step
 
-    config = DecoderConfig(
-        vocab_size=256,
-        max_length=size.length,
-        num_layers=size.num_layers,
-        embed_dim=size.embed_dim,
-        num_heads=size.num_heads,
-        dtype="bfloat16" if name == "bfloat16" else "float32",
-    )
+    dtype = "bfloat16" if name == "bfloat16" else "float32"
+    config = decoder_config(replace(size, vocab_size=256), dtype)
     settings = OptimizerConfig()
     model, optimizer = Decoder(config), make_optimizer(settings)
     state = jax.jit(lambda: init_state(model, optimizer, 0))()

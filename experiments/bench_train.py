@@ -34,18 +34,11 @@ SIZES = {
 }
 
 
-def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
-    """Returns a function that makes one update and waits for it."""
-    import jax
-    import numpy as np
+def decoder_config(size: Size, dtype: str):
+    """Returns the config of a decoder of this size."""
+    from jaxformer import DecoderConfig
 
-    from jaxformer import Decoder, DecoderConfig, Execution
-    from jaxformer.training.batch import Batch
-    from jaxformer.training.config import OptimizerConfig
-    from jaxformer.training.optimizer import make_optimizer
-    from jaxformer.training.step import init_state, make_step
-
-    config = DecoderConfig(
+    return DecoderConfig(
         vocab_size=size.vocab_size,
         max_length=size.length,
         num_layers=size.num_layers,
@@ -53,7 +46,20 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
         num_heads=size.num_heads,
         dtype=dtype,
     )
-    model = Decoder(config, Execution(layers=layers, remat=remat))
+
+
+def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
+    """Returns a function that makes one update and waits for it."""
+    import jax
+    import numpy as np
+
+    from jaxformer import Decoder, Execution
+    from jaxformer.training.batch import Batch
+    from jaxformer.training.config import OptimizerConfig
+    from jaxformer.training.optimizer import make_optimizer
+    from jaxformer.training.step import init_state, make_step
+
+    model = Decoder(decoder_config(size, dtype), Execution(layers=layers, remat=remat))
     optimizer = make_optimizer(OptimizerConfig())
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     step = make_step(model, optimizer)
@@ -80,15 +86,7 @@ def public_step(size: Size, dtype: str):
     import jaxformer as jf
 
     jf.keep_freed_memory()
-    config = jf.DecoderConfig(
-        vocab_size=size.vocab_size,
-        max_length=size.length,
-        num_layers=size.num_layers,
-        embed_dim=size.embed_dim,
-        num_heads=size.num_heads,
-        dtype=dtype,
-    )
-    model = jf.Decoder(config)
+    model = jf.Decoder(decoder_config(size, dtype))
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(

@@ -15,7 +15,7 @@ from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 from jaxformer.training.presets import RUNS
 from tests.properties import tiny
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare, mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 FULL = {f"{name} {kind}": run.model for name, kinds in RUNS.items() for kind, run in kinds.items()}
@@ -136,7 +136,7 @@ def test_every_parameter_is_read_for_pairs_of_options(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", mostly_rare(FULL, "gpt2-124m", "llama-1.1b"))
 def test_every_parameter_of_a_preset_is_read(name):
     assert not unread_parameters(FULL[name].resolved)
 

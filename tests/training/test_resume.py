@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import mostly_rare
+
 PROJECT = Path(__file__).parents[2]
 SETTINGS = (
     "--preset tiny --max-length 32 --embed-dim 32 --vocab-size 300 --steps 60 --batch-size 4 "
@@ -108,7 +110,7 @@ def test_ended_and_resumed_equals_uninterrupted(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, 3])
+@pytest.mark.parametrize("seconds", mostly_rare([0.5, 3], 3))
 def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
     """Kills by time also hit imports and the preparation of data."""
     run = f"killed-{seconds}"

@@ -24,7 +24,7 @@ def subject(dtype="bfloat16", **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", mostly_rare(KINDS, *list(KINDS)[:2]))
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, *list(KINDS)[:1]))
 def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
     """Both run the same arithmetic in the same order, so the details are equal."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])

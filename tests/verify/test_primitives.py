@@ -220,7 +220,7 @@ def test_a_step_that_is_not_taken_could_have_been_an_earlier_one():
     assert found(_too_late, tiny.embeddings(0, LENGTH, 4))[1, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_changes_has_a_path(name):
     """It is tested at many points, because inputs change the number of steps."""

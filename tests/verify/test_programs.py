@@ -23,7 +23,13 @@ def changed(function, rng, tries: int):
     return seen
 
 
-@pytest.mark.parametrize("kinds", [SMOOTH, CHOOSING], ids=["smooth", "choosing"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(SMOOTH, id="smooth", marks=pytest.mark.rare),
+        pytest.param(CHOOSING, id="choosing"),
+    ],
+)
 def test_taint_contains_every_dependency_and_little_else(kinds):
     """Brute force with few tries misses paths of steps that depend on values."""
     edges = spurious = 0

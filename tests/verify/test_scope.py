@@ -59,7 +59,7 @@ def test_a_leak_is_found_in_the_given_scope(when, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", mostly_rare(["float32", "bfloat16"], "bfloat16"))
 @pytest.mark.parametrize(
     "kind",
     mostly_rare([jf.DecoderConfig, jf.RecurrentConfig, jf.EncoderConfig], jf.RecurrentConfig),

@@ -240,7 +240,7 @@ def test_every_path_and_no_other(name):
     np.testing.assert_array_equal(found(function, tiny.embeddings(0, LENGTH, 4)), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_changes_has_a_path(name):
     """Checks the expected tables by changing inputs, independently of taint.

@@ -4,6 +4,7 @@
     python experiments/compiled_attention.py tpu:v6e:4x4 --models llama-1.1b
     python experiments/compiled_attention.py gpu:h100:8 --models llama-1.1b pairs
     python experiments/compiled_attention.py gpu:h100:8 --dense --models llama-1.1b llama-window
+    python experiments/compiled_attention.py gpu:h100:8 --models gemma-like llama-window  # tokamax
 
 Rows have 4,096 tokens, or 4,224 where a model has 4,096 features. They are packed documents or,
 with `--dense`, one document. Packed pairs have sources with padding. For each program the script
@@ -51,7 +52,7 @@ MODELS = {
     "pairs": EncoderDecoderConfig(vocab_size=32_000, embed_dim=512, num_heads=8, num_layers=6),
 }
 PACKED = ("gpt2-1.5b", "llama-1.1b", "gemma-like")
-KERNELS = ("tpu_custom_call", "__cudnn$fmha")
+KERNELS = ("tpu_custom_call", "__cudnn$fmha", "mosaic_gpu")
 
 
 def length_for(config, length: int) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxformer.functional import tokamax
+
 FOLDER = Path(__file__).parents[1] / "docs"
 
 
@@ -34,7 +36,13 @@ def dedented_docstrings(monkeypatch):
                     monkeypatch.setattr(value, "__doc__", inspect.cleandoc(value.__doc__))
 
 
-@pytest.mark.usefixtures("dedented_docstrings", "quick_compilation")
+@pytest.fixture
+def without_tokamax(monkeypatch):
+    """Says what a page shows, that tokamax is not installed."""
+    monkeypatch.setattr(tokamax, "missing", lambda: f"it is not installed ({tokamax.INSTALL})")
+
+
+@pytest.mark.usefixtures("dedented_docstrings", "quick_compilation", "without_tokamax")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=() if x == "lecture-10.md" else pytest.mark.slow) for x in PAGES],

@@ -12,7 +12,7 @@ from jaxformer.functional.attention import Context, chosen_kernel
 from jaxformer.functional.dot_product import dot_product_attention
 from jaxformer.functional.masks import Causal, Mask
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import fused_kernel
+from jaxformer.functional.platforms import fused_kernels
 from jaxformer.functional.token_info import TokenInfo
 
 
@@ -35,7 +35,7 @@ class AttentionCase(NamedTuple):
 def implementation(query: Array, key: Array, value: Array, mask: Mask) -> str:
     """Returns the name of the implementation that attention="auto" selects for these arrays."""
     queries, keys = TokenInfo(query.shape[-2]), TokenInfo(key.shape[-2])
-    context = Context(mask, queries, keys, placement=OneDevice(fused_kernel()))
+    context = Context(mask, queries, keys, placement=OneDevice(fused_kernels()))
     kernel = chosen_kernel(query, key, value, context)
     return "blockwise" if kernel is None else kernel.name
 

@@ -10,18 +10,16 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
-from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.family import CacheSize
-from jaxformer.functional.fused_kernels import FusedKernel
+from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.splash import Splash
+from jaxformer.functional.platforms import kernels_of
 from jaxformer.models.config import Execution
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 
-# All GPUs of `training.devices` are of the Hopper generation.
-KERNELS: dict[str, FusedKernel | None] = {"gpu": CuDNN(is_hopper=True), "tpu": Splash()}
+GPU_GENERATION = 9  # all GPUs of `training.devices` are of the Hopper generation
 
 
 class Layers(NamedTuple):
@@ -43,30 +41,31 @@ class Layers(NamedTuple):
     reason: str | None
 
 
-class Call(NamedTuple):
-    """A call of attention: the name of the point of its weights, and its `Layers.reason`."""
+class Choice(NamedTuple):
+    """The fused kernel of a call of attention, or None, and why no earlier one supports it."""
 
-    point: str
-    reason: str | None
+    kernel: str | None
+    reason: str
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Records why a kernel does not support the calls of attention, and computes nothing.
+    """Records which kernel supports each call of attention, and computes nothing.
 
     Attributes:
-        kernel: the kernel.
-        calls: the calls so far.
+        kernels: the kernels.
+        calls: for each call so far, the name of the point of its weights and the choice.
     """
 
-    kernel: FusedKernel
-    calls: list[Call] = field(default_factory=list, compare=False)
+    kernels: tuple[FusedKernel, ...]
+    calls: list[tuple[str, Choice]] = field(default_factory=list, compare=False)
     name: str = "recorder"
 
     def unsupported_reason(self, query: Array, key: Array, value: Array, context: Any) -> None:
         """Records a call; see `FusedKernel`."""
-        reason = self.kernel.unsupported_reason(query, key, value, context)
-        self.calls.append(Call(context.point, reason))
+        kernel, reason = first_supporting(self.kernels, query, key, value, context)
+        choice = Choice(None if kernel is None else kernel.name, reason)
+        self.calls.append((context.point, choice))
 
     def attention(self, query: Array, key: Array, value: Array, context: Any) -> Array:
         """Returns an array of the right shape."""
@@ -91,31 +90,28 @@ def explain_attention(
     config = model.config
     if not (config.heads or (config.reads_source and config.attends)):
         raise ValueError(f"a {type(model).__name__} has no attention to explain")
-    kernel = KERNELS.get(target.platform)
+    kernels = kernels_of(target.platform, GPU_GENERATION)
     for rows, inputs in _inputs(config, length):
-        recorder = Recorder(kernel or CuDNN())
+        recorder = Recorder(kernels)
         run = Run(
             replace(execution, layers="unrolled", remat="none", attention="auto"),
-            placement=OneDevice(recorder),
+            placement=OneDevice((recorder,)),
             is_first=True,
         )
         _trace(model, inputs, run, is_cached=rows == PROMPTS)
-        found += _by_part(rows, recorder.calls, config, _naming(kernel, execution, target))
+        found += _by_part(rows, recorder.calls, config, _naming(execution, target))
     return found
 
 
-def _naming(
-    kernel: FusedKernel | None, execution: Execution, target: Target
-) -> Callable[[str | None], tuple[str, str | None]]:
-    """Returns (reason of the kernel) → (implementation, reason)."""
+def _naming(execution: Execution, target: Target) -> Callable[[Choice], tuple[str, str | None]]:
+    """Returns (choice of a call) → (implementation, reason)."""
 
-    def named(reason: str | None) -> tuple[str, str | None]:
+    def named(choice: Choice) -> tuple[str, str | None]:
         if execution.attention in ("explicit", "blockwise"):
             return execution.attention, f"attention is {execution.attention!r} in the settings"
-        if kernel is None:
-            reason = f"{target.platform.upper()}s have no fused kernel"
-        elif reason is None:
-            return kernel.name, None
+        if choice.kernel is not None:
+            return choice.kernel, None
+        reason = choice.reason or f"{target.platform.upper()}s have no fused kernel"
         return ("blockwise" if execution.attention == "auto" else "refused"), reason
 
     return named
@@ -153,28 +149,31 @@ def _trace(model: Any, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
 
 
 def _by_part(
-    rows: str, calls: list[Call], config: Any, named: Callable[[str | None], tuple[str, str | None]]
+    rows: str,
+    calls: list[tuple[str, Choice]],
+    config: Any,
+    named: Callable[[Choice], tuple[str, str | None]],
 ) -> list[Layers]:
-    """Groups the calls of a pass by the part of the model and by the reason."""
+    """Groups the calls of a pass by the part of the model and by the choice."""
     reads_by_heads = config.reads_source and config.heads
     num_encoder = len(config.encoder.layers) if reads_by_heads else 0
-    parts: dict[str, list[str | None]] = {}
-    for call in calls:
-        is_cross = call.point != "attention.weights"
+    parts: dict[str, list[Choice]] = {}
+    for point, choice in calls:
+        is_cross = point != "attention.weights"
         in_encoder = len(parts.get("encoder layers", ())) < num_encoder and not is_cross
         part = "cross-attention" if is_cross else "encoder layers" if in_encoder else "layers"
-        parts.setdefault(part, []).append(call.reason)
+        parts.setdefault(part, []).append(choice)
     found = []
-    for part, reasons in parts.items():
+    for part, choices in parts.items():
         number = num_encoder if part == "encoder layers" else config.num_layers
         order = list(range(number if config.heads else 1))
-        if len(reasons) < len(order):  # a pass over a cache traces equal layers once
+        if len(choices) < len(order):  # a pass over a cache traces equal layers once
             settings = list(dict.fromkeys(config.layers))
             order = [settings.index(layer) for layer in config.layers]
-        layers: dict[str | None, list[int]] = {}
+        layers: dict[Choice, list[int]] = {}
         for layer, call in enumerate(order, 1):
-            layers.setdefault(reasons[call], []).append(layer)
-        found += [Layers(rows, part, tuple(n), *named(reason)) for reason, n in layers.items()]
+            layers.setdefault(choices[call], []).append(layer)
+        found += [Layers(rows, part, tuple(n), *named(choice)) for choice, n in layers.items()]
     return found
 
 

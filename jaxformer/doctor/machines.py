@@ -11,11 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions, requires, version
 from importlib.util import find_spec
 from math import prod
+from typing import NamedTuple
 
 from jaxformer.training.devices import DEVICES, Device
 
@@ -146,14 +147,26 @@ def _quiet():
             os.close(stderr)
 
 
+class AbsentH100(NamedTuple):
+    """What tokamax reads of a device."""
+
+    platform: str = "gpu"
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+    compute_capability: str = "9.0"
+    core_count: int = 132
+
+
 @contextmanager
 def as_if_on(target: Target) -> Iterator[None]:
-    """Lets programs for an absent GPU contain cuDNN's attention.
+    """Lets programs for an absent GPU contain the kernels of cuDNN and tokamax.
 
-    JAX asks the GPU of this process for its generation, and its cuDNN for the version. Inside this
-    context the answers are those of a target.
+    JAX asks the GPU of this process for its generation, and its cuDNN for the version. tokamax asks
+    the default device. Inside this context the answers are those of a target.
     """
+    from unittest.mock import patch
+
     import jax
+    from jax.extend import backend
 
     if target.platform != "gpu" or jax.default_backend() == "gpu":
         yield
@@ -165,14 +178,11 @@ def as_if_on(target: Target) -> Iterator[None]:
         "check_compute_capability": lambda capability: float(capability) <= 9.0,
         "is_cuda_compute_capability_equal": lambda capability: capability == "9.0",
     }
-    real = {name: getattr(attention, name) for name in answers}
-    try:
+    with ExitStack() as stack:
         for name, answer in answers.items():
-            setattr(attention, name, answer)
+            stack.enter_context(patch.object(attention, name, answer))
+        stack.enter_context(patch.object(backend, "get_default_device", AbsentH100))
         yield
-    finally:
-        for name, function in real.items():
-            setattr(attention, name, function)
 
 
 def start_for(target: Target) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.blockwise import blockwise_attention
-from jaxformer.functional.fused_kernels import FusedKernel
+from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.masks import DenseMask, Mask, Padding
 from jaxformer.functional.placement import OneDevice, Placement
@@ -47,7 +47,7 @@ class Context:
             zero. `attend` then omits both steps and computes all scores at once.
         in_order: whether positions count the tokens of each document along the row.
         sees_slots: for a cache, whether the queries see its slots; otherwise, new tokens only.
-        placement: the fused kernel of the platform, and how arrays are sharded.
+        placement: the fused kernels of the platform, and how arrays are sharded.
     """
 
     mask: Mask
@@ -194,18 +194,18 @@ def chosen_kernel(
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> FusedKernel | None:
-    """Returns the fused kernel that computes these arguments; None: blockwise attention does.
+    """Returns the first fused kernel that supports these arguments; None: blockwise attention.
 
     Raises:
-        ValueError: the implementation is "fused", but the kernel does not support the arguments.
+        ValueError: the implementation is "fused", but no kernel supports the arguments.
     """
-    kernel = context.placement.fused_kernel
-    if context.implementation == "blockwise" or kernel is None:
+    if context.implementation == "blockwise":
         return None
-    reason = kernel.unsupported_reason(query, key, value, context)
-    if reason is not None and context.implementation == "fused":
-        raise ValueError(f'attention "fused" cannot run this: {reason}')
-    return kernel if reason is None else None
+    kernels = context.placement.fused_kernels
+    kernel, reason = first_supporting(kernels, query, key, value, context)
+    if kernel is None and kernels and context.implementation == "fused":
+        raise ValueError(f'attention "fused" cannot run this; {reason}')
+    return kernel
 
 
 def _fused_or_blockwise(

@@ -38,7 +38,7 @@ def implementation_of(run: Run, point: str = "attention.weights") -> str:
     if point in run.hooks.capture or point in run.hooks.patch:
         return "explicit"
     name = run.execution.attention
-    return "blockwise" if name == "auto" and run.placement.fused_kernel is None else name
+    return "blockwise" if name == "auto" and not run.placement.fused_kernels else name
 
 
 def is_few(num_queries: int) -> bool:

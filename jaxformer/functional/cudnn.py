@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.functional.fused_kernels import blockwise_if, has_gaps, unsupported_arrays
+from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
+from jaxformer.functional.key_ranges import is_packed, only_rise
 from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Window
 
 DTYPES = (jnp.bfloat16, jnp.float16)
@@ -99,7 +100,8 @@ class CuDNN:
             return per_device(partial(rows_attention, rule), query, key, value)
         segments = jnp.broadcast_to(segments, (len(query), segments.shape[-1]))
         if is_packed(context):
-            function, unsupported = documents_attention, ~documents_fit(segments)
+            same = (context.queries.segments == context.keys.segments).all()
+            function, unsupported = documents_attention, ~(same & documents_fit(segments))
         else:
             function, unsupported = rows_attention, ~is_padded_at_the_end(segments)
 
@@ -126,12 +128,6 @@ class Rule(NamedTuple):
 def is_causal(mask: Mask) -> bool:
     """Returns whether a query sees no later keys."""
     return any(isinstance(rule, Causal) for rule in mask.rules())
-
-
-def is_packed(context: Any) -> bool:
-    """Returns whether rows are packed documents."""
-    packed = any(isinstance(rule, Packed) for rule in context.mask.rules())
-    return packed and context.queries.segments is not None and context.keys.segments is not None
 
 
 def rows_attention(
@@ -170,7 +166,7 @@ def most_documents(length: int) -> int:
 
 def documents_fit(documents: Int[Array, "batch length"]) -> Bool[Array, ""]:
     """Returns whether each document is contiguous and the rows have few enough of them."""
-    return ~has_gaps(documents) & (documents.max() <= most_documents(documents.shape[-1]))
+    return only_rise(documents) & (documents.max() <= most_documents(documents.shape[-1]))
 
 
 def documents_attention(

@@ -10,7 +10,7 @@ from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention import Context, attend
 from jaxformer.functional.masks import All, DenseMask, Mask
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import fused_kernel, implementation_here
+from jaxformer.functional.platforms import fused_kernels, implementation_here
 from jaxformer.functional.scores import DenseBias, Scores
 from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.token_info import TokenInfo
@@ -47,8 +47,8 @@ def dot_product_attention(
         key_info: positions and documents of the keys. No query sees a key that is padding.
         scores: scale (None: 1/√head_dim), cap and bias of the products (`functional.scores`).
         implementation: "explicit" (this formula, all scores at once), "blockwise" (tiles, memory
-            linear in the length), "fused" (cuDNN on a GPU, splash on a TPU), or "auto", which
-            selects fused where it supports the arguments and blockwise otherwise.
+            linear in the length), "fused" (cuDNN or tokamax on a GPU, splash on a TPU), or
+            "auto", which selects fused where it supports the arguments and blockwise otherwise.
         tap: see `functional.taps`; explicit attention only.
 
     Returns:
@@ -70,7 +70,7 @@ def dot_product_attention(
         key_info or TokenInfo(key.shape[-2]),
         scores,
         implementation,
-        placement=OneDevice(fused_kernel()),
+        placement=OneDevice(fused_kernels()),
     )
     output = _with_mask(query, key, value, mask, context, tap)
     return output[0] if is_single else output

@@ -1,7 +1,7 @@
 """What the fused attention kernels of the platforms have in common.
 
-A fused kernel computes attention in one call, without an array of all scores. `cudnn` and `splash`
-are such kernels.
+A fused kernel computes attention in one call, without an array of all scores. `cudnn`, `tokamax`
+and `splash` are such kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,6 +50,23 @@ class FusedKernel(Protocol):
             value: the values; zero where the keys are padding.
             context: what the queries attend to, an `attention.Context`.
         """
+
+
+def first_supporting(
+    kernels: Sequence[FusedKernel],
+    query: Float[Array, "*batch heads queries d"],
+    key: Float[Array, "*batch kv_heads keys d"],
+    value: Float[Array, "*batch kv_heads keys v"],
+    context: Any,
+) -> tuple[FusedKernel | None, str]:
+    """Returns the first kernel that supports the arguments, and why those before it do not."""
+    reasons: list[str] = []
+    for kernel in kernels:
+        reason = kernel.unsupported_reason(query, key, value, context)
+        if reason is None:
+            return kernel, "; ".join(reasons)
+        reasons.append(f"{kernel.name}: {reason}")
+    return None, "; ".join(reasons)
 
 
 def unsupported_arrays(

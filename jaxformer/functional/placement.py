@@ -13,14 +13,14 @@ class Placement(Protocol):
     """Constrains values at named points to the devices; see `models.activation_sharding`.
 
     Attributes:
-        fused_kernel: the fused attention kernel of the platform (`fused_kernels.FusedKernel`), or
-            None.
+        fused_kernels: the fused attention kernels of the platform (`fused_kernels.FusedKernel`);
+            the first that supports the arguments computes attention.
         fuses_projections: whether the maps to query, key and value may be fused. Where the outputs
             of a kernel are sharded, the parts of a fused one would be sharded differently.
     """
 
     @property
-    def fused_kernel(self) -> Any:
+    def fused_kernels(self) -> tuple[Any, ...]:
         """See `Placement`."""
 
     @property
@@ -63,7 +63,7 @@ class Placement(Protocol):
 class OneDevice:
     """The placement without a mesh: values are where they are computed."""
 
-    fused_kernel: Any = None
+    fused_kernels: tuple[Any, ...] = ()
     fuses_projections: bool = True
 
     def of_stack(self, config: Any) -> "OneDevice":

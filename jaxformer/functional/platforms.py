@@ -7,16 +7,27 @@ from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.fused_kernels import FusedKernel
 from jaxformer.functional.machine import gpu_generation, platform
 from jaxformer.functional.splash import Splash
+from jaxformer.functional.tokamax import Tokamax
 
 
-def fused_kernel() -> FusedKernel | None:
-    """Returns the fused attention kernel of the platform, or None."""
-    match platform():
+def fused_kernels() -> tuple[FusedKernel, ...]:
+    """Returns the fused attention kernels of the platform, in the order of preference."""
+    return kernels_of(platform(), gpu_generation())
+
+
+def kernels_of(platform: str, generation: int) -> tuple[FusedKernel, ...]:
+    """Returns the fused attention kernels of a platform.
+
+    Args:
+        platform: the platform.
+        generation: the major compute capability of NVIDIA's GPUs, 9 for Hopper.
+    """
+    match platform:
         case "gpu":
-            return CuDNN(gpu_generation() >= 9)
+            return CuDNN(generation >= 9), Tokamax(generation)
         case "tpu":
-            return Splash()
-    return None
+            return (Splash(),)
+    return ()
 
 
 def implementation_here(implementation: str) -> str:
@@ -25,7 +36,7 @@ def implementation_here(implementation: str) -> str:
     Raises:
         ValueError: it is "fused", and the platform has no fused kernel.
     """
-    if fused_kernel() is not None:
+    if fused_kernels():
         return implementation
     if implementation == "fused":
         raise ValueError(

@@ -16,8 +16,7 @@ Reference:
 """
 
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import and_
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,8 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.fused_kernels import blockwise_if, has_gaps, unsupported_arrays
-from jaxformer.functional.masks import All, Mask, Packed, Padding
-from jaxformer.functional.splash_plan import DISTANCES, LANES, RANGES, Plan, by_row, tile_of
+from jaxformer.functional.key_ranges import DISTANCES, RANGES, is_packed, positional, ranges
+from jaxformer.functional.masks import Mask, Packed, Padding
+from jaxformer.functional.splash_plan import LANES, Plan, by_row, tile_of
 
 DTYPES = (jnp.bfloat16, jnp.float32)
 
@@ -80,8 +80,7 @@ def _unsupported(context: Any) -> str | None:
     if context.queries.positions is not None and not by_distance:
         return "it supports positions in documents only for masks that compare distances"
     is_self = context.queries.length == context.keys.length
-    packed = any(isinstance(rule, Packed) for rule in rules)
-    if packed and context.queries.segments is not None and not is_self:
+    if is_packed(context) and not is_self:
         return "it supports packed documents only in self-attention"
     for rule in rules:
         if isinstance(rule, (Padding, Packed)):
@@ -144,14 +143,14 @@ class Ids:
 
 def visible_ids(context: Any, batch_size: int) -> Ids | None:
     """Returns the ids; None if every query sees a key and nothing is padding."""
-    queries, keys, rules = context.queries, context.keys, context.mask.rules()
+    queries, keys = context.queries, context.keys
     static = positional(context.mask)
     if keys.segments is None:
         sees = sees_statically(static, queries.length, keys.length)
         if sees.all() and queries.length % LANES == 0 and keys.length % LANES == 0:
             return None
         query, key = sees, np.ones(keys.length)
-    elif any(isinstance(rule, Packed) for rule in rules) and queries.segments is not None:
+    elif is_packed(context):
         query, key = queries.segments, keys.segments  # a token sees itself
     else:
         real = keys.segments != 0
@@ -163,18 +162,6 @@ def visible_ids(context: Any, batch_size: int) -> Ids | None:
         return jnp.broadcast_to(jnp.asarray(x, jnp.int32), (batch_size, x.shape[-1]))
 
     return Ids(rows(query), rows(key))
-
-
-def positional(mask: Mask) -> Mask:
-    """Returns the rules of a mask about positions, without those about padding and documents."""
-    rules = [rule for rule in mask.rules() if not isinstance(rule, (Padding, Packed))]
-    return reduce(and_, rules, All())
-
-
-def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first key that each query sees by the rule, and the one after the last."""
-    found = np.array([rule.key_range(i, i + 1, keys) for i in range(queries)], int)
-    return found[:, 0], found[:, 1]
 
 
 def sees_statically(rule: Mask, queries: int, keys: int) -> np.ndarray:

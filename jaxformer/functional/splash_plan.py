@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxformer.functional.masks import Causal, Mask, Near, Prefix, Visible, Window
+from jaxformer.functional.key_ranges import RANGES
+from jaxformer.functional.masks import Causal, Mask, Visible, Window
 from jaxformer.functional.token_info import TokenInfo
 
 LANES = 128  # blocks of keys are a multiple of it
-DISTANCES = (Causal, Window, Near)  # rules about the distance of two tokens
-RANGES = (*DISTANCES, Prefix)  # rules that allow one range of keys
 _LARGEST_BLOCK = 512
 
 

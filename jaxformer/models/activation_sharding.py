@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
 from jaxformer.functional.machine import platform
-from jaxformer.functional.platforms import fused_kernel, implementation_here
+from jaxformer.functional.platforms import fused_kernels, implementation_here
 from jaxformer.functional.products import STORED
 
 BATCH_AXES = ("data", "fsdp")
@@ -51,12 +51,12 @@ class MeshPlacement:
     """The `Placement` of a pass over the mesh in context.
 
     Attributes:
-        fused_kernel: see `Placement`.
+        fused_kernels: see `Placement`.
         fuses_projections: see `Placement`.
         head_axes: the mesh axes that shard the rows where heads are computed.
     """
 
-    fused_kernel: Any
+    fused_kernels: tuple[Any, ...]
     fuses_projections: bool
     head_axes: tuple[str, ...] = BATCH_AXES
 
@@ -130,7 +130,7 @@ def placement_here(attention: str = "auto") -> MeshPlacement:
         ValueError: the implementation of attention does not exist on this platform.
     """
     implementation_here(attention)
-    return MeshPlacement(fused_kernel(), not is_tensor_parallel())
+    return MeshPlacement(fused_kernels(), not is_tensor_parallel())
 
 
 def row_axes(*pieces: int) -> tuple[str, ...]:

@@ -6,15 +6,17 @@ import pytest
 import jaxformer as jf
 from jaxformer.doctor.attention import (
     DENSE,
-    KERNELS,
+    GPU_GENERATION,
     PACKED,
     PROMPTS,
     explain_attention,
     lines_of_attention,
 )
 from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.functional import tokamax
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
+from jaxformer.functional.platforms import kernels_of
 from jaxformer.models.config import Execution
 from jaxformer.models.parameters import shape_tree
 from tests.slow import mostly_slow
@@ -35,6 +37,11 @@ CONFIGS = {
 PRIMITIVES = {"gpu:h100:1": "dot_product_attention_fwd", "tpu:v5e:1x1": "pallas_call"}
 
 
+@pytest.fixture(autouse=True)
+def without_tokamax(monkeypatch):
+    monkeypatch.setattr(tokamax, "missing", lambda: "it is absent")
+
+
 def primitives(jaxpr):
     """Yields the names of all primitives of a traced program, except those inside a kernel."""
     for equation in jaxpr.eqns:
@@ -52,7 +59,10 @@ def traced_calls(config, target, segments):
     tokens = jax.numpy.ones((2, 128), int)
     source = tokens if config.reads_source else None
     inputs = Inputs(tokens, segments, None, source, None if source is None else segments)
-    run = Run(Execution(layers="unrolled"), placement=OneDevice(KERNELS[target.platform]))
+    run = Run(
+        Execution(layers="unrolled"),
+        placement=OneDevice(kernels_of(target.platform, GPU_GENERATION)),
+    )
 
     def forward(params):
         return model.functions.forward(params, inputs, model.config, run, None).hidden
@@ -86,7 +96,8 @@ def test_a_reason_names_what_is_missing():
         found = explain_attention(CONFIGS[name], Execution(), parse_target(target), 128)
         return {x.numbers: x.reason for x in found if x.rows == rows}
 
-    assert reasons("cap", "gpu:h100:1") == {(1, 2): "it does not support a cap of the scores"}
+    cap = "cuDNN: it does not support a cap of the scores; tokamax: it is absent"
+    assert reasons("cap", "gpu:h100:1") == {(1, 2): cap}
     assert "bias" in reasons("bias", "tpu:v5e:1x1")[1, 2]
     assert "float32" in reasons("float32", "gpu:h100:1")[1, 2]
     assert reasons("gpt2", "tpu:v5e:1x1", PROMPTS) == {(1, 2, 3): None}
@@ -111,6 +122,19 @@ def test_the_settings_come_first(attention, target, implementation):
     )
     assert found[0].implementation == implementation
     assert (found[0].reason is None) == (implementation == "splash")
+
+
+def test_tokamax_computes_what_cudnn_does_not(monkeypatch):
+    monkeypatch.setattr(tokamax, "missing", lambda: None)
+
+    def chosen(name, rows):
+        found = explain_attention(CONFIGS[name], Execution(), parse_target("gpu:h100:1"), 128)
+        return {x.numbers: x.implementation for x in found if x.rows == rows}
+
+    assert chosen("windows", DENSE) == {(1, 2, 3, 4): "cuDNN"}
+    assert chosen("windows", PACKED) == {(1, 4): "tokamax", (2, 3): "cuDNN"}
+    assert chosen("cap", PROMPTS) == chosen("cap", DENSE) == {(1, 2): "tokamax"}
+    assert chosen("bias", DENSE) == {(1, 2): "blockwise"}
 
 
 def test_layers_are_printed_as_ranges():

@@ -26,7 +26,7 @@ from tests.functional.fused import arrays, compare_with_explicit, context_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-PLACEMENT = OneDevice(CuDNN(is_hopper=True))
+PLACEMENT = OneDevice((CuDNN(is_hopper=True),))
 compare = partial(compare_with_explicit, PLACEMENT)
 ON_GPU = jax.default_backend() == "gpu"
 original = jax.nn.dot_product_attention
@@ -107,6 +107,21 @@ def test_packed_rows(mask, documented):
 @pytest.mark.parametrize("segments", OTHERWISE_PACKED.values(), ids=OTHERWISE_PACKED)
 def test_other_packed_rows_are_computed_blockwise(segments, documented):
     context = context_of(Causal() & Packed(), LENGTH, segments=segments)
+    compare(context, *arrays(1, LENGTH))
+
+
+@pytest.mark.parametrize(
+    "queries, keys",
+    [
+        ([2] * 20 + [1] * 20 + [2] * 30, None),  # one document around another
+        ([1] * 30 + [2] * 40, [1] * 20 + [2] * 50),
+    ],
+    ids=["in two parts", "keys of other documents"],
+)
+def test_documents_by_any_numbers_are_computed_blockwise(queries, keys, documented):
+    """`dot_product_attention` passes the numbers of its caller on, a model those in order."""
+    queries, keys = (TokenInfo(LENGTH, None, jnp.array([x, x])) for x in (queries, keys or queries))
+    context = replace(context_of(Causal() & Packed(), LENGTH), queries=queries, keys=keys)
     compare(context, *arrays(1, LENGTH))
 
 
@@ -233,7 +248,7 @@ def test_the_kernel_is_called_forward_and_backward(name):
 @pytest.mark.parametrize("name", LOWERED)
 def test_the_kernel_itself(name):
     """On a GPU: the kernel computes what its documentation says."""
-    assert isinstance(platforms.fused_kernel(), CuDNN)
+    assert isinstance(platforms.fused_kernels()[0], CuDNN)
     mask, segments = LOWERED[name]
     context = context_of(mask, 256, segments=segments)
     x = arrays(0, 256, dtype=jnp.bfloat16)

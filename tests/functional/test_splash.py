@@ -40,7 +40,7 @@ from tests.slow import mostly_slow
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 INTERPRETED = Splash(interpret=True)
-PLACEMENT = OneDevice(INTERPRETED)
+PLACEMENT = OneDevice((INTERPRETED,))
 LENGTH = 12
 
 
@@ -236,7 +236,7 @@ def loss(*inputs):
 
 for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 2, "tensor": 4}):
     with jax.set_mesh(make_mesh(sizes)):
-        placement = MeshPlacement(INTERPRETED, False, row_axes(4, 2))
+        placement = MeshPlacement((INTERPRETED,), False, row_axes(4, 2))
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
         gradients, output = compiled(*inputs)
     np.testing.assert_allclose(output, expected, atol=2e-5)
@@ -265,7 +265,7 @@ def test_each_device_computes_its_own_rows_and_heads():
 def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
     """Logits and gradients of packed rows, with windows in one layer and a soft cap."""
     for module in (platforms, activation_sharding):
-        monkeypatch.setattr(module, "fused_kernel", lambda: INTERPRETED)
+        monkeypatch.setattr(module, "fused_kernels", lambda: (INTERPRETED,))
     options = {"positions": "rotary", "window": (3, None), "attention_cap": 2.0}
     fused, explicit = (tiny.build(attention=name, **options) for name in ("fused", "explicit"))
     variables, tokens = tiny.weights(fused, 0), tiny.tokens(0, 2, LENGTH)

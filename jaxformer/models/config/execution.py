@@ -21,8 +21,8 @@ class Execution:
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
     """attention implementation: explicit computes all scores at once; blockwise computes them in
-    blocks of queries and needs less memory; fused is cuDNN on a GPU and splash on a TPU; auto is
-    fused where that is supported, else blockwise"""
+    blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU;
+    auto is fused where that is supported, else blockwise"""
     layers: Literal["auto", "scan", "unrolled"] = "auto"
     """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
     unrolled up to 24 layers and in decoding steps, else scan. RNNs and CNNs are always unrolled"""

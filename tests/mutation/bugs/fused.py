@@ -7,6 +7,7 @@ from tests.mutation.changes import Replace, gives, then
 
 SPLASH = "functional/test_splash.py"
 CUDNN = "functional/test_cudnn.py"
+TOKAMAX = "functional/test_tokamax.py"
 
 BUGS = (
     # ---- cuDNN's kernel
@@ -60,6 +61,74 @@ BUGS = (
             "(segments != 0).sum(axis=-1, dtype=jnp.int32)",
         ),
         f"{CUDNN}::test_padded_rows",
+    ),
+    Bug(
+        "cuDNN: keys have the documents of the queries",
+        "functional.cudnn:CuDNN.attention",
+        Replace("~(same & documents_fit(segments))", "~documents_fit(segments)"),
+        f"{CUDNN}::test_documents_by_any_numbers_are_computed_blockwise",
+    ),
+    # ---- tokamax's kernel
+    Bug(
+        "tokamax: a document begins one token early",
+        "functional.key_ranges:runs",
+        Replace("jnp.where(begins, index, 0)", "jnp.where(begins, jnp.maximum(index - 1, 0), 0)"),
+        f"{TOKAMAX}::test_packed_rows",
+    ),
+    Bug(
+        "tokamax: a document ends one token early",
+        "functional.key_ranges:key_ranges",
+        Replace("jnp.minimum(high, last + 1)", "jnp.minimum(high, last)"),
+        f"{TOKAMAX}::test_ranges_that_are_exact_are_those_of_the_mask",
+    ),
+    Bug(
+        "fused: every document counts as contiguous",
+        "functional.key_ranges:only_rise",
+        gives(np.True_),
+        f"{TOKAMAX}::test_packed_rows "
+        f"{CUDNN}::test_documents_by_any_numbers_are_computed_blockwise",
+    ),
+    Bug(
+        "tokamax: padding at the beginning is seen",
+        "functional.key_ranges:key_ranges",
+        Replace("first = real.argmax(axis=-1, keepdims=True)", "first = 0"),
+        f"{TOKAMAX}::test_padded_rows {TOKAMAX}::test_ranges_that_are_exact_are_those_of_the_mask",
+    ),
+    Bug(
+        "tokamax: a query without keys has no range",
+        "functional.tokamax:_attention_in_ranges",
+        Replace("jnp.where(sees, low, one)", "low"),
+        f"{TOKAMAX}::test_dense_rows",
+    ),
+    Bug(
+        "tokamax: a query without keys sees one",
+        "functional.tokamax:_attention_in_ranges",
+        Replace("jnp.where(sees[:, None, :, None], output, 0)", "output"),
+        f"{TOKAMAX}::test_dense_rows",
+    ),
+    Bug(
+        "tokamax: the cap is lost",
+        "functional.tokamax:Tokamax.attention",
+        Replace("context.scores.cap", "None"),
+        f"{TOKAMAX}::test_scale_and_cap",
+    ),
+    Bug(
+        "tokamax: the scale is lost",
+        "functional.tokamax:Tokamax.attention",
+        Replace("context.scores.scale", "1.0"),
+        f"{TOKAMAX}::test_scale_and_cap",
+    ),
+    Bug(
+        "tokamax: a bias is lost",
+        "functional.tokamax:_unsupported",
+        Replace("context.scores.bias is not None", "False"),
+        f"{TOKAMAX}::test_what_the_kernel_lacks_is_refused_with_the_reason",
+    ),
+    Bug(
+        "tokamax: any version will do",
+        "functional.tokamax:missing",
+        Replace("numbers < OLDEST", "False"),
+        f"{TOKAMAX}::test_the_version_and_the_gpu_are_checked",
     ),
     # ---- the splash kernel
     Bug(

@@ -1,0 +1,172 @@
+"""Attention by tokamax's fused kernel for GPUs, which takes a range of keys for each query.
+
+It supports what cuDNN lacks: caps of the scores, and windows in packed or padded rows. tokamax is
+an optional dependency, the extra `kernels`. It needs Python 3.12.
+
+- The output of a query without keys is undefined. Such queries get the range of one key, and their
+  output is replaced by zeros.
+- Rows that do not have one range per query are known only at run time. Blockwise attention computes
+  them.
+- A bias of the scores is refused: the gradients would need an array of all scores.
+
+Reference:
+    tokamax.dot_product_attention; its function does not take ranges, its class for GPUs does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
+from jaxformer.functional.key_ranges import DISTANCES, RANGES, is_packed, key_ranges
+from jaxformer.functional.masks import Packed, Padding
+
+DTYPES = (jnp.bfloat16, jnp.float16)
+GENERATIONS = (9, 10)  # Hopper, and Blackwell of data centres
+MOST_HEAD_DIM = 256  # the blocks of wider heads exceed the shared memory of an H100
+OLDEST = (0, 0, 17)
+INSTALL = 'pip install "jaxformer[kernels]", on Python 3.12 or newer'
+
+
+@dataclass(frozen=True)
+class Tokamax:
+    """tokamax's kernel, a `FusedKernel`.
+
+    Attributes:
+        generation: the major compute capability of the GPUs, such as 9 for Hopper.
+        compute: the kernel: (query, key, value, ranges, scale, cap) → output. None: that of the
+            installed tokamax.
+    """
+
+    generation: int
+    compute: Callable[..., Array] | None = None
+    name: str = "tokamax"
+
+    def unsupported_reason(
+        self,
+        query: Float[Array, "*batch heads queries d"],
+        key: Float[Array, "*batch kv_heads keys d"],
+        value: Float[Array, "*batch kv_heads keys v"],
+        context: Any,
+    ) -> str | None:
+        """See `FusedKernel`."""
+        reason = unsupported_arrays(query, key, value, DTYPES) or _unsupported(context)
+        if reason is None and key.shape != value.shape:
+            reason = "it needs keys and values of equal shapes"
+        if reason is None and query.shape[-1] > MOST_HEAD_DIM:
+            reason = f"it needs a head_dim of at most {MOST_HEAD_DIM}, not {query.shape[-1]}"
+        if reason is None and self.generation not in GENERATIONS:
+            reason = "it needs a Hopper GPU or a Blackwell GPU of data centres"
+        return reason or (missing() if self.compute is None else None)
+
+    def attention(
+        self,
+        query: Float[Array, "batch heads queries d"],
+        key: Float[Array, "batch kv_heads keys d"],
+        value: Float[Array, "batch kv_heads keys v"],
+        context: Any,
+    ) -> Float[Array, "batch heads queries v"]:
+        """See `FusedKernel`."""
+        ranges = key_ranges(context, len(query))
+        of_rows = partial(
+            _attention_in_ranges,
+            self.compute or installed_kernel,
+            context.scores.scale,
+            context.scores.cap,
+        )
+
+        def fused(query: Array, key: Array, value: Array) -> Array:
+            per_device = context.placement.per_device
+            return per_device(of_rows, query, key, value, ranges.low, ranges.high)
+
+        if context.keys.segments is None:
+            return fused(query, key, value)
+        return blockwise_if(~ranges.are_exact, fused, (query, key, value), context)
+
+
+def _unsupported(context: Any) -> str | None:
+    if context.scores.bias is not None:
+        return "it does not support a bias of the scores without an array of all scores"
+    if context.queries.positions is not None and not context.in_order:
+        return "it does not support cached positions"
+    rules = [rule for rule in context.mask.rules() if not isinstance(rule, (Padding, Packed))]
+    for rule in rules:
+        if not isinstance(rule, RANGES):
+            return f"it does not support the mask {type(rule).__name__}, which is not a range"
+        if context.queries.positions is not None and not isinstance(rule, DISTANCES):
+            return f"it does not support the mask {rule} together with positions in documents"
+    if is_packed(context) and context.queries.length != context.keys.length:
+        return "it supports packed documents only in self-attention"
+    return None
+
+
+@cache
+def missing() -> str | None:
+    """Returns why tokamax cannot be used, or None."""
+    try:
+        installed = version("tokamax")
+    except PackageNotFoundError:
+        return f"it is not installed ({INSTALL})"
+    numbers = tuple(int(x) for x in installed.split(".")[:3] if x.isdecimal())
+    oldest = ".".join(map(str, OLDEST))
+    return f"it must be {oldest} or newer, not {installed}" if numbers < OLDEST else None
+
+
+def _attention_in_ranges(
+    compute: Callable[..., Array],
+    scale: float,
+    cap: float | None,
+    query: Float[Array, "batch heads queries d"],
+    key: Float[Array, "batch kv_heads keys d"],
+    value: Float[Array, "batch kv_heads keys v"],
+    low: Int[Array, "batch queries"],
+    high: Int[Array, "batch queries"],
+) -> Float[Array, "batch heads queries v"]:
+    """Calls the kernel; queries that see no key give zeros."""
+    sees, one = high > low, jnp.minimum(jnp.arange(low.shape[-1]), key.shape[-2] - 1)
+    low, high = jnp.where(sees, low, one), jnp.where(sees, high, one + 1)
+    output = compute(query, key, value, (low, high), scale, cap)
+    return jnp.where(sees[:, None, :, None], output, 0)
+
+
+def installed_kernel(
+    query: Float[Array, "batch heads queries d"],
+    key: Float[Array, "batch kv_heads keys d"],
+    value: Float[Array, "batch kv_heads keys v"],
+    ranges: tuple[Int[Array, "batch queries"], Int[Array, "batch queries"]],
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "batch heads queries v"]:
+    """Computes attention by the kernel of the installed tokamax."""
+    # pyrefly: ignore[missing-import] (an optional dependency)
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    return call(PallasMosaicGpuFlashAttention(), query, key, value, ranges, scale, cap)
+
+
+def call(
+    implementation: Callable[..., Any],
+    query: Float[Array, "batch heads queries d"],
+    key: Float[Array, "batch kv_heads keys d"],
+    value: Float[Array, "batch kv_heads keys v"],
+    ranges: tuple[Int[Array, "batch queries"], Int[Array, "batch queries"]],
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "batch heads queries v"]:
+    """Calls one of tokamax's implementations of attention; see `installed_kernel`."""
+    # pyrefly: ignore[missing-import] (an optional dependency)
+    from tokamax._src.ops.attention.base import Mask
+
+    low, high = (x[:, None, :] for x in ranges)  # an axis of heads
+    output = implementation(
+        *(x.swapaxes(1, 2) for x in (query, key, value)),  # [batch, length, heads, head_dim]
+        mask=Mask(k_start=low, k_end=high),
+        logits_scale=scale,
+        logits_soft_cap=cap,
+    )
+    return output.swapaxes(1, 2)

@@ -1,0 +1,282 @@
+"""The arguments of tokamax's kernel: by its documentation they mean what explicit attention does.
+
+Without a GPU, a stand-in computes what tokamax documents, and so does tokamax's own implementation
+in XLA where tokamax is installed.
+"""
+
+from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.functional import tokamax
+from jaxformer.functional.attention import Context, attend
+from jaxformer.functional.key_ranges import is_packed, key_ranges
+from jaxformer.functional.masks import (
+    All,
+    Causal,
+    DenseMask,
+    Near,
+    Packed,
+    Padding,
+    Prefix,
+    Window,
+)
+from jaxformer.functional.placement import OneDevice
+from jaxformer.functional.platforms import kernels_of
+from jaxformer.functional.scores import Alibi, Scores
+from jaxformer.functional.tokamax import Tokamax
+from jaxformer.functional.token_info import TokenInfo
+from tests.functional.fused import arrays, compare_with_explicit, context_of
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "in_float32")
+INSTALLED = find_spec("tokamax") is not None
+
+
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch):
+    """Lets the stand-ins compute in float32."""
+    monkeypatch.setattr(tokamax, "DTYPES", (jnp.float32, *tokamax.DTYPES))
+
+
+def documented(query, key, value, ranges, scale, cap):
+    """Computes attention to a range of keys; NaN for a query whose range is empty."""
+    low, high = (x[:, None, :, None] for x in ranges)
+    key, value = (jnp.repeat(x, query.shape[1] // key.shape[1], axis=1) for x in (key, value))
+    scores = scale * jnp.einsum("bhqd,bhkd->bhqk", query, key)
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
+    index = jnp.arange(key.shape[-2])
+    visible = (low <= index) & (index < high)
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
+
+
+def of_tokamax(query, key, value, ranges, scale, cap):
+    """Computes attention by tokamax's implementation in XLA."""
+    from tokamax._src.ops.attention.base import DotProductAttention
+
+    return tokamax.call(DotProductAttention(), query, key, value, ranges, scale, cap)
+
+
+KERNELS = {"documented": documented}
+if INSTALLED:
+    KERNELS["tokamax"] = of_tokamax
+
+
+@pytest.fixture(params=KERNELS)
+def compare(request):
+    placement = OneDevice((Tokamax(9, KERNELS[request.param]),))
+    return partial(compare_with_explicit, placement)
+
+
+PLACEMENT = OneDevice((Tokamax(9, documented),))
+LENGTH = 12
+PACKED = [[1] * 3 + [2] * 5 + [3] * 3 + [0], [0] * 2 + [1] * 7 + [2] * 3]
+NOT_IN_RUNS = [[1] * 3 + [0] * 2 + [1] * 7, [1] * 4 + [0] * 3 + [1] * 2 + [2] * 3]
+DENSE = [All(), Causal(), Causal() & Window(5), Near(3), Prefix(4), Window(6)]
+DOCUMENTS = [
+    Causal() & Packed(),
+    Packed(),
+    Near(3) & Packed(),
+    Causal() & Window(3) & Packed(),
+]
+
+
+@pytest.mark.parametrize(
+    "mask, keys", mostly_slow(product(DENSE, (12, 5, 20)), (DENSE[2], 12), (DENSE[2], 5)), ids=str
+)
+def test_dense_rows(mask, keys, compare):
+    compare(context_of(mask, LENGTH, keys), *arrays(0, LENGTH, keys))
+
+
+@pytest.mark.parametrize("segments", [PACKED, NOT_IN_RUNS], ids=["packed", "not in runs"])
+@pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
+def test_packed_rows(mask, segments, compare):
+    compare(context_of(mask, LENGTH, segments=segments), *arrays(1, LENGTH))
+
+
+@pytest.mark.parametrize("mask", mostly_slow([Padding(), Causal() & Padding()], Padding()), ids=str)
+def test_padded_rows(mask, compare):
+    segments = [[0] * 3 + [1] * 9, [1] * 8 + [0] * 4]
+    compare(context_of(mask, LENGTH, segments=segments), *arrays(2, LENGTH))
+
+
+def test_a_source(compare):
+    segments = np.array([[1, 1, 0, 0, 0], [0] * 5])  # the second source has no tokens
+    context = context_of(Padding(), LENGTH, 5, segments)
+    compare(context, *arrays(3, LENGTH, 5))
+    chosen = replace(context, implementation="fused", placement=PLACEMENT)
+    assert not np.asarray(attend(*arrays(3, LENGTH, 5), chosen)[1]).any()
+
+
+@pytest.mark.parametrize("scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0)], (0.3, 2.0)))
+def test_scale_and_cap(scale, cap, compare):
+    compare(context_of(Causal(), LENGTH, scores=Scores(scale, cap)), *arrays(5, LENGTH))
+
+
+segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
+masks = st.sampled_from([*DOCUMENTS, Causal() & Padding(), Padding(), Causal() & Window(3)])
+
+
+@given(mask=masks, ids=segments, renumber=st.booleans())
+def test_ranges_that_are_exact_are_those_of_the_mask(mask, ids, renumber):
+    """For any ids: if they are not numbered in order as in a model, too."""
+    ids = np.array(ids).reshape(2, LENGTH)
+    context = context_of(mask & Padding(), LENGTH, segments=ids)
+    if not renumber:
+        queries, keys = (
+            replace(x, segments=jnp.asarray(ids)) for x in (context.queries, context.keys)
+        )
+        context = replace(context, queries=queries, keys=keys)
+    ranges, index = key_ranges(context, 2), np.arange(LENGTH)
+    found = (ranges.low[..., None] <= index) & (index < ranges.high[..., None])
+    expected = np.asarray(context.mask(context.queries, context.keys))
+    documents = np.asarray(context.keys.segments)
+    real = documents != 0
+    padding_sees_padding = ~real[:, None, :] & (
+        ~real[:, :, None] | ~real.any(axis=1)[:, None, None]
+    )
+    in_order = documents if is_packed(context) else real.astype(int)
+    assert bool(ranges.are_exact) == all(map(_is_in_runs, in_order))
+    if ranges.are_exact:
+        np.testing.assert_array_equal(found & ~padding_sees_padding, expected)
+
+
+def _is_in_runs(ids):
+    """Whether each document is contiguous, and they are numbered in order."""
+    numbers = [int(i) for i in ids if i]
+    runs = [numbers[k] for k in range(len(numbers)) if k == 0 or numbers[k] != numbers[k - 1]]
+    gap = any(
+        i and any(later == i for later in ids[k + 1 :]) and ids[k + 1] != i
+        for k, i in enumerate(ids[:-1])
+    )
+    return not gap and runs == sorted(set(runs))
+
+
+@cache
+def compiled(mask):
+    """Returns a comparison that compiles once for all segments."""
+
+    def run(queries, keys, query, key, value, implementation):
+        context = Context(
+            mask, queries, keys, Scores(), implementation, in_order=True, placement=PLACEMENT
+        )
+        return jax.vjp(lambda *x: attend(*x, context), query, key, value)[0], jax.grad(
+            lambda *x: (attend(*x, context) ** 2).sum(), argnums=(0, 1, 2)
+        )(query, key, value)
+
+    run = jax.jit(run, static_argnames="implementation")
+
+    def check(*arguments):
+        found, expected = (run(*arguments, implementation=name) for name in ("fused", "explicit"))
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, expected)
+
+    return check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [*DOCUMENTS, Causal() & Padding()], ids=str)
+@given(seed=st.integers(0, 99), ids=segments)
+def test_any_documents_and_padding(mask, seed, ids):
+    context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
+    compiled(mask)(context.queries, context.keys, *arrays(seed, LENGTH))
+
+
+def test_masked_nan_does_not_propagate():
+    context = context_of(Causal() & Packed(), LENGTH, segments=PACKED)
+    context = replace(context, implementation="fused", placement=PLACEMENT)
+    padding = np.array(PACKED)[:, None, :, None] == 0
+    query, key, value = (jnp.where(padding, jnp.nan, x) for x in arrays(8, LENGTH))
+    output, pull_back = jax.vjp(lambda *x: attend(*x, context), query, key, value)
+    assert np.isfinite(output).all()
+    assert all(np.isfinite(x).all() for x in pull_back(jnp.ones_like(output)))
+
+
+LACKING = {
+    "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
+    "DenseMask, which is not a range": {"mask": DenseMask(np.ones((12, 12), bool))},
+    "cached positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
+    "together with positions in documents": {
+        "mask": Prefix(3),
+        "queries": TokenInfo(12, jnp.arange(12)),
+    },
+}
+
+
+@pytest.mark.parametrize("message", LACKING)
+def test_what_the_kernel_lacks_is_refused_with_the_reason(message):
+    context = replace(context_of(Causal(), LENGTH), placement=PLACEMENT, **LACKING[message])
+    with pytest.raises(ValueError, match='attention "fused" cannot run this; tokamax: ') as caught:
+        attend(*arrays(0, LENGTH), replace(context, implementation="fused"))
+    assert message in str(caught.value)
+    expected = attend(*arrays(0, LENGTH), replace(context, implementation="explicit"))
+    np.testing.assert_allclose(attend(*arrays(0, LENGTH), context), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "installed, generation, head_dim, message",
+    [
+        (None, 9, 64, 'it is not installed (pip install "jaxformer[kernels]", on Python 3.12'),
+        ("0.0.9", 9, 64, "it must be 0.0.17 or newer, not 0.0.9"),
+        ("0.1.0.dev1", 9, 64, None),
+        ("0.0.17", 8, 64, "it needs a Hopper GPU or a Blackwell GPU"),
+        ("0.0.17", 10, 256, None),
+        ("0.0.17", 9, 264, "it needs a head_dim of at most 256, not 264"),
+    ],
+)
+def test_the_version_and_the_gpu_are_checked(installed, generation, head_dim, message, monkeypatch):
+    def version(name):
+        assert name == "tokamax"
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(tokamax, "version", version)
+    tokamax.missing.cache_clear()
+    x = jnp.zeros((1, 2, 4, head_dim), jnp.bfloat16)
+    context = context_of(Causal(), 4, scores=Scores(cap=2.0))
+    reason = Tokamax(generation).unsupported_reason(x, x, x, context)
+    tokamax.missing.cache_clear()
+    assert reason is None if message is None else message in reason
+
+
+def test_the_first_kernel_that_supports_the_arguments_computes():
+    """cuDNN is preferred; for a cap, both reasons are in the error if tokamax does not run."""
+    x = arrays(0, LENGTH, dtype=jnp.bfloat16)
+    context = replace(context_of(Causal(), LENGTH), placement=OneDevice(kernels_of("gpu", 8)))
+    capped = replace(context, scores=Scores(cap=2.0), implementation="fused")
+    with pytest.raises(ValueError, match=r"cuDNN: .* a cap .*; tokamax: it needs a"):
+        attend(*x, capped)
+    supporting = OneDevice((*kernels_of("gpu", 9)[:1], Tokamax(9, documented)))
+    output = attend(*x, replace(capped, placement=supporting))
+    expected = attend(*x, replace(capped, implementation="explicit"))
+    np.testing.assert_allclose(output.astype(float), expected.astype(float), atol=2e-2)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs tokamax, which needs Python 3.12")
+@pytest.mark.parametrize("mask", [Causal() & Window(64) & Packed(), Causal()], ids=str)
+def test_the_kernel_is_called_forward_and_backward(mask):
+    """In the program for GPUs, which JAX lowers without one."""
+    segments = [[1] * 100 + [2] * 150 + [0] * 6] * 2
+    context = context_of(mask, 256, segments=segments, scores=Scores(cap=30.0))
+    context = replace(context, implementation="fused", placement=OneDevice((Tokamax(9),)))
+    x = arrays(0, 256, dtype=jnp.bfloat16)
+
+    def loss(arrays):
+        return attend(*arrays, context).astype(jnp.float32).sum()
+
+    with as_if_on(parse_target("gpu:h100:1")):
+        traced = jax.jit(jax.grad(loss)).trace(tuple(x))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 3  # forward, and the gradients of q and of k and v

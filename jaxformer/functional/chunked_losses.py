@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Integer, Shaped
+from jaxtyping import Array, DTypeLike, Float, Int, Integer, Shaped
 
 from jaxformer.functional.arguments import checks_arguments, whole_number
 from jaxformer.functional.kernels import Kernel
@@ -135,22 +135,48 @@ def _logits(
 
 
 def _chunk_loss(
-    learnt: tuple[Float[Array, "*batch dim"], Any],
-    fixed: Any,
+    products: Float[Array, "*batch vocab"],
+    bias: Float[Array, " vocab"] | None,
     targets: Integer[Array, "*batch"],
     weights: Float[Array, "*batch"],
     cap: Any,
     label_smoothing: float,
 ) -> tuple[Float[Array, ""], Float[Array, "*batch"]]:
-    """Computes (summed loss, losses) of a chunk.
-
-    `learnt` is (hidden, floats of the head); `fixed` has the remaining leaves of the head.
-    """
-    hidden, floats = learnt
-    head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
-    logits = _logits(head, cap, hidden)
-    losses = token_losses(logits, targets, label_smoothing)
+    """Computes (summed loss, losses) of a chunk from float32 products hidden @ kernel."""
+    logits = products if bias is None else products + bias.astype(products.dtype)
+    losses = token_losses(soft_cap(logits, cap), targets, label_smoothing)
     return weighted_sum(losses, weights)[0], losses
+
+
+def _multiply(
+    floats: Head, fixed: Head, hidden: Float[Array, "*batch dim"], dtype: DTypeLike
+) -> Float[Array, "*batch vocab"]:
+    """Computes hidden @ kernel; the leaves of the kernel are in `floats` or in `fixed`."""
+    head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
+    return linear({"kernel": head["kernel"]}, hidden, dtype)
+
+
+def _chunk_gradients(
+    floats: Head,
+    fixed: Head,
+    part: tuple[Array, Array, Array],
+    cap: Any,
+    label_smoothing: float,
+) -> tuple[Float[Array, ""], Float[Array, "*batch"], Head, Float[Array, "*batch dim"]]:
+    """Computes the summed loss and the losses of a chunk, and the gradients of head and hidden."""
+    hidden, targets, weights = part
+    products = _multiply(floats, fixed, hidden, jnp.float32)
+    gradient = jax.value_and_grad(_chunk_loss, argnums=(0, 1), has_aux=True)
+    (loss, losses), (d_products, d_bias) = gradient(
+        products, floats.get("bias"), targets, weights, cap, label_smoothing
+    )
+    # The products with the gradient have operands in the dtype of `hidden`, as in all other maps.
+    # A product depends on its result's dtype only by rounding, so those of `pull_back` serve; its
+    # own result is not computed, because nothing uses it.
+    multiply = partial(_multiply, dtype=hidden.dtype)
+    _, pull_back = jax.vjp(lambda x, y: multiply(x, fixed, y), floats, hidden)
+    d_head, d_hidden = pull_back(d_products.astype(hidden.dtype))
+    return loss, losses, d_head if d_bias is None else d_head | {"bias": d_bias}, d_hidden
 
 
 def _is_none(x: object) -> bool:
@@ -184,7 +210,9 @@ def _summed_losses(
         total: Float[Array, ""], part: tuple[Array, Array, Array]
     ) -> tuple[Float[Array, ""], None]:
         hidden, targets, weights = part
-        loss, _ = _chunk_loss((hidden, floats), fixed, targets, weights, cap, label_smoothing)
+        products = _multiply(floats, fixed, hidden, jnp.float32)
+        bias = floats.get("bias")
+        loss, _ = _chunk_loss(products, bias, targets, weights, cap, label_smoothing)
         return total + loss, None
 
     zero, _ = vary_alike(jnp.float32(0), hidden)
@@ -200,18 +228,14 @@ def _summed_losses_forward(
     label_smoothing: float,
 ) -> tuple[Float[Array, ""], tuple[Any, ...]]:
     floats, fixed = _floats_and_others(head)
-    gradient = jax.value_and_grad(_chunk_loss, has_aux=True)
 
     def step(
         carry: tuple[Float[Array, ""], Any], part: tuple[Array, Array, Array]
     ) -> tuple[tuple[Float[Array, ""], Any], tuple[Array, Array]]:
-        hidden, targets, weights = part
-        (loss, losses), (d_hidden, d_head) = gradient(
-            (hidden, floats), fixed, targets, weights, cap, label_smoothing
-        )
         total, d_total = carry
+        loss, losses, d_head, d_hidden = _chunk_gradients(floats, fixed, part, cap, label_smoothing)
         # The derivative of the sum with respect to a weight is that token's loss.
-        d_weights = jnp.where(weights != 0, losses, 0.0)
+        d_weights = jnp.where(part[2] != 0, losses, 0.0)
         return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), floats)

@@ -32,7 +32,10 @@ def token_losses(
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1)
     is_id = (targets >= 0) & (targets < logits.shape[-1])
-    picked = jnp.take_along_axis(logits, jnp.where(is_id, targets, 0)[..., None], axis=-1)[..., 0]
+    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+    # A sum, not a lookup: the gradient of a lookup writes an array of zeros and one logit per token
+    # to memory, that of the sum is computed together with the gradient of `total`.
+    picked = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     picked = jnp.where(is_id, picked, jnp.nan)
     if label_smoothing:
         picked = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)

@@ -85,8 +85,29 @@ BUGS = (
     ),
     Bug(
         "the loss omits the logit cap",
+        "functional.chunked_losses:_chunk_loss",
+        inside("soft_cap", unchanged),
+        "functional/test_losses.py",
+    ),
+    Bug(
+        "losses of tokens omit the logit cap",
         "functional.chunked_losses:_logits",
         inside("soft_cap", unchanged),
         "functional/test_losses.py",
+    ),
+    Bug(
+        "the head's bias does not learn",
+        "functional.chunked_losses:_chunk_gradients",
+        Replace('d_head if d_bias is None else d_head | {"bias": d_bias}', "d_head"),
+        "functional/test_losses.py",
+    ),
+    Bug(
+        "the gradient of a looked-up logit writes all logits",
+        "functional.losses:token_losses",
+        Replace(
+            "jnp.where(is_target, logits, 0.0).sum(axis=-1)",
+            "jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]",
+        ),
+        "functional/test_losses.py::test_the_loss_has_no_scatter",
     ),
 )

@@ -33,8 +33,6 @@ def summed_loss(
     head = model.output_map(params)
     kernel = head["kernel"]
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
-    count = jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
-
     mean_loss = partial(chunked_cross_entropy, bias=head.get("bias"), cap=head.get("cap"))
 
     def of_rows(hidden, targets, weights):
@@ -44,10 +42,15 @@ def summed_loss(
     rows = (hidden, batch.targets, batch.weights)
     axes = row_axes(kernel.shape[-1])
     if (parts := num_parts(len(hidden), axes)) == 1:
-        return of_rows(*rows), count
+        return of_rows(*rows), counted(batch)
     rows = (shard_rows(hidden), *rows[1:])  # so that its gradient is sharded like the model's work
     rows = jax.tree.map(lambda x: shard_rows(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
-    return jax.vmap(of_rows)(*rows).sum(), count
+    return jax.vmap(of_rows)(*rows).sum(), counted(batch)
+
+
+def counted(batch: Batch) -> Array:
+    """Returns the number of targets that count, float32."""
+    return jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
 
 def summed_correct(model, params, batch: Batch) -> Array:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxformer.models.kinds import Decoder
 from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import Schedule, is_matrix, make_optimizer
+from jaxformer.training.optimizer import Schedule, clipped_to, is_matrix, make_optimizer
 from jaxformer.training.placed import state_shardings
 from jaxformer.training.step import init_state, make_step
 from tests.training.test_step import arranged, random_batch
@@ -85,6 +86,22 @@ def test_muon_steps_are_orthogonal_kernel_by_kernel():
         assert values[-1] > 0.5 * values[0]
     sizes = jnp.abs(step["bias"])
     np.testing.assert_allclose(sizes, sizes.max(), rtol=1e-3)
+
+
+@given(seed=st.integers(0, 99), size=st.sampled_from([0.0, 1e-3, 0.9, 1.1, 1e3]))
+def test_gradients_are_clipped_as_optax_clips_them(seed, size):
+    """Below the largest norm they are unchanged, above it they have that norm."""
+    rng = np.random.default_rng(seed)
+    gradients = {"kernel": rng.normal(size=(4, 3)), "bias": rng.normal(size=3)}
+    gradients = jax.tree.map(jnp.float32, gradients)
+    scale = size * 2.5 / optax.global_norm(gradients)
+    gradients = jax.tree.map(lambda g: g * scale, gradients)
+    ours, theirs = clipped_to(2.5), optax.clip_by_global_norm(2.5)
+    found, expected = (clip.update(gradients, clip.init(gradients))[0] for clip in (ours, theirs))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+    norm = optax.global_norm(found)
+    np.testing.assert_allclose(norm, min(size * 2.5, 2.5), rtol=1e-5)
+    assert jax.tree.structure(ours.init(gradients)) == jax.tree.structure(theirs.init(gradients))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from jaxformer.runtime import keep_freed_memory
 
-UNCOUNTED = 3  # the first rounds
+WARMUP_ROUNDS = 3
 
 
 def _serve(connection, make: Callable[[], Callable[[], None]]):
@@ -75,11 +75,11 @@ def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
     2.8 and then 2.6 seconds: a virtual machine may take memory from a process that waits.
     """
     subjects = {name: Subject(name, make) for name, make in makers.items()}
-    for _ in range(UNCOUNTED + rounds):
+    for _ in range(WARMUP_ROUNDS + rounds):
         for subject in subjects.values():
             subject.measure()
     for subject in subjects.values():
-        subject.seconds = subject.seconds[UNCOUNTED:]
+        subject.seconds = subject.seconds[WARMUP_ROUNDS:]
     for subject in subjects.values():
         subject.close()
     return subjects

@@ -38,7 +38,7 @@ def dedented_docstrings(monkeypatch):
 
 @pytest.fixture
 def without_tokamax(monkeypatch):
-    """Says what a page shows, that tokamax is not installed."""
+    """Runs the pages as if tokamax were not installed, as their output says."""
     monkeypatch.setattr(tokamax, "missing", lambda: f"it is not installed ({tokamax.INSTALL})")
 
 

@@ -148,7 +148,7 @@ def _quiet():
 
 
 class AbsentH100(NamedTuple):
-    """What tokamax reads of a device."""
+    """The attributes of a device that tokamax reads."""
 
     platform: str = "gpu"
     device_kind: str = "NVIDIA H100 80GB HBM3"
@@ -160,8 +160,8 @@ class AbsentH100(NamedTuple):
 def as_if_on(target: Target) -> Iterator[None]:
     """Lets programs for an absent GPU contain the kernels of cuDNN and tokamax.
 
-    JAX asks the GPU of this process for its generation, and its cuDNN for the version. tokamax asks
-    the default device. Inside this context the answers are those of a target.
+    JAX reads the generation of the GPU of this process and the version of its cuDNN. tokamax reads
+    attributes of the default device. Inside this context they are those of a target.
     """
     from unittest.mock import patch
 

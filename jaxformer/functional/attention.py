@@ -204,7 +204,7 @@ def chosen_kernel(
     kernels = context.placement.fused_kernels
     kernel, reason = first_supporting(kernels, query, key, value, context)
     if kernel is None and kernels and context.implementation == "fused":
-        raise ValueError(f'attention "fused" cannot run this; {reason}')
+        raise ValueError(f'attention "fused" cannot run this: {reason}')
     return kernel
 
 

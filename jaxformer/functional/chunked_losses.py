@@ -139,7 +139,7 @@ def _chunk_loss(
     bias: Float[Array, " vocab"] | None,
     targets: Integer[Array, "*batch"],
     weights: Float[Array, "*batch"],
-    cap: Any,
+    cap: float | None,
     label_smoothing: float,
 ) -> tuple[Float[Array, ""], Float[Array, "*batch"]]:
     """Computes (summed loss, losses) of a chunk from float32 products hidden @ kernel."""
@@ -160,7 +160,7 @@ def _chunk_gradients(
     floats: Head,
     fixed: Head,
     part: tuple[Array, Array, Array],
-    cap: Any,
+    cap: float | None,
     label_smoothing: float,
 ) -> tuple[Float[Array, ""], Float[Array, "*batch"], Head, Float[Array, "*batch dim"]]:
     """Computes the summed loss and the losses of a chunk, and the gradients of head and hidden."""
@@ -170,9 +170,9 @@ def _chunk_gradients(
     (loss, losses), (d_products, d_bias) = gradient(
         products, floats.get("bias"), targets, weights, cap, label_smoothing
     )
-    # The products with the gradient have operands in the dtype of `hidden`, as in all other maps.
-    # A product depends on its result's dtype only by rounding, so those of `pull_back` serve; its
-    # own result is not computed, because nothing uses it.
+    # `products` is float32, so its gradient is too, and products with it would be slow. This
+    # multiplication has a result in the dtype of `hidden`, and so have its gradients. Its result is
+    # not used, so XLA does not compute it.
     multiply = partial(_multiply, dtype=hidden.dtype)
     _, pull_back = jax.vjp(lambda x, y: multiply(x, fixed, y), floats, hidden)
     d_head, d_hidden = pull_back(d_products.astype(hidden.dtype))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
-from jaxformer.functional.key_ranges import is_packed, only_rise
+from jaxformer.functional.key_ranges import has_other_positions, is_packed, only_rise
 from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Window
 
 DTYPES = (jnp.bfloat16, jnp.float16)
@@ -69,8 +69,8 @@ class CuDNN:
             return "it does not support a cap of the scores"
         if context.scores.bias is not None:
             return "it does not support a bias of the scores"
-        if context.queries.positions is not None and not context.in_order:
-            return "it does not support cached positions"
+        if has_other_positions(context):
+            return "it does not support cached or other positions"
         if not all(isinstance(rule, (Causal, Window, Packed, Padding)) for rule in rules):
             return f"it does not support the mask {context.mask}"
         if any(isinstance(rule, Window) for rule in rules):

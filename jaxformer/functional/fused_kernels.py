@@ -81,6 +81,8 @@ def unsupported_arrays(
     names = [np.dtype(dtype).name for dtype in dtypes]
     if query.dtype.name not in names:
         return f"it needs {' or '.join(names)}, not {query.dtype}"
+    if 0 in (query.shape[-2], key.shape[-2]):
+        return "it needs at least one query and one key"
     if not query.dtype == key.dtype == value.dtype:
         return "it needs queries, keys and values of one dtype"
     return None

@@ -25,7 +25,8 @@ class KeyRanges(NamedTuple):
     Attributes:
         low: the first key.
         high: the key after the last one; at most `low` if the query sees no key.
-        are_exact: whether the rows have such ranges. Padding may see padding.
+        are_exact: whether every query sees one range of keys. The ranges of queries that are
+            padding may contain padding.
     """
 
     low: Int[Array, "batch queries"]
@@ -40,15 +41,15 @@ def key_ranges(context: Any, batch_size: int) -> KeyRanges:
     low, high = (jnp.asarray(x) for x in ranges(rule, queries.length, keys.length))
     are_exact = jnp.array(True)
     if is_packed(context):
-        first, last = runs(keys.segments)
+        first, end = runs(keys.segments)
         same = (queries.segments == keys.segments).all()
-        low, high = jnp.maximum(low, first), jnp.minimum(high, last + 1)
+        low, high = jnp.maximum(low, first), jnp.minimum(high, end)
         are_exact = same & only_rise(keys.segments)
     elif keys.segments is not None:
         real = keys.segments != 0
         first = real.argmax(axis=-1, keepdims=True)
-        last = real.shape[-1] - real[..., ::-1].argmax(axis=-1, keepdims=True)
-        low, high = jnp.maximum(low, first), jnp.minimum(high, last)
+        end = real.shape[-1] - real[..., ::-1].argmax(axis=-1, keepdims=True)
+        low, high = jnp.maximum(low, first), jnp.minimum(high, end)
         are_exact = only_rise(real.astype(jnp.int32))
     shape = (batch_size, queries.length)
     low, high = (jnp.broadcast_to(x.astype(jnp.int32), shape) for x in (low, high))
@@ -61,6 +62,12 @@ def is_packed(context: Any) -> bool:
     return packed and context.queries.segments is not None and context.keys.segments is not None
 
 
+def has_other_positions(context: Any) -> bool:
+    """Returns whether positions are neither those in the row nor those in its documents."""
+    infos = (context.queries, context.keys)
+    return not context.in_order and any(info.positions is not None for info in infos)
+
+
 def positional(mask: Mask) -> Mask:
     """Returns the rules of a mask about positions, without those about padding and documents."""
     rules = [rule for rule in mask.rules() if not isinstance(rule, (Padding, Packed))]
@@ -69,20 +76,20 @@ def positional(mask: Mask) -> Mask:
 
 def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first key that each query sees by the rule, and the one after the last."""
-    found = np.array([rule.key_range(i, i + 1, keys) for i in range(queries)], int)
+    found = np.array([rule.key_range(i, i + 1, keys) for i in range(queries)], int).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def runs(segments: Int[Array, "*batch length"]) -> tuple[Array, Array]:
-    """Returns the first and the last token of the run of equal segments of each token."""
+    """Returns where the document of each token begins, and where it ends, if it is contiguous."""
     axis, index = segments.ndim - 1, jnp.arange(segments.shape[-1])
     differs = segments[..., 1:] != segments[..., :-1]
     edge = jnp.ones_like(differs, shape=(*segments.shape[:-1], 1))
     begins = jnp.concatenate([edge, differs], axis=axis)
     ends = jnp.concatenate([differs, edge], axis=axis)
     first = jax.lax.cummax(jnp.where(begins, index, 0), axis=axis)
-    last = jax.lax.cummin(jnp.where(ends, index, len(index)), axis=axis, reverse=True)
-    return first, last
+    end = jax.lax.cummin(jnp.where(ends, index + 1, len(index)), axis=axis, reverse=True)
+    return first, end
 
 
 def only_rise(segments: Int[Array, "*batch length"]) -> Bool[Array, ""]:

@@ -25,7 +25,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.fused_kernels import blockwise_if, has_gaps, unsupported_arrays
-from jaxformer.functional.key_ranges import DISTANCES, RANGES, is_packed, positional, ranges
+from jaxformer.functional.key_ranges import (
+    DISTANCES,
+    RANGES,
+    has_other_positions,
+    is_packed,
+    positional,
+    ranges,
+)
 from jaxformer.functional.masks import Mask, Packed, Padding
 from jaxformer.functional.splash_plan import LANES, Plan, by_row, tile_of
 
@@ -75,8 +82,8 @@ def _unsupported(context: Any) -> str | None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
     by_distance = all(isinstance(rule, (*DISTANCES, Packed, Padding)) for rule in rules)
-    if context.queries.positions is not None and not context.in_order:
-        return "it does not support cached positions"
+    if has_other_positions(context):
+        return "it does not support cached or other positions"
     if context.queries.positions is not None and not by_distance:
         return "it supports positions in documents only for masks that compare distances"
     is_self = context.queries.length == context.keys.length

@@ -10,7 +10,7 @@ an optional dependency, the extra `kernels`. It needs Python 3.12.
 - A bias of the scores is refused: the gradients would need an array of all scores.
 
 Reference:
-    tokamax.dot_product_attention; its function does not take ranges, its class for GPUs does.
+    tokamax.dot_product_attention, which takes no ranges; PallasMosaicGpuFlashAttention, which does.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
-from jaxformer.functional.key_ranges import DISTANCES, RANGES, is_packed, key_ranges
-from jaxformer.functional.masks import Packed, Padding
+from jaxformer.functional.key_ranges import (
+    DISTANCES,
+    RANGES,
+    has_other_positions,
+    is_packed,
+    key_ranges,
+    positional,
+)
 
-DTYPES = (jnp.bfloat16, jnp.float16)
-GENERATIONS = (9, 10)  # Hopper, and Blackwell of data centres
-MOST_HEAD_DIM = 256  # the blocks of wider heads exceed the shared memory of an H100
-OLDEST = (0, 0, 17)
+# In float16, exp(score) overflows: with a cap of at most 60 the kernel subtracts no maximum.
+DTYPES = (jnp.bfloat16,)
+# By compute capability: Hopper is 9, data-centre Blackwell 10. The kernels for the gradients do not
+# compile for wider heads.
+MOST_HEAD_DIM = {9: 256, 10: 192}
 INSTALL = 'pip install "jaxformer[kernels]", on Python 3.12 or newer'
 
 
@@ -58,10 +65,11 @@ class Tokamax:
         reason = unsupported_arrays(query, key, value, DTYPES) or _unsupported(context)
         if reason is None and key.shape != value.shape:
             reason = "it needs keys and values of equal shapes"
-        if reason is None and query.shape[-1] > MOST_HEAD_DIM:
-            reason = f"it needs a head_dim of at most {MOST_HEAD_DIM}, not {query.shape[-1]}"
-        if reason is None and self.generation not in GENERATIONS:
-            reason = "it needs a Hopper GPU or a Blackwell GPU of data centres"
+        most, head_dim = MOST_HEAD_DIM.get(self.generation, 0), query.shape[-1]
+        if reason is None and most == 0:
+            reason = "it needs a Hopper or data-centre Blackwell GPU (compute capability 9 or 10)"
+        if reason is None and head_dim > most:
+            reason = f"it needs a head_dim of at most {most}, not {head_dim}"
         return reason or (missing() if self.compute is None else None)
 
     def attention(
@@ -92,10 +100,9 @@ class Tokamax:
 def _unsupported(context: Any) -> str | None:
     if context.scores.bias is not None:
         return "it does not support a bias of the scores without an array of all scores"
-    if context.queries.positions is not None and not context.in_order:
-        return "it does not support cached positions"
-    rules = [rule for rule in context.mask.rules() if not isinstance(rule, (Padding, Packed))]
-    for rule in rules:
+    if has_other_positions(context):
+        return "it does not support cached or other positions"
+    for rule in positional(context.mask).rules():
         if not isinstance(rule, RANGES):
             return f"it does not support the mask {type(rule).__name__}, which is not a range"
         if context.queries.positions is not None and not isinstance(rule, DISTANCES):
@@ -112,9 +119,22 @@ def missing() -> str | None:
         installed = version("tokamax")
     except PackageNotFoundError:
         return f"it is not installed ({INSTALL})"
-    numbers = tuple(int(x) for x in installed.split(".")[:3] if x.isdecimal())
-    oldest = ".".join(map(str, OLDEST))
-    return f"it must be {oldest} or newer, not {installed}" if numbers < OLDEST else None
+    try:
+        _classes()
+    except Exception as error:  # the classes are private, and importing them needs a fitting JAX
+        return f"tokamax {installed} cannot be used, 0.0.17 can: {error!r} ({INSTALL})"
+    return None
+
+
+def _classes() -> tuple[Any, Any]:
+    """Returns tokamax's class of masks and that of its kernel for GPUs."""
+    # pyrefly: ignore[missing-import] (an optional dependency)
+    from tokamax._src.ops.attention.base import Mask
+
+    # pyrefly: ignore[missing-import]
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+    return Mask, PallasMosaicGpuFlashAttention
 
 
 def _attention_in_ranges(
@@ -128,8 +148,9 @@ def _attention_in_ranges(
     high: Int[Array, "batch queries"],
 ) -> Float[Array, "batch heads queries v"]:
     """Calls the kernel; queries that see no key give zeros."""
-    sees, one = high > low, jnp.minimum(jnp.arange(low.shape[-1]), key.shape[-2] - 1)
-    low, high = jnp.where(sees, low, one), jnp.where(sees, high, one + 1)
+    sees = high > low
+    substitute = jnp.minimum(jnp.arange(low.shape[-1]), key.shape[-2] - 1)
+    low, high = jnp.where(sees, low, substitute), jnp.where(sees, high, substitute + 1)
     output = compute(query, key, value, (low, high), scale, cap)
     return jnp.where(sees[:, None, :, None], output, 0)
 
@@ -143,13 +164,11 @@ def installed_kernel(
     cap: float | None,
 ) -> Float[Array, "batch heads queries v"]:
     """Computes attention by the kernel of the installed tokamax."""
-    # pyrefly: ignore[missing-import] (an optional dependency)
-    from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
-
-    return call(PallasMosaicGpuFlashAttention(), query, key, value, ranges, scale, cap)
+    _, kernel = _classes()
+    return call_implementation(kernel(), query, key, value, ranges, scale, cap)
 
 
-def call(
+def call_implementation(
     implementation: Callable[..., Any],
     query: Float[Array, "batch heads queries d"],
     key: Float[Array, "batch kv_heads keys d"],
@@ -159,13 +178,11 @@ def call(
     cap: float | None,
 ) -> Float[Array, "batch heads queries v"]:
     """Calls one of tokamax's implementations of attention; see `installed_kernel`."""
-    # pyrefly: ignore[missing-import] (an optional dependency)
-    from tokamax._src.ops.attention.base import Mask
-
+    mask, _ = _classes()
     low, high = (x[:, None, :] for x in ranges)  # an axis of heads
     output = implementation(
         *(x.swapaxes(1, 2) for x in (query, key, value)),  # [batch, length, heads, head_dim]
-        mask=Mask(k_start=low, k_end=high),
+        mask=mask(k_start=low, k_end=high),
         logits_scale=scale,
         logits_soft_cap=cap,
     )

@@ -99,10 +99,10 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
     stores the quotients, in a pass over all gradients.
     """
 
-    def update(gradients, state, params=None):
-        norm = optax.global_norm(gradients)
+    def update(updates, state, params=None):
+        norm = optax.global_norm(updates)
         factor = jnp.where(norm < largest_norm, 1.0, largest_norm / norm)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients), state
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

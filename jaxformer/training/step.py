@@ -122,8 +122,8 @@ def make_step(
 
     The step donates its input state: the buffers are reused. `batch` has micro-batches along its
     first axis. `learning_rate` multiplies the optimizer's updates; leave it at 1 for an optimizer
-    that has a schedule. Micro-batches add up sums, not means. So the result is the gradient of the
-    full batch even if the micro-batches have unequal token counts.
+    that has a schedule. Each micro-batch adds its share of the mean over all targets. So the
+    result is the gradient of the full batch even if the micro-batches have unequal token counts.
 
     Args:
         model: The model.
@@ -142,7 +142,7 @@ def make_step(
         return loss * inverse_count, None
 
     def accumulate(params, batch, key):
-        """Returns the mean loss of the batch and its gradient, summed over the micro-batches."""
+        """Returns the mean loss over all micro-batches together, and its gradient."""
         gradient = trainable_value_and_grad(loss_of)
         keys = jax.random.split(key, len(batch.inputs))
         count = counted(batch)

@@ -176,7 +176,7 @@ LACKING = {
         "mask": Causal() & Window(3),
         "keys": TokenInfo(20, None, jnp.ones((2, 20), int)),
     },
-    "cached positions": {"queries": TokenInfo(20, jnp.arange(20)), "in_order": False},
+    "cached or other positions": {"queries": TokenInfo(20, jnp.arange(20)), "in_order": False},
     "20 queries and 19 keys": {"keys": TokenInfo(19)},
 }
 

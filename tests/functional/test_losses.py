@@ -210,8 +210,8 @@ def test_chunked_never_holds_all_logits_and_keeps_float32():
         r"dot_general .*: \(tensor<(\w+)>, tensor<(\w+)>\) -> tensor<(\w+)>", text
     )
     assert {shape.split("x")[-1] for *operands, _ in products for shape in operands} == {"bf16"}
-    results = sorted(result for *_, result in products)
-    assert results == ["100x4xbf16", "64x100xf32", "64x4xbf16"]
+    logits = [result for *_, result in products if result.startswith("64x100x")]
+    assert len(products) == 3 and logits == ["64x100xf32"]
 
 
 def test_the_loss_has_no_scatter():

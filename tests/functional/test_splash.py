@@ -189,7 +189,7 @@ def test_masked_nan_does_not_propagate():
     [
         ({"scores": Scores(bias=Alibi(4))}, "a bias of the scores"),
         ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not a static rule"),
-        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "cached positions"),
+        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "other positions"),
         (
             {"mask": Prefix(3), "queries": TokenInfo(20, jnp.arange(20))},
             "only for masks that compare distances",
@@ -250,9 +250,13 @@ print("equal")
 @pytest.mark.slow
 def test_each_device_computes_its_own_rows_and_heads():
     """With tensor=4, which does not divide two key heads, rows are sharded instead of heads."""
+    run_on_eight_devices(ON_A_MESH)
+
+
+def run_on_eight_devices(program):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_A_MESH],
+        [sys.executable, "-c", program],
         cwd=Path(__file__).parents[2],
         env={**os.environ, **flags},
         capture_output=True,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jaxformer.doctor.machines import as_if_on, parse_target
 from jaxformer.functional import tokamax
 from jaxformer.functional.attention import Context, attend
+from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.key_ranges import is_packed, key_ranges
 from jaxformer.functional.masks import (
     All,
@@ -32,20 +33,22 @@ from jaxformer.functional.masks import (
     Window,
 )
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import kernels_of
+from jaxformer.functional.platforms import fused_kernels, kernels_of
 from jaxformer.functional.scores import Alibi, Scores
+from jaxformer.functional.splash import Splash
 from jaxformer.functional.tokamax import Tokamax
 from jaxformer.functional.token_info import TokenInfo
+from tests.functional import test_splash
 from tests.functional.fused import arrays, compare_with_explicit, context_of
 from tests.slow import mostly_slow
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "in_float32")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 INSTALLED = find_spec("tokamax") is not None
 
 
 @pytest.fixture(autouse=True)
 def in_float32(monkeypatch):
-    """Lets the stand-ins compute in float32."""
+    """Lets the kernel accept float32, in which the stand-ins compute."""
     monkeypatch.setattr(tokamax, "DTYPES", (jnp.float32, *tokamax.DTYPES))
 
 
@@ -66,7 +69,7 @@ def of_tokamax(query, key, value, ranges, scale, cap):
     """Computes attention by tokamax's implementation in XLA."""
     from tokamax._src.ops.attention.base import DotProductAttention
 
-    return tokamax.call(DotProductAttention(), query, key, value, ranges, scale, cap)
+    return tokamax.call_implementation(DotProductAttention(), query, key, value, ranges, scale, cap)
 
 
 KERNELS = {"documented": documented}
@@ -80,7 +83,8 @@ def compare(request):
     return partial(compare_with_explicit, placement)
 
 
-PLACEMENT = OneDevice((Tokamax(9, documented),))
+KERNEL = Tokamax(9, documented)
+PLACEMENT = OneDevice((KERNEL,))
 LENGTH = 12
 PACKED = [[1] * 3 + [2] * 5 + [3] * 3 + [0], [0] * 2 + [1] * 7 + [2] * 3]
 NOT_IN_RUNS = [[1] * 3 + [0] * 2 + [1] * 7, [1] * 4 + [0] * 3 + [1] * 2 + [2] * 3]
@@ -203,10 +207,27 @@ def test_masked_nan_does_not_propagate():
     assert all(np.isfinite(x).all() for x in pull_back(jnp.ones_like(output)))
 
 
+@pytest.mark.parametrize("kernel", [CuDNN(is_hopper=True), Splash(True), Tokamax(9, documented)])
+@pytest.mark.parametrize("name", ["queries", "keys"])
+def test_no_kernel_ignores_positions(kernel, name):
+    """`dot_product_attention` accepts positions in any order, of queries and of keys."""
+    context = context_of(Causal(), LENGTH)
+    backwards = replace(context, **{name: TokenInfo(LENGTH, jnp.arange(LENGTH)[::-1])})
+    x = arrays(0, LENGTH, dtype=jnp.bfloat16)
+    assert "positions" in kernel.unsupported_reason(*x, replace(backwards, in_order=False))
+
+
+@pytest.mark.parametrize("length, keys", [(0, 5), (5, 0)])
+def test_empty_rows_are_computed_blockwise(length, keys):
+    context = context_of(Padding(), length, keys, np.ones((2, keys), int))
+    output = attend(*arrays(0, length, keys), replace(context, placement=PLACEMENT))
+    assert output.shape == (2, 4, length, 8) and not np.asarray(output).any()
+
+
 LACKING = {
     "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
     "DenseMask, which is not a range": {"mask": DenseMask(np.ones((12, 12), bool))},
-    "cached positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
+    "cached or other positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
     "together with positions in documents": {
         "mask": Prefix(3),
         "queries": TokenInfo(12, jnp.arange(12)),
@@ -217,7 +238,7 @@ LACKING = {
 @pytest.mark.parametrize("message", LACKING)
 def test_what_the_kernel_lacks_is_refused_with_the_reason(message):
     context = replace(context_of(Causal(), LENGTH), placement=PLACEMENT, **LACKING[message])
-    with pytest.raises(ValueError, match='attention "fused" cannot run this; tokamax: ') as caught:
+    with pytest.raises(ValueError, match='attention "fused" cannot run this: tokamax: ') as caught:
         attend(*arrays(0, LENGTH), replace(context, implementation="fused"))
     assert message in str(caught.value)
     expected = attend(*arrays(0, LENGTH), replace(context, implementation="explicit"))
@@ -228,11 +249,12 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(message):
     "installed, generation, head_dim, message",
     [
         (None, 9, 64, 'it is not installed (pip install "jaxformer[kernels]", on Python 3.12'),
-        ("0.0.9", 9, 64, "it must be 0.0.17 or newer, not 0.0.9"),
-        ("0.1.0.dev1", 9, 64, None),
-        ("0.0.17", 8, 64, "it needs a Hopper GPU or a Blackwell GPU"),
-        ("0.0.17", 10, 256, None),
+        ("0.0.9", 9, 64, "tokamax 0.0.9 cannot be used, 0.0.17 can: ImportError('no module')"),
+        ("0.0.17", 8, 64, "it needs a Hopper or data-centre Blackwell GPU"),
+        ("0.0.17", 9, 256, None),
         ("0.0.17", 9, 264, "it needs a head_dim of at most 256, not 264"),
+        ("0.0.17", 10, 192, None),
+        ("0.0.17", 10, 200, "it needs a head_dim of at most 192, not 200"),
     ],
 )
 def test_the_version_and_the_gpu_are_checked(installed, generation, head_dim, message, monkeypatch):
@@ -242,7 +264,12 @@ def test_the_version_and_the_gpu_are_checked(installed, generation, head_dim, me
             raise PackageNotFoundError(name)
         return installed
 
+    def classes():
+        if installed == "0.0.9":
+            raise ImportError("no module")
+
     monkeypatch.setattr(tokamax, "version", version)
+    monkeypatch.setattr(tokamax, "_classes", classes)
     tokamax.missing.cache_clear()
     x = jnp.zeros((1, 2, 4, head_dim), jnp.bfloat16)
     context = context_of(Causal(), 4, scores=Scores(cap=2.0))
@@ -262,6 +289,40 @@ def test_the_first_kernel_that_supports_the_arguments_computes():
     output = attend(*x, replace(capped, placement=supporting))
     expected = attend(*x, replace(capped, implementation="explicit"))
     np.testing.assert_allclose(output.astype(float), expected.astype(float), atol=2e-2)
+
+
+def test_documents_of_queries_that_differ_from_those_of_keys(compare):
+    queries, keys = (
+        TokenInfo(LENGTH, None, jnp.array([x, x])) for x in ([1] * 5 + [2] * 7, [1] * 3 + [2] * 9)
+    )
+    context = context_of(Causal() & Packed(), LENGTH)
+    compare(replace(context, queries=queries, keys=keys), *arrays(1, LENGTH))
+
+
+@pytest.mark.slow
+def test_each_device_computes_its_own_rows_and_heads():
+    """The test of the splash kernel, with this one; packed rows with padding."""
+    program = test_splash.ON_A_MESH.replace(
+        "from tests.functional.test_splash import INTERPRETED, PACKED",
+        "from tests.functional.test_splash import PACKED\n"
+        "from tests.functional.test_tokamax import KERNEL as INTERPRETED, tokamax\n"
+        "tokamax.DTYPES = (np.float32,)",
+    )
+    test_splash.run_on_eight_devices(program)
+
+
+@pytest.mark.skipif(
+    not INSTALLED or jax.default_backend() != "gpu", reason="needs tokamax and a GPU"
+)
+@pytest.mark.parametrize("length, cap", [(256, 30.0), (200, None), (77, 5.0)])
+@pytest.mark.parametrize("mask", DOCUMENTS, ids=str)
+def test_the_kernel_itself(mask, length, cap):
+    """On a GPU: the kernel computes what its documentation says."""
+    ids = np.array([[1] * 50 + [2] * (length - 56) + [0] * 6, [0] * 6 + [3] * (length - 6)])
+    context = context_of(mask, length, segments=ids, scores=Scores(cap=cap))
+    kernel = next(x for x in fused_kernels() if isinstance(x, Tokamax))
+    x = arrays(0, length, dtype=jnp.bfloat16)
+    compare_with_explicit(OneDevice((kernel,)), context, *x, tolerance=4e-3)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs tokamax, which needs Python 3.12")

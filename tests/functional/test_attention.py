@@ -273,7 +273,7 @@ def test_fused_on_a_gpu_is_refused_for_arguments_that_cudnn_lacks(monkeypatch):
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
     expected = attend(query, key, value, implementation="explicit")
     monkeypatch.setattr(platforms, "platform", lambda: "gpu")
-    with pytest.raises(ValueError, match='"fused" cannot run this: it needs bfloat16'):
+    with pytest.raises(ValueError, match='"fused" cannot run this: cuDNN: it needs bfloat16'):
         attend(query, key, value, implementation="fused")
     tiny.close(attend(query, key, value, implementation="auto"), expected)
 

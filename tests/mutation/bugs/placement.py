@@ -56,7 +56,7 @@ BUGS = (
     Bug(
         "doctor: all layers have the attention of the first one",
         "doctor.attention:_by_part",
-        Replace("reasons[call]", "reasons[0]"),
+        Replace("choices[call]", "choices[0]"),
         "doctor/test_attention.py::test_layers_with_a_kernel_are_those_that_call_it",
     ),
     Bug(

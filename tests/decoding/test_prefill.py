@@ -36,7 +36,7 @@ def many_queries():
 
 
 @pytest.mark.parametrize("ring", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", mostly_slow(CACHED, "llama"))
+@pytest.mark.parametrize("name", mostly_slow(CACHED, slow=("llama",)))
 @given(seed=tiny.seeds, padding=st.lists(st.integers(0, LENGTH - 1), min_size=2, max_size=2))
 def test_it_reads_what_advance_reads(name, ring, seed, padding, many_queries):
     """Logits, keys, values and the rest of the cache, for prompts that are padded on the left."""

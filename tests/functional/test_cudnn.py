@@ -23,6 +23,7 @@ from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.token_info import TokenInfo
 from tests.functional.fused import arrays, compare_with_explicit, context_of
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -94,7 +95,7 @@ def segments_of(lengths, size=LENGTH):
     return [[1] * length + [0] * (size - length) for length in lengths]
 
 
-@pytest.mark.parametrize("mask", DENSE, ids=str)
+@pytest.mark.parametrize("mask", mostly_slow(DENSE, DENSE[2], slow=DENSE), ids=str)
 def test_dense_rows(mask, documented):
     compare(context_of(mask, 20), *arrays(0, 20))
 
@@ -223,7 +224,7 @@ LOWERED = {
 }
 
 
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", mostly_slow(LOWERED, "packed", slow=LOWERED))
 def test_the_kernel_is_called_forward_and_backward(name):
     """In the program for GPUs, which XLA lowers without one."""
     mask, segments = LOWERED[name]

@@ -18,7 +18,7 @@ def random_weights(seed, activation, use_bias=True):
     return jax.tree.map(lambda leaf: np.float32(rng.normal(size=leaf.shape)), shapes)
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("use_bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @given(seed=tiny.seeds)
 def test_it_is_its_formula(activation, use_bias, seed):

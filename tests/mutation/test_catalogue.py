@@ -31,6 +31,7 @@ def test_no_two_are_one_bug():
     assert len(set(sources)) == len(sources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_fits_the_code_and_can_be_imported(bug):
     code = compile(bug.source(), bug.path, "exec", dont_inherit=True)

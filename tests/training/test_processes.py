@@ -123,7 +123,7 @@ def test_processes_with_different_settings_are_refused(start, tmp_path, words):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_processes_of_slurm_connect(start, tmp_path):
     words = ["text.py", *SETTINGS, "--steps", "2", "--sample-tokens", "0", "--out", "run"]
     for status, said in ended(*(start(place, 2, *words, slurm=True) for place in (0, 1))):

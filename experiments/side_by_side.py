@@ -71,8 +71,8 @@ class Subject:
 def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
     """Starts all programs and measures them in turn.
 
-    The first run of a program and the first rounds are not counted. A step of 124M took 4.3, 3.2,
-    2.8 and then 2.6 seconds: a virtual machine may take memory from a process that waits.
+    The first run of a program and the first rounds are not counted. On a virtual machine, which may
+    reclaim the memory of a waiting process, steps of GPT-2 124M took 4.3, 3.2, 2.8 and then 2.6 s.
     """
     subjects = {name: Subject(name, make) for name, make in makers.items()}
     for _ in range(WARMUP_ROUNDS + rounds):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float
 
 from jaxformer.functional.blockwise import blockwise_attention
 
@@ -86,13 +86,6 @@ def unsupported_arrays(
     if not query.dtype == key.dtype == value.dtype:
         return "it needs queries, keys and values of one dtype"
     return None
-
-
-def has_gaps(documents: Int[Array, "*batch length"]) -> Bool[Array, ""]:
-    """Returns whether a document has padding between two of its tokens."""
-    latest = jax.lax.cummax(documents, axis=documents.ndim - 1)  # they are numbered in order
-    after_padding = (documents[..., :-1] == 0) & (documents[..., 1:] != 0)
-    return (after_padding & (documents[..., 1:] == latest[..., :-1])).any()
 
 
 def blockwise_if(

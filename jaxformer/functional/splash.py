@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.fused_kernels import blockwise_if, has_gaps, unsupported_arrays
+from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
 from jaxformer.functional.key_ranges import (
     DISTANCES,
     RANGES,
     has_other_positions,
     is_packed,
+    only_rise,
     positional,
     ranges,
 )
@@ -74,7 +75,8 @@ class Splash:
         queries, keys = (replace(x, positions=None) for x in (context.queries, context.keys))
         by_row = replace(context, queries=queries, keys=keys)
         fused = partial(splash_attention, context=by_row, interpret=self.interpret)
-        return blockwise_if(has_gaps(context.keys.segments), fused, (query, key, value), context)
+        has_gaps = ~only_rise(context.keys.segments)
+        return blockwise_if(has_gaps, fused, (query, key, value), context)
 
 
 def _unsupported(context: Any) -> str | None:

@@ -83,7 +83,7 @@ class Tokamax:
         ranges = key_ranges(context, len(query))
         of_rows = partial(
             _attention_in_ranges,
-            self.compute or installed_kernel,
+            self.compute or tokamax_attention,
             context.scores.scale,
             context.scores.cap,
         )
@@ -155,32 +155,29 @@ def _attention_in_ranges(
     return jnp.where(sees[:, None, :, None], output, 0)
 
 
-def installed_kernel(
+def tokamax_attention(
     query: Float[Array, "batch heads queries d"],
     key: Float[Array, "batch kv_heads keys d"],
     value: Float[Array, "batch kv_heads keys v"],
     ranges: tuple[Int[Array, "batch queries"], Int[Array, "batch queries"]],
     scale: float,
     cap: float | None,
+    implementation: Callable[..., Any] | None = None,
 ) -> Float[Array, "batch heads queries v"]:
-    """Computes attention by the kernel of the installed tokamax."""
-    _, kernel = _classes()
-    return call_implementation(kernel(), query, key, value, ranges, scale, cap)
+    """Computes attention by the installed tokamax.
 
-
-def call_implementation(
-    implementation: Callable[..., Any],
-    query: Float[Array, "batch heads queries d"],
-    key: Float[Array, "batch kv_heads keys d"],
-    value: Float[Array, "batch kv_heads keys v"],
-    ranges: tuple[Int[Array, "batch queries"], Int[Array, "batch queries"]],
-    scale: float,
-    cap: float | None,
-) -> Float[Array, "batch heads queries v"]:
-    """Calls one of tokamax's implementations of attention; see `installed_kernel`."""
-    mask, _ = _classes()
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        ranges: the first key of each query, and the one after the last.
+        scale: factor of the products.
+        cap: bound of the scaled products; None: no cap.
+        implementation: one of tokamax's implementations; None: its kernel for GPUs.
+    """
+    mask, kernel = _classes()
     low, high = (x[:, None, :] for x in ranges)  # an axis of heads
-    output = implementation(
+    output = (implementation or kernel())(
         *(x.swapaxes(1, 2) for x in (query, key, value)),  # [batch, length, heads, head_dim]
         mask=mask(k_start=low, k_end=high),
         logits_scale=scale,

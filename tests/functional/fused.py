@@ -1,6 +1,7 @@
 """Inputs for fused attention kernels, and their comparison with explicit attention."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -49,3 +50,24 @@ def compare_with_explicit(placement, context, query, key, value, tolerance=2e-5)
     for got, wanted in zip(gradients, expected, strict=True):
         assert np.isfinite(got).all()
         np.testing.assert_allclose(got, wanted, atol=5 * tolerance, rtol=50 * tolerance)
+
+
+@cache
+def compiled_comparison(placement, mask):
+    """Returns a comparison with explicit attention that compiles once for all segments."""
+
+    def run(queries, keys, query, key, value, implementation):
+        context = Context(
+            mask, queries, keys, Scores(), implementation, in_order=True, placement=placement
+        )
+        return jax.vjp(lambda *x: attend(*x, context), query, key, value)[0], jax.grad(
+            lambda *x: (attend(*x, context) ** 2).sum(), argnums=(0, 1, 2)
+        )(query, key, value)
+
+    run = jax.jit(run, static_argnames="implementation")
+
+    def check(*arguments):
+        found, expected = (run(*arguments, implementation=name) for name in ("fused", "explicit"))
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, expected)
+
+    return check

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import platforms, splash_plan
-from jaxformer.functional.attention import Context, attend
+from jaxformer.functional.attention import attend
 from jaxformer.functional.masks import (
     All,
     Causal,
@@ -33,7 +33,12 @@ from jaxformer.functional.scores import Alibi, Scores
 from jaxformer.functional.splash import Splash
 from jaxformer.functional.token_info import TokenInfo
 from jaxformer.models import activation_sharding
-from tests.functional.fused import arrays, compare_with_explicit, context_of
+from tests.functional.fused import (
+    arrays,
+    compare_with_explicit,
+    compiled_comparison,
+    context_of,
+)
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -149,28 +154,7 @@ segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
 @given(seed=st.integers(0, 99), ids=segments)
 def test_any_documents_and_padding(mask, seed, ids):
     context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
-    compiled(mask)(context.queries, context.keys, *arrays(seed, LENGTH))
-
-
-@cache
-def compiled(mask):
-    """Returns a comparison that compiles once for all segments."""
-
-    def run(queries, keys, query, key, value, implementation):
-        context = Context(
-            mask, queries, keys, Scores(), implementation, in_order=True, placement=PLACEMENT
-        )
-        return jax.vjp(lambda *x: attend(*x, context), query, key, value)[0], jax.grad(
-            lambda *x: (attend(*x, context) ** 2).sum(), argnums=(0, 1, 2)
-        )(query, key, value)
-
-    run = jax.jit(run, static_argnames="implementation")
-
-    def check(*arguments):
-        found, expected = (run(*arguments, implementation=name) for name in ("fused", "explicit"))
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, expected)
-
-    return check
+    compiled_comparison(PLACEMENT, mask)(context.queries, context.keys, *arrays(seed, LENGTH))
 
 
 def test_masked_nan_does_not_propagate():

@@ -5,7 +5,7 @@ in XLA where tokamax is installed.
 """
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from itertools import product
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from jaxformer.doctor.machines import as_if_on, parse_target
 from jaxformer.functional import tokamax
-from jaxformer.functional.attention import Context, attend
+from jaxformer.functional.attention import attend
 from jaxformer.functional.cudnn import CuDNN
 from jaxformer.functional.key_ranges import is_packed, key_ranges
 from jaxformer.functional.masks import (
@@ -39,7 +39,12 @@ from jaxformer.functional.splash import Splash
 from jaxformer.functional.tokamax import Tokamax
 from jaxformer.functional.token_info import TokenInfo
 from tests.functional import test_splash
-from tests.functional.fused import arrays, compare_with_explicit, context_of
+from tests.functional.fused import (
+    arrays,
+    compare_with_explicit,
+    compiled_comparison,
+    context_of,
+)
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -65,16 +70,12 @@ def documented(query, key, value, ranges, scale, cap):
     return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
 
 
-def of_tokamax(query, key, value, ranges, scale, cap):
-    """Computes attention by tokamax's implementation in XLA."""
-    from tokamax._src.ops.attention.base import DotProductAttention
-
-    return tokamax.call_implementation(DotProductAttention(), query, key, value, ranges, scale, cap)
-
-
 KERNELS = {"documented": documented}
 if INSTALLED:
-    KERNELS["tokamax"] = of_tokamax
+    from tokamax._src.ops.attention.base import DotProductAttention
+
+    # tokamax's implementation in XLA
+    KERNELS["tokamax"] = partial(tokamax.tokamax_attention, implementation=DotProductAttention())
 
 
 @pytest.fixture(params=KERNELS)
@@ -168,33 +169,12 @@ def _is_in_runs(ids):
     return not gap and runs == sorted(set(runs))
 
 
-@cache
-def compiled(mask):
-    """Returns a comparison that compiles once for all segments."""
-
-    def run(queries, keys, query, key, value, implementation):
-        context = Context(
-            mask, queries, keys, Scores(), implementation, in_order=True, placement=PLACEMENT
-        )
-        return jax.vjp(lambda *x: attend(*x, context), query, key, value)[0], jax.grad(
-            lambda *x: (attend(*x, context) ** 2).sum(), argnums=(0, 1, 2)
-        )(query, key, value)
-
-    run = jax.jit(run, static_argnames="implementation")
-
-    def check(*arguments):
-        found, expected = (run(*arguments, implementation=name) for name in ("fused", "explicit"))
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, expected)
-
-    return check
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [*DOCUMENTS, Causal() & Padding()], ids=str)
 @given(seed=st.integers(0, 99), ids=segments)
 def test_any_documents_and_padding(mask, seed, ids):
     context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
-    compiled(mask)(context.queries, context.keys, *arrays(seed, LENGTH))
+    compiled_comparison(PLACEMENT, mask)(context.queries, context.keys, *arrays(seed, LENGTH))
 
 
 def test_masked_nan_does_not_propagate():

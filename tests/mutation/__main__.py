@@ -65,18 +65,21 @@ def _first_red(bug, environ: dict[str, str], test: str, seed: int) -> str | None
 
 def kill(bugs, seeds: int) -> int:
     """Prints a table of the bugs as their tests finish. Returns the number of surviving bugs."""
-    survived = 0
+    survivors = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The environments are made in this thread alone, because ast.parse fails now and then if
         # two threads call it (https://github.com/python/cpython/issues/106905).
         tried = {pool.submit(killers, bug, environment(bug), seeds): bug for bug in bugs}
         for number, done in enumerate(as_completed(tried), start=1):
             lines, is_killed = _said(tried[done], done)
-            survived += not is_killed
+            if not is_killed:
+                survivors.append(tried[done].name)
             for line in lines:
                 print(f"{f'{number}/{len(bugs)}':>7}  {line}", flush=True)
-    print(f"{len(bugs) - survived} of {len(bugs)} bugs killed")
-    return survived
+    print(f"{len(bugs) - len(survivors)} of {len(bugs)} bugs killed")
+    for name in survivors:
+        print(f"survived: {name}")
+    return len(survivors)
 
 
 def _said(bug, done) -> tuple[list[str], bool]:

@@ -24,10 +24,15 @@ def of(folder: str, make, *arguments):
     sys.path.insert(0, folder)
     for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
         del sys.modules[name]
+    import jax
+
     import jaxformer
 
     if not Path(jaxformer.__file__).is_relative_to(Path(folder).resolve()):
         raise RuntimeError(f"{jaxformer.__file__} is not in {folder}")
+    # JAX's default, which side_by_side has changed: each version makes its own choice.
+    jax.config.update("jax_cpu_enable_async_dispatch", True)
+    jaxformer.keep_freed_memory()
     return make(*arguments)
 
 

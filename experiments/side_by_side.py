@@ -1,6 +1,7 @@
 """Times several programs in turn (A B C A B C …), so that drift of the machine affects all alike.
 
-Each program runs in its own process and waits while another one is measured.
+Each program runs in its own process and waits while another one is measured. A program that has
+waited is slow at first, so a round of a short one has many runs and counts as their median.
 """
 
 import multiprocessing
@@ -13,6 +14,9 @@ from collections.abc import Callable
 from jaxformer.runtime import keep_freed_memory
 
 WARMUP_ROUNDS = 3
+ROUND_SECONDS = 1.0  # least
+# Threads that wait for work keep a core busy for a moment, OpenMP's up to 0.2 s.
+PAUSE_SECONDS = 0.3
 
 
 def _serve(connection, make: Callable[[], Callable[[], None]]):
@@ -24,11 +28,19 @@ def _serve(connection, make: Callable[[], Callable[[], None]]):
         run()
         connection.send(time.perf_counter() - begin)
         while connection.recv() == "run":
-            begin = time.perf_counter()
-            run()
-            connection.send(time.perf_counter() - begin)
+            connection.send(statistics.median(_timed(run)))
     except Exception:
         connection.send(traceback.format_exc())
+
+
+def _timed(run: Callable[[], None]) -> list[float]:
+    """Returns the seconds of each run of a round."""
+    seconds, begin = [], time.perf_counter()
+    while not seconds or time.perf_counter() - begin < ROUND_SECONDS:
+        before = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - before)
+    return seconds
 
 
 class Subject:
@@ -69,7 +81,7 @@ class Subject:
 
 
 def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
-    """Starts all programs and measures them in turn.
+    """Starts all programs and measures them in turn, each for at least ROUND_SECONDS a round.
 
     The first run of a program and the first rounds are not counted. On a virtual machine, which may
     reclaim the memory of a waiting process, steps of GPT-2 124M took 4.3, 3.2, 2.8 and then 2.6 s.
@@ -77,6 +89,7 @@ def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
     subjects = {name: Subject(name, make) for name, make in makers.items()}
     for _ in range(WARMUP_ROUNDS + rounds):
         for subject in subjects.values():
+            time.sleep(PAUSE_SECONDS)
             subject.measure()
     for subject in subjects.values():
         subject.seconds = subject.seconds[WARMUP_ROUNDS:]

@@ -146,7 +146,7 @@ def test_ranges_that_are_exact_are_those_of_the_mask(mask, ids, renumber):
         context = replace(context, queries=queries, keys=keys)
     ranges, index = key_ranges(context, 2), np.arange(LENGTH)
     found = (ranges.low[..., None] <= index) & (index < ranges.high[..., None])
-    expected = np.asarray(context.mask(context.queries, context.keys))
+    expected = np.broadcast_to(context.mask(context.queries, context.keys), found.shape)
     documents = np.asarray(context.keys.segments)
     real = documents != 0
     padding_sees_padding = ~real[:, None, :] & (

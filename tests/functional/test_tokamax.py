@@ -130,14 +130,19 @@ def test_scale_and_cap(scale, cap, compare):
     compare(context_of(Causal(), LENGTH, scores=Scores(scale, cap)), *arrays(5, LENGTH))
 
 
-segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
+def rows_of(ids):
+    return st.lists(ids, min_size=LENGTH, max_size=LENGTH)
+
+
+# Any ids, or documents in order with padding at both ends: 4 becomes padding.
+in_order = rows_of(st.integers(0, 4)).map(lambda row: [i % 4 for i in sorted(row)])
+segments = st.lists(rows_of(st.integers(0, 2)) | in_order, min_size=2, max_size=2)
 masks = st.sampled_from([*DOCUMENTS, Causal() & Padding(), Padding(), Causal() & Window(3)])
 
 
 @given(mask=masks, ids=segments, renumber=st.booleans())
 def test_ranges_that_are_exact_are_those_of_the_mask(mask, ids, renumber):
     """For any ids: if they are not numbered in order as in a model, too."""
-    ids = np.array(ids).reshape(2, LENGTH)
     context = context_of(mask & Padding(), LENGTH, segments=ids)
     if not renumber:
         queries, keys = (
@@ -152,8 +157,8 @@ def test_ranges_that_are_exact_are_those_of_the_mask(mask, ids, renumber):
     padding_sees_padding = ~real[:, None, :] & (
         ~real[:, :, None] | ~real.any(axis=1)[:, None, None]
     )
-    in_order = documents if is_packed(context) else real.astype(int)
-    assert bool(ranges.are_exact) == all(map(_is_in_runs, in_order))
+    runs = documents if is_packed(context) else real.astype(int)
+    assert bool(ranges.are_exact) == all(map(_is_in_runs, runs))
     if ranges.are_exact:
         np.testing.assert_array_equal(found & ~padding_sees_padding, expected)
 
@@ -173,7 +178,7 @@ def _is_in_runs(ids):
 @pytest.mark.parametrize("mask", [*DOCUMENTS, Causal() & Padding()], ids=str)
 @given(seed=st.integers(0, 99), ids=segments)
 def test_any_documents_and_padding(mask, seed, ids):
-    context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
+    context = context_of(mask, LENGTH, segments=ids)
     compiled_comparison(PLACEMENT, mask)(context.queries, context.keys, *arrays(seed, LENGTH))
 
 

@@ -89,7 +89,7 @@ def answers(name, model, params, windows, hidden):
     targets = windows[:, 1:]
     inputs = jnp.where(hidden, MASK, targets) if name == "encoder" else windows[:, :-1]
     batch = Batch(inputs, targets, hidden.astype(jnp.float32))
-    loss, count = summed_loss(model, params, batch)
+    loss, count = summed_loss(model, params, batch), hidden.sum()
     guesses = model.apply({"params": params}, inputs).argmax(axis=-1)
     right = jnp.where(hidden, guesses == targets, False).sum() / count
     return loss / count, right, guesses

@@ -33,7 +33,7 @@ from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.loss import counted, summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import Processes, is_first, join
@@ -78,8 +78,8 @@ def trained(kind: str, mesh):
         start, batch = init_on(mesh, model, optimizer, 0), place_batch(batch, mesh)
 
     def loss(params, batch):
-        total, count = summed_loss(model, params, jax.tree.map(lambda x: x[0], batch))
-        return total / count
+        one = jax.tree.map(lambda x: x[0], batch)
+        return summed_loss(model, params, one) / counted(one)
 
     gradient = jax.tree.map(to_host, jax.jit(jax.grad(loss))(start.params, batch))
     losses, rates = [], Schedule(RECIPE, STEPS).rates()

@@ -83,5 +83,5 @@ def batches(random, ids, length: int, shape: tuple[int, ...]):
 
 def loss(model, params, windows):
     """Returns nats per token."""
-    total, count = summed_loss(model, params, Batch(windows[:, :-1], windows[:, 1:]))
-    return total / count
+    batch = Batch(windows[:, :-1], windows[:, 1:])
+    return summed_loss(model, params, batch) / batch.targets.size

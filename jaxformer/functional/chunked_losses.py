@@ -69,11 +69,28 @@ def chunked_cross_entropy(
     """
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
     weights = weights.astype(jnp.float32)
+    # Weights that add up to 1: the gradients below then need no pass that scales them.
+    shares = weighted_mean(weights, weights.sum())
+    return chunked_weighted_sum(
+        hidden, kernel, targets, shares, bias, cap, label_smoothing, chunk=chunk
+    )
+
+
+def chunked_weighted_sum(
+    hidden: Float[Array, "*batch length dim"],
+    kernel: Float[Array, "dim vocab"] | Kernel,
+    targets: Integer[Array, "*batch length"],
+    weights: Float[Array, "*batch length"],
+    bias: Float[Array, " vocab"] | None,
+    cap: float | None,
+    label_smoothing: float,
+    chunk: int = 1024,
+) -> Float[Array, ""]:
+    """Computes Σ w_i loss_i; see `chunked_cross_entropy`."""
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
     head, parts = vary_alike(head, parts)
-    total = _summed_losses(head, *parts, cap, label_smoothing)
-    return weighted_mean(total, weights.sum())
+    return _summed_losses(head, *parts, cap, label_smoothing)
 
 
 def chunked_token_losses(

@@ -117,6 +117,6 @@ def weighted_sum(
     return (weights * jnp.where(weights != 0, losses, 0.0)).sum(), weights.sum()
 
 
-def weighted_mean(total: Float[Array, ""], count: Float[Array, ""]) -> Float[Array, ""]:
-    """Returns total / count, or 0 if nothing counts."""
+def weighted_mean(total: Float[Array, "*shape"], count: Float[Array, ""]) -> Float[Array, "*shape"]:
+    """Returns total / count, or total (0) if nothing counts."""
     return total / jnp.where(count == 0, 1.0, count)

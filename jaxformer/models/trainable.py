@@ -43,7 +43,7 @@ def combine(trainable: Any, frozen: Any) -> Any:
 
 
 def trainable_value_and_grad(function: Callable) -> Callable:
-    """Returns `jax.value_and_grad(function, has_aux=True)` for the trainable leaves only.
+    """Returns `jax.value_and_grad(function)` for the trainable leaves only.
 
     Args:
         function: a function of parameters and further arguments.
@@ -55,7 +55,7 @@ def trainable_value_and_grad(function: Callable) -> Callable:
     def value_and_grad(params: Any, *arguments: Any) -> Any:
         trainable, frozen = partition(params)
         return jax.value_and_grad(
-            lambda trainable: function(combine(trainable, frozen), *arguments), has_aux=True
+            lambda trainable: function(combine(trainable, frozen), *arguments)
         )(trainable)
 
     return value_and_grad

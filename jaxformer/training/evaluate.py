@@ -80,7 +80,7 @@ def _compiled(model, correct: bool):
     @jax.jit
     def of_batch(variables, batch):
         params = variables["params"]
-        loss, _ = summed_loss(model, params, batch)
+        loss = summed_loss(model, params, batch)
         return loss, summed_correct(model, params, batch) if correct else jnp.float32(0)
 
     return of_batch

@@ -1,12 +1,10 @@
 """Cross-entropy loss of a batch, for every kind of model."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxformer.functional.chunked_losses import chunked_cross_entropy
+from jaxformer.functional.chunked_losses import chunked_weighted_sum
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
@@ -15,8 +13,8 @@ from jaxformer.training.batch import Batch
 
 def summed_loss(
     model, params, batch: Batch, dropout_key=None, label_smoothing: float = 0.0
-) -> tuple[Array, Array]:
-    """Computes the summed loss of a batch in nats, and the number of tokens that count.
+) -> Array:
+    """Computes the sum of a batch's losses in nats, each multiplied by its target's weight.
 
     Sums of batches with different token counts can be added. If the rows are sharded, each device
     sums the head's gradient over its own rows. So the devices exchange it once, not once per chunk
@@ -33,23 +31,30 @@ def summed_loss(
     head = model.output_map(params)
     kernel = head["kernel"]
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
-    mean_loss = partial(chunked_cross_entropy, bias=head.get("bias"), cap=head.get("cap"))
 
     def of_rows(hidden, targets, weights):
-        mean = mean_loss(hidden, kernel, targets, weights, label_smoothing=label_smoothing)
-        return mean * (jnp.float32(targets.size) if weights is None else weights.sum())
+        return chunked_weighted_sum(
+            hidden, kernel, targets, weights, head.get("bias"), head.get("cap"), label_smoothing
+        )
 
-    rows = (hidden, batch.targets, batch.weights)
+    rows = (hidden, batch.targets, target_weights(batch))
     axes = row_axes(kernel.shape[-1])
     if (parts := num_parts(len(hidden), axes)) == 1:
-        return of_rows(*rows), counted(batch)
+        return of_rows(*rows)
     rows = (shard_rows(hidden), *rows[1:])  # so that its gradient is sharded like the model's work
     rows = jax.tree.map(lambda x: shard_rows(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
-    return jax.vmap(of_rows)(*rows).sum(), counted(batch)
+    return jax.vmap(of_rows)(*rows).sum()
+
+
+def target_weights(batch: Batch) -> Array:
+    """Returns the weight of each target, float32."""
+    if batch.weights is None:
+        return jnp.ones(batch.targets.shape, jnp.float32)
+    return batch.weights.astype(jnp.float32)
 
 
 def counted(batch: Batch) -> Array:
-    """Returns the number of targets that count, float32."""
+    """Returns the sum of the targets' weights, float32."""
     return jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
 

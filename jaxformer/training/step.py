@@ -16,7 +16,7 @@ from jaxformer.models.lora import adapt
 from jaxformer.models.parameters import init
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import counted, summed_loss
+from jaxformer.training.loss import counted, summed_loss, target_weights
 
 
 class TrainState(NamedTuple):
@@ -136,10 +136,11 @@ def make_step(
     dropout = model.config.dropout > 0
 
     def loss_of(params, batch, key, inverse_count):
-        # The gradient of this product has the right scale. To scale the gradients of all parameters
-        # afterwards would take a pass over each of them.
-        loss, _ = summed_loss(model, params, batch, key if dropout else None, label_smoothing)
-        return loss * inverse_count, None
+        # With scaled weights, gradients have the right scale. To scale the gradients of all
+        # parameters afterwards would take a pass over each of them.
+        batch = batch._replace(weights=target_weights(batch) * inverse_count)
+        key = key if dropout else None
+        return summed_loss(model, params, batch, key, label_smoothing)
 
     def accumulate(params, batch, key):
         """Returns the mean loss over all micro-batches together, and its gradient."""
@@ -154,8 +155,7 @@ def make_step(
         sums = gradient(params, *jax.tree.map(lambda x: x[0], (batch, keys)), inverse_count)
         if len(batch.inputs) > 1:
             sums, _ = jax.lax.scan(add, sums, jax.tree.map(lambda x: x[1:], (batch, keys)))
-        (loss, _), gradients = sums
-        return loss, gradients
+        return sums
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, batch: Batch, learning_rate=1.0):

@@ -38,7 +38,7 @@ def test_each_device_computes_its_own_batch_elements(name, quick_compilation, sm
     mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
 
     def loss(params, batch):
-        return summed_loss(model, params, batch)[0]
+        return summed_loss(model, params, batch)
 
     def of_device(params, batch):
         value, gradient = jax.value_and_grad(loss)(params, batch)

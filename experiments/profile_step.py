@@ -1,7 +1,7 @@
 """Shows where the time of a training step on a CPU goes, by kind of work.
 
     python experiments/profile_step.py                         # GPT-2 124M, rows of 256 tokens
-    python experiments/profile_step.py --size 10.8m --record profile-cpu
+    python experiments/profile_step.py --size 10.8m --dtype bfloat16
 
 XLA reports the time of each operation of the step. An operation that waits for a core counts too,
 and several run at once, so the sum of all is not the time of the step.
@@ -53,6 +53,7 @@ def seconds_of_operations(folder: Path, updates: int) -> dict[str, float]:
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--size", choices=SIZES, default="124m/256")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--updates", type=at_least(1), default=3)
     arguments = parser.parse_args()
     import jax
@@ -67,7 +68,7 @@ def main():
 
     keep_freed_memory()
     size = SIZES[arguments.size]
-    model = Decoder(decoder_config(size, "float32"), Execution(layers="unrolled"))
+    model = Decoder(decoder_config(size, arguments.dtype), Execution(layers="unrolled"))
     optimizer = make_optimizer(OptimizerConfig())
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     shape = (1, size.batch_size, size.length)
@@ -88,10 +89,13 @@ def main():
     found = dict.fromkeys(KINDS, 0.0)
     for name, result, operation, label in _OPERATION.findall(step.as_text()):
         found[kind_of(operation, result, label)] += seconds.get(name, 0.0)
-    print(f"{arguments.size}: {size}\n{1e3 * whole:8,.0f} ms  a step")
+    print(f"{arguments.size}, {arguments.dtype}: {size}\n{1e3 * whole:8,.0f} ms  a step")
     for kind, total in found.items():
         print(f"{1e3 * total:8,.0f} ms  {kind}")
-    conclude({"size": arguments.size, "step": whole, "kinds": found}, arguments.record)
+    conclude(
+        {"size": arguments.size, "dtype": arguments.dtype, "step": whole, "kinds": found},
+        arguments.record,
+    )
 
 
 if __name__ == "__main__":

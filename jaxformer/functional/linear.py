@@ -44,7 +44,10 @@ def linear(
     """
     y = product(x.reshape(-1, x.shape[-1]), weights["kernel"], dtype)
     y = y.reshape(*x.shape[:-1], y.shape[-1])
-    return y + weights["bias"].astype(y.dtype) if "bias" in weights else y
+    if "bias" not in weights:
+        return y
+    # The copies are made before the conversion, so their gradients are added up in float32.
+    return y + jnp.broadcast_to(weights["bias"], y.shape).astype(y.dtype)
 
 
 def soft_cap(y: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from jaxformer.functional.machine import gpu_generation, has_matrix_units
+from jaxformer.functional.machine import cpu_multiplies_bfloat16, gpu_generation
 
 STORED = "stored"  # the name of values that remat policy "dots" stores for the backward pass
 
@@ -29,8 +29,8 @@ def contract(
     """
     dtype, algorithm = jnp.dtype(dtype or x.dtype), None
     if x.dtype == y.dtype == jnp.bfloat16:
-        if has_matrix_units():
-            return _on_matrix_units(formula, dtype, x, y)
+        if cpu_multiplies_bfloat16():
+            return _with_float32_sums(formula, dtype, x, y)
         if gpu_generation() >= 8:
             # If the result is float32, its gradient is too. With this algorithm the products with
             # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack
@@ -40,14 +40,14 @@ def contract(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _on_matrix_units(
+def _with_float32_sums(
     formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
 ) -> Float[Array, "*shape"]:
-    """Computes `contract` for a CPU with matrix units.
+    """Computes `contract` for a CPU with instructions for products of bfloat16.
 
-    XLA uses the units only for bfloat16 operands and a float32 result: 1,384 GFLOP/s on two cores,
-    248 with a bfloat16 result, 306 for float32. JAX's rule for gradients has float32 operands, so
-    this function has its own rule. It has no forward-mode derivative (jvp).
+    XLA uses them only for bfloat16 operands and a float32 result (docs/hazards.md). JAX's rule for
+    gradients has float32 operands, so this function has its own rule. It has no forward-mode
+    derivative (jvp).
     """
     return jnp.einsum(formula, x, y, preferred_element_type=jnp.float32).astype(dtype)
 
@@ -55,7 +55,7 @@ def _on_matrix_units(
 def _forward(
     formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
 ) -> tuple[Float[Array, "*shape"], tuple[Array, Array]]:
-    return _on_matrix_units(formula, dtype, x, y), (x, y)
+    return _with_float32_sums(formula, dtype, x, y), (x, y)
 
 
 def _backward(
@@ -73,4 +73,4 @@ def _backward(
     )
 
 
-_on_matrix_units.defvjp(_forward, _backward)
+_with_float32_sums.defvjp(_forward, _backward)

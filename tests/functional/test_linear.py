@@ -1,6 +1,7 @@
 """The affine map equals its float64 formula with a dense and with a packed kernel."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from jaxformer.functional.kernels import pack
 from jaxformer.functional.linear import init_linear, linear
 
 compiled = jax.jit(linear)  # few shapes, because each one compiles
+bias_gradient = jax.jit(jax.grad(lambda weights, x, factors: (linear(weights, x) * factors).sum()))
 
 
 def drawn(seed, in_dim, out_dim, use_bias):
@@ -49,3 +51,15 @@ def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
         assert y.dtype == "float32"
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
         assert linear(layout, x).dtype == "bfloat16"
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_gradients_of_a_bias_are_sums_in_float32(seed):
+    """For bfloat16 inputs too: the result has no rounding to bfloat16."""
+    weights = drawn(0, 8, 9, use_bias=True)
+    x = jnp.ones((3, 300, 8), jnp.bfloat16)
+    factors = jnp.asarray(np.random.default_rng(seed).normal(size=(3, 300, 9)), jnp.bfloat16)
+    gradient = bias_gradient(weights, x, factors)["bias"]
+    exact = np.asarray(factors, np.float64)
+    limit = 2.0**-20 * abs(exact).sum(axis=(0, 1))
+    assert (abs(gradient - exact.sum(axis=(0, 1))) <= limit).all()

@@ -28,13 +28,13 @@ FORMULAS = {
 }
 
 
-def with_units(formula, x, y, dtype):
-    return products._on_matrix_units(formula, jnp.dtype(dtype), x, y)
+def with_rule(formula, x, y, dtype):
+    return products._with_float32_sums(formula, jnp.dtype(dtype), x, y)
 
 
-FUNCTIONS = {"contract": contract, "matrix units": with_units}
-WAYS = itertools.product(["contract", "matrix units"], FORMULAS, ["bfloat16", "float32"])
-QUICK_WAYS = ("contract", GROUPED, "float32"), ("matrix units", "bi,io->bo", "bfloat16")
+FUNCTIONS = {"contract": contract, "own rule": with_rule}
+WAYS = itertools.product(["contract", "own rule"], FORMULAS, ["bfloat16", "float32"])
+QUICK_WAYS = ("contract", GROUPED, "float32"), ("own rule", "bi,io->bo", "bfloat16")
 
 
 @pytest.mark.parametrize(("way", "formula", "dtype"), mostly_slow(WAYS, *QUICK_WAYS))
@@ -73,6 +73,7 @@ def _float64(arrays):
 def test_gradients_of_float32_results_are_rounded_on_gpus_that_can(monkeypatch, generation):
     """Every product of the backward pass of logits has the algorithm, from Ampere on."""
     monkeypatch.setattr(products, "gpu_generation", lambda: generation)
+    monkeypatch.setattr(products, "cpu_multiplies_bfloat16", lambda: False)
     x, y = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16)
 
     def loss(x, y):
@@ -88,9 +89,9 @@ QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit")
 
 
 @pytest.mark.parametrize(("kind", "attention"), mostly_slow(CASES, *QUICK))
-def test_matrix_units_compute_every_product_of_a_step(monkeypatch, kind, attention):
-    """Forward and backward: bfloat16 operands and a float32 result."""
-    monkeypatch.setattr(machine, "_cpu_has_matrix_units", lambda: True)
+def test_every_product_of_a_step_has_float32_sums(monkeypatch, kind, attention):
+    """Forward and backward: bfloat16 operands and a float32 result, as CPUs multiply fast."""
+    monkeypatch.setattr(machine, "_has_bfloat16_products", lambda: True)
     model = tiny.build(KINDS[kind], dtype="bfloat16", attention=attention)
     tokens = jnp.zeros((2, tiny.LENGTH), jnp.int32)
     read = {"source": tokens} if kind.endswith("encoder-decoder") else {}

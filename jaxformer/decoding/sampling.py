@@ -158,9 +158,13 @@ def _tempered(
 ) -> Float[Array, "batch vocab"]:
     """Divides logits by the temperature, after shifting the largest to 0.
 
-    Otherwise a division by a very small temperature would overflow.
+    Otherwise a division by a very small temperature would overflow. If the shift itself overflows,
+    the division comes first.
     """
-    return (logits - logits.max(axis=-1, keepdims=True)) / arrays.temperature
+    largest, temperature = logits.max(axis=-1, keepdims=True), arrays.temperature
+    shifted = logits - largest
+    divided_first = logits / temperature - largest / temperature
+    return jnp.where(jnp.isneginf(shifted), divided_first, shifted / temperature)
 
 
 def truncate(

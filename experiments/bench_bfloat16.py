@@ -1,4 +1,4 @@
-"""Compares bfloat16 with float32 on a CPU that multiplies both: time of a step, and losses.
+"""Compares bfloat16 with float32 on a CPU with matrix units (AMX): time of a step, and losses.
 
     python experiments/bench_bfloat16.py --record bfloat16-cpu
     python experiments/bench_bfloat16.py --anyway --size 0.8m --steps 50   # on any machine
@@ -77,11 +77,11 @@ def main():
     parser.add_argument("--size", choices=SIZES, default="10.8m")
     parser.add_argument("--rounds", type=at_least(1), default=7)
     parser.add_argument("--steps", type=at_least(0), default=200, help="0: compare no losses")
-    parser.add_argument("--anyway", action="store_true", help="measure on other CPUs too")
+    parser.add_argument("--anyway", action="store_true", help="measure without matrix units too")
     arguments = parser.parse_args()
-    from jaxformer.functional.machine import cpu_multiplies_bfloat16
+    from jaxformer.functional.machine import has_matrix_units
 
-    if not cpu_multiplies_bfloat16() and not arguments.anyway:
+    if not has_matrix_units() and not arguments.anyway:
         print("skipped: this machine's CPU has no matrix units (amx_bf16 in /proc/cpuinfo)")
         return
     size = SIZES[arguments.size]
@@ -90,7 +90,7 @@ def main():
         for dtype in ("bfloat16", "float32")
     }
     subjects = compare(makers, arguments.rounds)
-    figures = {"size": arguments.size, "multiplies bfloat16": cpu_multiplies_bfloat16()}
+    figures = {"size": arguments.size, "has matrix units": has_matrix_units()}
     figures |= table(subjects, size.batch_size * size.length)
     if arguments.steps:
         found = {name: losses(size, name, arguments.steps) for name in RUNS}

@@ -15,7 +15,7 @@ def keep_freed_memory() -> None:
     XLA would allocate them in its own threads, where malloc maps each large block anew, whatever
     its settings. Faults took 0.65 s of 4.1 s of processor time in a step of 10.8 M parameters, on
     a virtual machine with two cores; without virtualisation they cost less. A call of a jitted
-    function now returns when the result is there. Programs for several devices run as before.
+    function then returns when the result is there. Programs for several devices run as before.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt:

@@ -46,7 +46,7 @@ def linear(
     y = y.reshape(*x.shape[:-1], y.shape[-1])
     if "bias" not in weights:
         return y
-    # The copies are made before the conversion, so their gradients are added up in float32.
+    # Broadcast before the conversion, so that the gradient of the bias is a sum in float32.
     return y + jnp.broadcast_to(weights["bias"], y.shape).astype(y.dtype)
 
 

@@ -27,12 +27,12 @@ def gpu_generation() -> int:
     return 9 if absent is not None and "H100" in absent.device_kind else 0
 
 
-def cpu_multiplies_bfloat16() -> bool:
+def has_matrix_units() -> bool:
     """Returns whether the platform is an x86 CPU with matrix units for bfloat16 (AMX)."""
-    return platform() == "cpu" and _has_bfloat16_products()
+    return platform() == "cpu" and _cpu_has_matrix_units()
 
 
 @cache
-def _has_bfloat16_products() -> bool:
+def _cpu_has_matrix_units() -> bool:
     features = Path("/proc/cpuinfo")
     return features.exists() and "amx_bf16" in features.read_text()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from jaxformer.functional.machine import cpu_multiplies_bfloat16, gpu_generation
+from jaxformer.functional.machine import gpu_generation, has_matrix_units
 
 STORED = "stored"  # the name of values that remat policy "dots" stores for the backward pass
 
@@ -29,7 +29,7 @@ def contract(
     """
     dtype, algorithm = jnp.dtype(dtype or x.dtype), None
     if x.dtype == y.dtype == jnp.bfloat16:
-        if cpu_multiplies_bfloat16():
+        if has_matrix_units():
             return _with_float32_sums(formula, dtype, x, y)
         if gpu_generation() >= 8:
             # If the result is float32, its gradient is too. With this algorithm the products with
@@ -43,7 +43,7 @@ def contract(
 def _with_float32_sums(
     formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
 ) -> Float[Array, "*shape"]:
-    """Computes `contract` for a CPU with instructions for products of bfloat16.
+    """Computes `contract` for a CPU with matrix units.
 
     XLA uses them only for bfloat16 operands and a float32 result (docs/hazards.md). JAX's rule for
     gradients has float32 operands, so this function has its own rule. It has no forward-mode

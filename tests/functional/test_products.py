@@ -73,7 +73,7 @@ def _float64(arrays):
 def test_gradients_of_float32_results_are_rounded_on_gpus_that_can(monkeypatch, generation):
     """Every product of the backward pass of logits has the algorithm, from Ampere on."""
     monkeypatch.setattr(products, "gpu_generation", lambda: generation)
-    monkeypatch.setattr(products, "cpu_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(products, "has_matrix_units", lambda: False)
     x, y = jnp.ones((4, 8), jnp.bfloat16), jnp.ones((8, 3), jnp.bfloat16)
 
     def loss(x, y):
@@ -91,7 +91,7 @@ QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit")
 @pytest.mark.parametrize(("kind", "attention"), mostly_slow(CASES, *QUICK))
 def test_every_product_of_a_step_has_float32_sums(monkeypatch, kind, attention):
     """Forward and backward: bfloat16 operands and a float32 result, as CPUs multiply fast."""
-    monkeypatch.setattr(machine, "_has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(machine, "_cpu_has_matrix_units", lambda: True)
     model = tiny.build(KINDS[kind], dtype="bfloat16", attention=attention)
     tokens = jnp.zeros((2, tiny.LENGTH), jnp.int32)
     read = {"source": tokens} if kind.endswith("encoder-decoder") else {}

@@ -63,9 +63,11 @@ def is_packed(context: Any) -> bool:
 
 
 def has_other_positions(context: Any) -> bool:
-    """Returns whether positions are neither those in the row nor those in its documents."""
+    """Returns whether positions are neither those in the row nor those in packed documents."""
     infos = (context.queries, context.keys)
-    return not context.in_order and any(info.positions is not None for info in infos)
+    has_positions = any(info.positions is not None for info in infos)
+    # Without the rule `Packed`, documents see each other by their equal positions.
+    return has_positions and not (context.in_order and is_packed(context))
 
 
 def positional(mask: Mask) -> Mask:

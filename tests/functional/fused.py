@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.attention import Context, attend
+from jaxformer.functional.masks import Packed
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.token_info import TokenInfo
@@ -29,7 +30,8 @@ def context_of(mask, length, keys=None, segments=None, scores=Scores()):  # noqa
     if keys != length:
         return Context(mask, TokenInfo(length), TokenInfo(keys, None, segments), scores)
     documents, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
-    info = TokenInfo(length, positions if mask.needs_positions else None, documents)
+    counts = mask.needs_positions and any(isinstance(rule, Packed) for rule in mask.rules())
+    info = TokenInfo(length, positions if counts else None, documents)
     return Context(mask, info, info, scores, in_order=True)
 
 

@@ -168,6 +168,9 @@ def test_masked_nan_does_not_propagate():
     assert all(np.isfinite(x).all() for x in pull_back(jnp.ones_like(output)))
 
 
+IN_DOCUMENTS = TokenInfo(20, jnp.arange(20), jnp.ones((2, 20), int))
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -175,7 +178,7 @@ def test_masked_nan_does_not_propagate():
         ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not a static rule"),
         ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "other positions"),
         (
-            {"mask": Prefix(3), "queries": TokenInfo(20, jnp.arange(20))},
+            dict.fromkeys(("queries", "keys"), IN_DOCUMENTS) | {"mask": Prefix(3) & Packed()},
             "only for masks that compare distances",
         ),
         (

@@ -202,6 +202,17 @@ def test_no_kernel_ignores_positions(kernel, name):
     assert "positions" in kernel.unsupported_reason(*x, replace(backwards, in_order=False))
 
 
+@pytest.mark.parametrize("kernel", [Splash(True), Tokamax(9, documented)])
+def test_positions_in_documents_need_packed_documents(kernel):
+    """Otherwise token 3 is next to token 0: both are the first of their documents."""
+    segments = [[1] * 3 + [2] * 9] * 2
+    context = context_of(Causal() & Window(2) & Packed(), LENGTH, segments=segments)
+    x = arrays(0, LENGTH, dtype=jnp.bfloat16)
+    assert "positions" not in (kernel.unsupported_reason(*x, context) or "")
+    unpacked = replace(context, mask=Causal() & Window(2) & Padding())
+    assert "positions" in kernel.unsupported_reason(*x, unpacked)
+
+
 @pytest.mark.parametrize("length, keys", [(0, 5), (5, 0)])
 def test_empty_rows_are_computed_blockwise(length, keys):
     context = context_of(Padding(), length, keys, np.ones((2, keys), int))
@@ -209,14 +220,13 @@ def test_empty_rows_are_computed_blockwise(length, keys):
     assert output.shape == (2, 4, length, 8) and not np.asarray(output).any()
 
 
+IN_DOCUMENTS = TokenInfo(12, jnp.arange(12), jnp.ones((2, 12), int))
 LACKING = {
     "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
     "DenseMask, which is not a range": {"mask": DenseMask(np.ones((12, 12), bool))},
     "cached or other positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
-    "together with positions in documents": {
-        "mask": Prefix(3),
-        "queries": TokenInfo(12, jnp.arange(12)),
-    },
+    "together with positions in documents": dict.fromkeys(("queries", "keys"), IN_DOCUMENTS)
+    | {"mask": Prefix(3) & Packed()},
 }
 
 

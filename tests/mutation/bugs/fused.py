@@ -137,6 +137,12 @@ BUGS = (
         f"{TOKAMAX}::test_no_kernel_ignores_positions",
     ),
     Bug(
+        "fused: documents that are not packed keep their own positions",
+        "functional.key_ranges:has_other_positions",
+        Replace("context.in_order and is_packed(context)", "context.in_order"),
+        f"{TOKAMAX}::test_positions_in_documents_need_packed_documents",
+    ),
+    Bug(
         "tokamax: the largest head_dim of a Hopper GPU is that of any",
         "functional.tokamax:Tokamax.unsupported_reason",
         Replace("MOST_HEAD_DIM.get(self.generation, 0)", "MOST_HEAD_DIM[9]"),

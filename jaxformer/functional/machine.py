@@ -27,12 +27,16 @@ def gpu_generation() -> int:
     return 9 if absent is not None and "H100" in absent.device_kind else 0
 
 
-def has_matrix_units() -> bool:
-    """Returns whether the platform is an x86 CPU with matrix units for bfloat16 (AMX)."""
-    return platform() == "cpu" and _cpu_has_matrix_units()
+def multiplies_bfloat16() -> bool:
+    """Returns whether the platform is a CPU that multiplies bfloat16 faster than float32.
+
+    Intel's have AMX for it, and AMD's have AVX-512 BF16.
+    """
+    return platform() == "cpu" and _cpu_multiplies_bfloat16()
 
 
 @cache
-def _cpu_has_matrix_units() -> bool:
-    features = Path("/proc/cpuinfo")
-    return features.exists() and "amx_bf16" in features.read_text()
+def _cpu_multiplies_bfloat16() -> bool:
+    path = Path("/proc/cpuinfo")
+    words = set(path.read_text().split()) if path.exists() else set()
+    return "amx_bf16" in words or {"AuthenticAMD", "avx512_bf16"} <= words

@@ -29,8 +29,9 @@ from jaxformer.verify.thresholds import Thresholds
 # Primitives that evaluate a jaxpr once on their operands.
 _CALLS = frozenset(
     "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr composite".split()
+    "custom_vjp_call_jaxpr custom_vmap_call composite".split()
 )
+_CALLED = ("jaxpr", "call_jaxpr", "call")  # the parameter that holds this jaxpr
 NO_RULE = "taint has no rule for"
 # The mark of weights: values that may change independently of the inputs.
 VARIES = np.uint8(1)
@@ -158,7 +159,8 @@ class _Run:
             if name in ("scan", "while", "cond"):
                 return getattr(self, f"{name}_")(equation, inputs)
             if name in _CALLS:
-                return self.closed(params.get("jaxpr", params.get("call_jaxpr")), inputs)
+                (called,) = (params[key] for key in _CALLED if key in params)
+                return self.closed(called, inputs)
         bound = equation.primitive.get_bind_params(params)
         values = equation.primitive.bind(*(x.value for x in inputs), **bound)
         values = values if equation.primitive.multiple_results else [values]

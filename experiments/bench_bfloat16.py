@@ -1,4 +1,4 @@
-"""Compares bfloat16 with float32 on a CPU with matrix units (AMX): time of a step, and losses.
+"""Compares bfloat16 with float32 on a CPU that multiplies it: time of a step, and losses.
 
     python experiments/bench_bfloat16.py --record bfloat16-cpu
     python experiments/bench_bfloat16.py --anyway --size 0.8m --steps 50   # on any machine
@@ -77,12 +77,12 @@ def main():
     parser.add_argument("--size", choices=SIZES, default="10.8m")
     parser.add_argument("--rounds", type=at_least(1), default=7)
     parser.add_argument("--steps", type=at_least(0), default=200, help="0: compare no losses")
-    parser.add_argument("--anyway", action="store_true", help="measure without matrix units too")
+    parser.add_argument("--anyway", action="store_true", help="measure on any CPU")
     arguments = parser.parse_args()
-    from jaxformer.functional.machine import has_matrix_units
+    from jaxformer.functional.machine import multiplies_bfloat16
 
-    if not has_matrix_units() and not arguments.anyway:
-        print("skipped: this machine's CPU has no matrix units (amx_bf16 in /proc/cpuinfo)")
+    if not multiplies_bfloat16() and not arguments.anyway:
+        print("skipped: this CPU has neither AMX nor AMD's AVX-512 BF16 (/proc/cpuinfo)")
         return
     size = SIZES[arguments.size]
     makers = {
@@ -90,7 +90,7 @@ def main():
         for dtype in ("bfloat16", "float32")
     }
     subjects = compare(makers, arguments.rounds)
-    figures = {"size": arguments.size, "has matrix units": has_matrix_units()}
+    figures = {"size": arguments.size, "multiplies bfloat16": multiplies_bfloat16()}
     figures |= table(subjects, size.batch_size * size.length)
     if arguments.steps:
         found = {name: losses(size, name, arguments.steps) for name in RUNS}

@@ -1,12 +1,12 @@
 """Times the matrix products of a training step alone, in XLA and in torch.
 
     python experiments/bench_products.py --record products-cpu
-    python experiments/bench_products.py --sizes 10.8m --rounds 15
+    python experiments/bench_products.py --sizes 10.8m --rounds 15 --dtype bfloat16
 
 A training step spends most of its time in products with weights: y = x W and, backward, dx = dy Wᵀ
 and dW = xᵀ dy. The script times each of them, and the same for the two products of attention per
-head, in XLA and in torch in turn. It adds up the medians of all products of a step. The sum is what
-a step of either library takes at least.
+head, as the package computes them with XLA, and in torch. It adds up the medians of all products of
+a step. The sum is what a step of either library takes at least.
 """
 
 import statistics
@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from bench_train import SIZES, Size
 from record import Parser, at_least, conclude, require, run
+
+PAUSE = 0.3  # seconds; until then the other library's threads wait in a loop and occupy the cores
 
 
 class Product(NamedTuple):
@@ -65,34 +67,37 @@ def of_step(size: Size) -> list[Product]:
     ]
 
 
-def prepared(product: Product) -> dict[str, Callable[[], object]]:
+def prepared(product: Product, dtype: str) -> dict[str, Callable[[], object]]:
     """Returns a function for each library that computes the product once."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
     import torch
 
+    from jaxformer.functional.products import contract
+
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) for shape in product.shapes]
-    there = [jax.device_put(x) for x in arrays]
-    tensors = [torch.from_numpy(x) for x in arrays]
-    compiled = jax.jit(lambda x, y: jax.numpy.einsum(product.formula, x, y))
+    there = [jnp.asarray(x, dtype) for x in arrays]
+    tensors = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
+    compiled = jax.jit(lambda x, y: contract(product.formula, x, y))
     return {
         "XLA": lambda: compiled(*there).block_until_ready(),
         "torch": lambda: torch.einsum(product.formula, *tensors),
     }
 
 
-def measured(product: Product, rounds: int) -> dict:
-    """Times the product in turn in both libraries. Returns the medians."""
-    functions = prepared(product)
-    seconds = {name: [] for name in functions}
-    for number in range(rounds + 1):
-        for name, function in functions.items():
+def measured(product: Product, dtype: str, rounds: int) -> dict:
+    """Times the product in both libraries. Returns the medians."""
+    medians = {}
+    for name, function in prepared(product, dtype).items():
+        seconds = []
+        time.sleep(PAUSE)
+        for _ in range(rounds + 1):
             begin = time.perf_counter()
             function()
-            if number:  # the first run compiles
-                seconds[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
+            seconds.append(time.perf_counter() - begin)
+        medians[name] = statistics.median(seconds[1:])  # the first run compiles
     speeds = {name: product.flops / x / 1e9 for name, x in medians.items()}
     shown = "   ".join(
         f"{name} {1e3 * medians[name]:8.2f} ms {speeds[name]:5.0f} GFLOP/s" for name in medians
@@ -110,6 +115,7 @@ def summed(rows: list[dict]) -> dict[str, float]:
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10.8m", "124m/256"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=at_least(1), default=9)
     arguments = parser.parse_args()
     require("torch")
@@ -118,15 +124,16 @@ def main():
     keep_freed_memory()
     figures = []
     for name in arguments.sizes:
-        print(f"{name}: {SIZES[name]}")
-        rows = [measured(product, arguments.rounds) for product in of_step(SIZES[name])]
+        print(f"{name}, {arguments.dtype}: {SIZES[name]}")
+        products = of_step(SIZES[name])
+        rows = [measured(product, arguments.dtype, arguments.rounds) for product in products]
         of_attention = [row for row in rows if row["product"].startswith("attention")]
         with_weights = [row for row in rows if row not in of_attention]
         sums = {"with weights": summed(with_weights), "of attention": summed(of_attention)}
         for part, seconds in sums.items():
             shown = ", ".join(f"{library} {1e3 * x:,.0f} ms" for library, x in seconds.items())
             print(f"  all products {part}: {shown}")
-        figures.append({"size": name, "sums": sums, "products": rows})
+        figures.append({"size": name, "dtype": arguments.dtype, "sums": sums, "products": rows})
     conclude(figures, arguments.record)
 
 

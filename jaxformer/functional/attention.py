@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.arguments import no_forward_mode
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
@@ -115,15 +116,11 @@ def attend(
     if key.shape[:-3] != query.shape[:-3]:
         context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    try:
+    with no_forward_mode(
+        "blockwise and fused attention have no forward-mode derivative (jvp, jacfwd); use "
+        'implementation="explicit", in a model Execution(attention="explicit")'
+    ):
         return _fused_or_blockwise(query, key, value, context)
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise ValueError(
-            "blockwise and fused attention have no forward-mode derivative (jvp, jacfwd); use "
-            'implementation="explicit", in a model Execution(attention="explicit")'
-        ) from error
 
 
 def explicit_attention(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import machine, products
+from jaxformer.functional import bfloat16_products, machine, products
 from jaxformer.functional.products import contract
 from jaxformer.models.config import KINDS
 from tests.properties import tiny
@@ -32,7 +32,7 @@ FORMULAS = {
 
 
 def with_rule(formula, x, y, dtype):
-    return products._with_float32_sums(formula, jnp.dtype(dtype), x, y)
+    return bfloat16_products.product(formula, jnp.dtype(dtype), x, y)
 
 
 def without_rule(formula, x, y, dtype):
@@ -138,7 +138,8 @@ def test_a_given_precision_leaves_products_to_jax(monkeypatch, precision, raises
     """Then bfloat16 has a forward-mode derivative, which the own rule lacks."""
     monkeypatch.setattr(machine, "_cpu_multiplies_bfloat16", lambda: True)
     x, y, _ = draw("bi,io->bo", 0)
-    context = pytest.raises(TypeError, match="forward-mode") if raises else nullcontext()
+    advice = r"forward-mode .*default_matmul_precision\('float32'\)"
+    context = pytest.raises(ValueError, match=advice) if raises else nullcontext()
     with context, jax.default_matmul_precision(precision):
         tangent = jax.jvp(lambda x: contract("bi,io->bo", x, y, "float32"), (x,), (x,))[1]
         check_errors(tangent, "bi,io->bo", (x, y))
@@ -175,9 +176,11 @@ def test_every_product_of_a_step_has_float32_sums(monkeypatch, kind, attention):
         return jnp.square(model.apply(variables, tokens, **read)).sum()
 
     program = jax.jit(jax.grad(loss)).lower(tiny.shapes(model)).as_text()
-    types = re.findall(r"dot_general .* : \((.*), (.*)\) -> (.*)", program)
-    ends = {tuple(re.search(r"(\w+)>", x)[1].split("x")[-1] for x in each) for each in types}
+    dots = re.findall(r"contracting_dims = \[(.*?)\] x .* : \((.*), (.*)\) -> (.*)", program)
+    ends = {tuple(re.search(r"(\w+)>", x)[1].split("x")[-1] for x in each[1:]) for each in dots}
     assert ends == {("bf16", "bf16", "f32")}
+    # CPUs multiply a matrix fast if they need not transpose it: its rows are those of the result.
+    assert {each[0] for each in dots if re.fullmatch(r"tensor<\d+x\d+xbf16>", each[1])} == {"1"}
 
 
 @pytest.mark.parametrize("layers", mostly_slow(["scan", "unrolled"], "scan"))

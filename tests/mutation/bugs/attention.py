@@ -58,7 +58,7 @@ BUGS = (
     # ---- products of bfloat16
     Bug(
         "a CPU is asked for bfloat16 sums",
-        "functional.products:_product",
+        "functional.bfloat16_products:_plain_einsum",
         inside("jnp.einsum", lambda einsum: lambda formula, x, y, **_: einsum(formula, x, y)),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
@@ -79,7 +79,7 @@ BUGS = (
     ),
     Bug(
         "the gradient of a bfloat16 product is multiplied in float32",
-        "functional.products:_backward",
+        "functional.bfloat16_products:_backward",
         Replace("cotangent.astype(jnp.bfloat16)", "cotangent"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
@@ -90,14 +90,20 @@ BUGS = (
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
+        "the gradient of bfloat16 weights has a matrix on its side",
+        "functional.bfloat16_products:_plain_einsum",
+        Replace("len(left) == len(result) == 2 and left[0] not in result", "False"),
+        f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
+    ),
+    Bug(
         "the batch axis joins the wrong side of another axis",
-        "functional.products:_join",
+        "functional.bfloat16_products:_join",
         Replace("jnp.moveaxis(x, 0, axis - 1)", "jnp.moveaxis(x, 0, axis)"),
         f"{PRODUCTS}::test_the_own_rule_is_vmapped",
     ),
     Bug(
         "a vmapped product gets one more axis",
-        "functional.products:_batched_product",
+        "functional.bfloat16_products:_batched_einsum",
         Replace("all(is_batched) or not own", "True"),
         f"{PRODUCTS}::test_a_batch_axis_of_one_operand_joins_another_axis",
     ),

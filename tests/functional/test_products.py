@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import bfloat16_products, machine, products
+from jaxformer.functional import bfloat16_products, products
 from jaxformer.functional.products import contract
 from jaxformer.models.config import KINDS
 from tests.properties import tiny
@@ -136,7 +136,7 @@ def test_a_batch_axis_of_one_operand_joins_another_axis(formula):
 @pytest.mark.parametrize("precision, raises", [(None, True), ("float32", False)])
 def test_a_given_precision_leaves_products_to_jax(monkeypatch, precision, raises):
     """Then bfloat16 has a forward-mode derivative, which the own rule lacks."""
-    monkeypatch.setattr(machine, "_cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
     x, y, _ = draw("bi,io->bo", 0)
     advice = r"forward-mode .*default_matmul_precision\('float32'\)"
     context = pytest.raises(ValueError, match=advice) if raises else nullcontext()
@@ -167,7 +167,7 @@ QUICK = ("decoder", "blockwise"), ("encoder-decoder", "explicit")
 @pytest.mark.parametrize(("kind", "attention"), mostly_slow(CASES, *QUICK))
 def test_every_product_of_a_step_has_float32_sums(monkeypatch, kind, attention):
     """Forward and backward: bfloat16 operands and a float32 result, as CPUs multiply fast."""
-    monkeypatch.setattr(machine, "_cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
     model = tiny.build(KINDS[kind], dtype="bfloat16", attention=attention)
     tokens = jnp.zeros((2, tiny.LENGTH), jnp.int32)
     read = {"source": tokens} if kind.endswith("encoder-decoder") else {}

@@ -133,6 +133,24 @@ def test_a_batch_axis_of_one_operand_joins_another_axis(formula):
     assert ranks == [own] * 3
 
 
+def test_gradients_of_what_all_devices_share(monkeypatch):
+    """Inside `shard_map` each device has its own rows x, and all have the same y."""
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
+    x, y, _ = draw("bi,io->bo", 0)
+
+    def total(x, y):
+        return jax.lax.psum(contract("bi,io->bo", x, y, "float32").sum(), "data")
+
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    of_rows = jax.sharding.PartitionSpec("data")
+    shared = jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(total, mesh=mesh, in_specs=(of_rows, shared), out_specs=shared)
+    gradients = jax.jit(jax.grad(mapped, argnums=(0, 1)))(x, y)
+    ones = jnp.ones((5, 7), jnp.bfloat16)
+    check_errors(gradients[0], "bo,io->bi", (ones, y))
+    check_errors(gradients[1], "bi,bo->io", (x, ones))
+
+
 @pytest.mark.parametrize("precision, raises", [(None, True), ("float32", False)])
 def test_a_given_precision_leaves_products_to_jax(monkeypatch, precision, raises):
     """Then bfloat16 has a forward-mode derivative, which the own rule lacks."""

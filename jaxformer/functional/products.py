@@ -1,5 +1,8 @@
 """Products of arrays, with float32 sums where the operands are bfloat16."""
 
+from collections.abc import Callable
+from types import CodeType
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
@@ -20,8 +23,9 @@ def contract(
 ) -> Float[Array, "*shape"]:
     """Computes an einsum of two arrays; returns `dtype` (None: that of x).
 
-    Sums of bfloat16 products are float32, in the two products that compute the gradients too. Where
-    `jax.default_matmul_precision` is set, products and gradients are JAX's own.
+    Sums of bfloat16 products are float32, in the two products that compute the gradients too. If
+    `jax.default_matmul_precision` is set or a library such as qwix has replaced `jnp.einsum`, the
+    products and their gradients are those of `jnp.einsum`.
 
     Args:
         formula: such as "bi,io->bo". Each index occurs in the result or in both operands.
@@ -30,8 +34,7 @@ def contract(
         dtype: the dtype of the result.
     """
     dtype, algorithm = jnp.dtype(dtype or x.dtype), None
-    is_default = jax.default_matmul_precision.value is None
-    if is_default and x.dtype == y.dtype == jnp.bfloat16:
+    if x.dtype == y.dtype == jnp.bfloat16 and not _is_overridden():
         if multiplies_bfloat16():
             with no_forward_mode(
                 "on this CPU, products of bfloat16 have no forward-mode derivative (jvp, jacfwd); "
@@ -44,3 +47,15 @@ def contract(
             # the algorithm, and XLA:CPU cannot compile it for small products.
             algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     return jnp.einsum(formula, x, y, precision=algorithm, preferred_element_type=dtype)
+
+
+def _is_overridden() -> bool:
+    is_replaced = _identity(jnp.einsum) != _EINSUM
+    return is_replaced or jax.default_matmul_precision.value is not None
+
+
+def _identity(function: Callable[..., Array]) -> tuple[Callable[..., Array], CodeType | None]:
+    return function, getattr(function, "__code__", None)  # qwix replaces the code
+
+
+_EINSUM = _identity(jnp.einsum)

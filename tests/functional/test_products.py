@@ -133,6 +133,15 @@ def test_a_batch_axis_of_one_operand_joins_another_axis(formula):
     assert ranks == [own] * 3
 
 
+def test_a_library_can_replace_products_and_gradients(monkeypatch):
+    """As qwix does, to quantize a model."""
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(jnp, "einsum", lambda formula, x, y, **_: 2 * x @ y)
+    x, y, _ = draw("bi,io->bo", 0)
+    gradient = jax.grad(lambda x: contract("bi,io->bo", x, y).astype("float32").sum())(x)
+    check_errors(gradient, "bo,io->bi", (jnp.full((5, 7), 2, jnp.bfloat16), y))
+
+
 def test_gradients_of_what_all_devices_share(monkeypatch):
     """Inside `shard_map` each device has its own rows x, and all have the same y."""
     monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)

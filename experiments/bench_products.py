@@ -5,8 +5,8 @@
 
 A training step spends most of its time in products with weights: y = x W and, backward, dx = dy Wᵀ
 and dW = xᵀ dy. The script times each of them, and the same for the two products of attention per
-head, as the package computes them with XLA, and in torch. It adds up the medians of all products of
-a step. The sum is what a step of either library takes at least.
+head, in XLA by the package's function for products, and in torch. It adds up the medians of all
+products of a step: what a step takes that computes its products in this way, one after another.
 """
 
 import statistics
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bench_train import SIZES, Size
 from record import Parser, at_least, conclude, require, run
 
-PAUSE = 0.3  # seconds; until then the other library's threads wait in a loop and occupy the cores
+PAUSE = 0.3  # seconds. After a product, a library's threads spin for a while and occupy the cores.
 
 
 class Product(NamedTuple):

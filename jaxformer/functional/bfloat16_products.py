@@ -1,14 +1,14 @@
-"""Products of bfloat16 arrays on CPUs that multiply bfloat16.
+"""Products of bfloat16 arrays on CPUs with instructions for them.
 
-XLA:CPU uses their instructions only if both operands are bfloat16, the result is float32, and the
-rows of the left matrix are those of the result (docs/hazards.md). JAX's rules for gradients have
-float32 operands, and its rules for vmap make products that XLA:CPU cannot compute. So `product` has
-its own rules for both. It has no forward-mode derivative (jvp).
+XLA:CPU uses these instructions only if both operands are bfloat16, the result is float32, and the
+left operand is contracted over its last axis (docs/hazards.md). JAX's gradients have float32
+operands, and its vmap makes products that XLA:CPU cannot compute. So `product` has its own gradient
+and its own rule for vmap. It has no forward-mode derivative (jvp).
 """
 
 from collections.abc import Callable
 from functools import cache, partial
-from string import ascii_uppercase
+from string import ascii_letters
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def product(
     formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
 ) -> Float[Array, "*shape"]:
@@ -27,14 +26,41 @@ def product(
         dtype: the dtype of the result.
         x: the left operand.
         y: the right operand.
+
+    Raises:
+        ValueError: the formula has no "->".
     """
+    return _product(_without_ellipsis(formula, x.ndim, y.ndim), dtype, x, y)
+
+
+def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
+    """Returns the formula with a letter for each axis."""
+    inputs, arrow, result = formula.replace(" ", "").partition("->")
+    if not arrow:
+        raise ValueError(f'the formula "{formula}" must have a "->"')
+    names, axes = inputs.split(","), (x_axes, y_axes)
+    counts = [
+        n - len(name) + 3 if "..." in name else 0 for name, n in zip(names, axes, strict=True)
+    ]
+    letters = "".join(i for i in reversed(ascii_letters) if i not in formula)[: max(counts)]
+    names = [
+        name.replace("...", letters[len(letters) - count :])
+        for name, count in zip(names, counts, strict=True)
+    ]
+    return f"{','.join(names)}->{result.replace('...', letters)}"
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(
+    formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
+) -> Float[Array, "*shape"]:
     return _einsum(formula)(x, y).astype(dtype)
 
 
 def _forward(
     formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
 ) -> tuple[Float[Array, "*shape"], tuple[Array, Array]]:
-    return product(formula, dtype, x, y), (x, y)
+    return _product(formula, dtype, x, y), (x, y)
 
 
 def _backward(
@@ -44,15 +70,21 @@ def _backward(
     cotangent: Float[Array, "*shape"],
 ) -> tuple[Float[Array, "*x_shape"], Float[Array, "*y_shape"]]:
     (x, y), cotangent = operands, cotangent.astype(jnp.bfloat16)
-    inputs, _, result = formula.partition("->")
-    of_x, _, of_y = inputs.partition(",")
+    of_x, of_y, result = _names(formula)
     return (
-        product(f"{result},{of_y}->{of_x}", cotangent.dtype, cotangent, y),
-        product(f"{result},{of_x}->{of_y}", cotangent.dtype, cotangent, x),
+        _product(f"{result},{of_y}->{of_x}", cotangent.dtype, cotangent, y),
+        _product(f"{result},{of_x}->{of_y}", cotangent.dtype, cotangent, x),
     )
 
 
-product.defvjp(_forward, _backward)
+_product.defvjp(_forward, _backward)
+
+
+def _names(formula: str) -> tuple[str, str, str]:
+    """Returns the indices of both operands and of the result."""
+    inputs, _, result = formula.partition("->")
+    of_x, _, of_y = inputs.partition(",")
+    return of_x, of_y, result
 
 
 @cache
@@ -64,51 +96,57 @@ def _einsum(formula: str) -> Callable[[Array, Array], Array]:
 
 
 def _plain_einsum(formula: str, x: Array, y: Array) -> Array:
-    inputs, _, result = formula.partition("->")
-    pairs = zip(inputs.split(","), (x, y), strict=True)
-    (left, x), (right, y) = sorted(pairs, key=lambda pair: result[:1] not in pair[0])
-    if len(left) == len(result) == 2 and left[0] not in result:
-        # The gradient of weights, "bi,bo->io". XLA:CPU converts both operands to float32 if the
-        # left one has its rows in columns.
-        left, x = left[::-1], _transposed(x)
-    return jnp.einsum(f"{left},{right}->{result}", x, y, preferred_element_type=jnp.float32)
+    of_x, of_y, result = _names(formula)
+    own = [i for i in result if (i in of_x) != (i in of_y)]
+    left, right = (of_x, x), (of_y, y)
+    if own and own[0] in of_y:  # the operand with the rows of the result
+        left, right = right, left
+    name, array = left
+    contracted = [i for i in name if i not in result]
+    if len(contracted) == 1 and name[-1] in own:
+        # As in the gradient of weights, "bi,bo->io". XLA:CPU would convert both to float32.
+        order = name.replace(contracted[0], "") + contracted[0]
+        left = order, _transposed(array, tuple(map(name.index, order)))
+    inputs = f"{left[0]},{right[0]}"
+    return jnp.einsum(f"{inputs}->{result}", left[1], right[1], preferred_element_type=jnp.float32)
 
 
-def _transposed(x: Array) -> Array:
-    """Transposes a matrix in memory. XLA would merge a plain transposition with the product."""
-    return jax.lax.optimization_barrier(x[:, :, None].swapaxes(0, 1)).reshape(x.shape[::-1])
+def _transposed(x: Array, axes: tuple[int, ...]) -> Array:
+    """Transposes in memory. XLA would merge a plain transposition with the product."""
+    moved = jax.lax.optimization_barrier(x[..., None].transpose(*axes, x.ndim))
+    return moved.reshape(moved.shape[:-1])
 
 
 def _batched_einsum(
     formula: str, size: int, is_batched: list[bool], x: Array, y: Array
 ) -> tuple[Array, bool]:
-    """Computes the einsum of operands with a batch axis, and whether the result has one.
+    """Computes the einsum where one or both operands have a batch axis 0; the result has one.
 
     XLA:CPU cannot compute some products of JAX's rule, such as "nbo,bi->nio" with batch axis n.
-    Here the axis joins an index of the operand: n·o is one index, and the formula does not change.
+    Here n is merged with an axis o that only this operand has, so the formula stays the same. The
+    axis of the result is split again.
     """
-    inputs, _, result = formula.partition("->")
-    names, operands = inputs.split(","), [x, y]
+    *names, result = _names(formula)
+    operands = [x, y]
     side = is_batched.index(True)
-    own = [i for i in names[side] if i.isalpha() and i in result and i not in names[1 - side]]
+    own = [i for i in names[side] if i in result and i not in names[1 - side]]
     if all(is_batched) or not own:
-        new = next(i for i in ascii_uppercase if i not in formula)
+        new = next(i for i in ascii_letters if i not in formula)
         of_x, of_y = (new * batched + name for batched, name in zip(is_batched, names, strict=True))
         return _einsum(f"{of_x},{of_y}->{new}{result}")(x, y), True
-    axis = names[side].index(own[0]) - len(names[side])
-    length = operands[side].shape[axis]
+    axis = names[side].index(own[0])
+    length = operands[side].shape[1 + axis]
     operands[side] = _join(operands[side], axis)
     joined = _einsum(formula)(*operands)
-    return _split(joined, result.index(own[0]) - len(result), (size, length)), True
+    return _split(joined, result.index(own[0]), (size, length)), True
 
 
 def _join(x: Array, axis: int) -> Array:
-    """Joins axis 0 with a later one, counted from the end."""
-    x = jnp.moveaxis(x, 0, axis - 1)
-    return x.reshape(*x.shape[: axis - 1], x.shape[axis - 1] * x.shape[axis], *x.shape[axis:][1:])
+    """Joins axis 0 with the one that is `axis` without it."""
+    x = jnp.moveaxis(x, 0, axis)
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def _split(x: Array, axis: int, sizes: tuple[int, int]) -> Array:
     """Undoes `_join`."""
-    x = x.reshape(*x.shape[:axis], *sizes, *x.shape[axis:][1:])
-    return jnp.moveaxis(x, axis - 1, 0)
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis, 0)

@@ -63,10 +63,10 @@ def is_packed(context: Any) -> bool:
 
 
 def has_other_positions(context: Any) -> bool:
-    """Returns whether positions are neither those in the row nor those in packed documents."""
+    """Returns whether positions are given that do not count the tokens of packed documents."""
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)
-    # Without the rule `Packed`, documents see each other by their equal positions.
+    # Without the rule `Packed`, documents see each other, and positions begin anew in each of them.
     return has_positions and not (context.in_order and is_packed(context))
 
 

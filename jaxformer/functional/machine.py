@@ -30,7 +30,8 @@ def gpu_generation() -> int:
 def multiplies_bfloat16() -> bool:
     """Returns whether the platform is a CPU that multiplies bfloat16 faster than float32.
 
-    Intel's have AMX for it, and AMD's have AVX-512 BF16.
+    These are CPUs with AMX (Intel) and AMD's with AVX-512 BF16. Intel's with AVX-512 BF16 alone
+    have not been measured.
     """
     return platform() == "cpu" and _cpu_multiplies_bfloat16()
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional import bfloat16_products, products
+from jaxformer.functional import bfloat16_products, machine, products
 from jaxformer.functional.products import contract
 from jaxformer.models.config import KINDS
+from jaxformer.verify.taint import taint
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -91,7 +92,7 @@ def test_products_and_their_gradients_are_rounded_once(way, formula, dtype, seed
         check_errors(found, part, (arrays[i], arrays[j]))
 
 
-# Which of the two operands and the cotangent have a batch axis: all, or as in `jax.jacrev`, …
+# Whether x, y and the cotangent have a batch axis. `jax.jacrev` batches only the cotangent.
 BATCHED = [x for x in itertools.product((True, False), repeat=3) if any(x)]
 VMAPPED = itertools.product(FORMULAS, BATCHED)
 JACREV = (False, False, True)
@@ -131,6 +132,78 @@ def test_a_batch_axis_of_one_operand_joins_another_axis(formula):
         ranks.append([len(x.split("x")) for x in results])
     own = [len(draw(formula, 0)[k].shape) for k in (2, 0, 1)]
     assert ranks == [own] * 3
+
+
+@pytest.mark.parametrize(
+    "formula, x_shape, y_shape",
+    [
+        ("...i,io->...o", (3, 4, 2, 5), (5, 6)),
+        ("...i, io -> ...o", (3, 4, 2, 5), (5, 6)),
+        ("...qd,...sd->...qs", (3, 4, 3, 5), (3, 4, 2, 2, 5)),
+        ("bi,bi->", (3, 4, 2, 5), (3, 4, 2, 5)),
+    ],
+)
+def test_vmap_of_vmap(formula, x_shape, y_shape):
+    """With axes that the formula does not name, and with different numbers of them."""
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in (x_shape, y_shape))
+    axes = (0, 0 if y.ndim > 2 else None)
+
+    def value(x, y):
+        return bfloat16_products.product(formula, jnp.dtype("float32"), x, y)
+
+    def twice(function):
+        return jax.vmap(jax.vmap(function, axes), axes)
+
+    def plain(x, y):
+        return jnp.einsum(formula, x, y, precision="float32")
+
+    exact = [a.astype("float32") for a in (x, y)]
+    np.testing.assert_allclose(twice(value)(x, y), twice(plain)(*exact), atol=1e-5)
+    gradient, expected = (
+        twice(jax.grad(lambda x, y, f=f: f(x, y).sum(), argnums=1))(*arrays)
+        for f, arrays in ((value, (x, y)), (plain, exact))
+    )
+    np.testing.assert_allclose(gradient.astype("float32"), expected, atol=1e-5, rtol=2.0**-8)
+
+
+def test_a_formula_names_its_result(monkeypatch):
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
+    x, y, _ = draw("bi,io->bo", 0)
+    with pytest.raises(ValueError, match='"bi,io" must have a "->"'):
+        contract("bi,io", x, y)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("vendor_id : GenuineIntel flags : avx512_bf16 amx_bf16 amx_tile", True),
+        ("vendor_id : AuthenticAMD flags : avx512f avx512_bf16", True),
+        ("vendor_id : GenuineIntel flags : avx512f avx512_bf16", False),
+        ("vendor_id : AuthenticAMD flags : avx512f", False),
+    ],
+)
+def test_cpus_that_multiply_bfloat16(monkeypatch, words, expected):
+    monkeypatch.setattr(machine.Path, "exists", lambda path: True)
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: words)
+    monkeypatch.setattr(machine, "platform", lambda: "cpu")
+    machine._cpu_multiplies_bfloat16.cache_clear()
+    found = machine.multiplies_bfloat16()
+    monkeypatch.setattr(machine, "platform", lambda: "gpu")
+    on_gpu = machine.multiplies_bfloat16()
+    machine._cpu_multiplies_bfloat16.cache_clear()
+    assert (found, on_gpu) == (expected, False)
+
+
+def test_taint_follows_the_own_rule():
+    """Row 1 of the product depends on row 1 of x, and no other row does."""
+    y = jnp.ones((4, 2), jnp.bfloat16)
+
+    def function(x):
+        return bfloat16_products.product("bi,io->bo", jnp.dtype("float32"), x, y)
+
+    bits, remarks = taint(function, jnp.ones((3, 4), jnp.bfloat16), 1)
+    assert not remarks and (bits == np.eye(3, dtype=bool)[:, None]).all()
 
 
 def test_a_library_can_replace_products_and_gradients(monkeypatch):

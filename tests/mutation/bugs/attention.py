@@ -92,13 +92,13 @@ BUGS = (
     Bug(
         "the gradient of bfloat16 weights has a matrix on its side",
         "functional.bfloat16_products:_plain_einsum",
-        Replace("len(left) == len(result) == 2 and left[0] not in result", "False"),
+        Replace("len(contracted) == 1 and name[-1] in own", "False"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "the batch axis joins the wrong side of another axis",
         "functional.bfloat16_products:_join",
-        Replace("jnp.moveaxis(x, 0, axis - 1)", "jnp.moveaxis(x, 0, axis)"),
+        Replace("jnp.moveaxis(x, 0, axis)", "jnp.moveaxis(x, 0, axis + 1)"),
         f"{PRODUCTS}::test_the_own_rule_is_vmapped",
     ),
     Bug(
@@ -112,6 +112,12 @@ BUGS = (
         "functional.products:contract",
         Replace("*vary_alike(x, y)", "x, y"),
         f"{PRODUCTS}::test_gradients_of_what_all_devices_share",
+    ),
+    Bug(
+        "taint does not enter products with a rule for vmap",
+        "verify.taint:_CALLS",
+        lambda calls: calls - {"custom_vmap_call"},
+        f"{PRODUCTS}::test_taint_follows_the_own_rule",
     ),
     Bug(
         "gradients of quantized products are not quantized",

@@ -94,9 +94,9 @@ def main():
     figures |= table(subjects, size.batch_size * size.length)
     if arguments.steps:
         found = {name: losses(size, name, arguments.steps) for name in RUNS}
-        found_differences = differences(found)
-        figures["largest relative differences of losses"] = found_differences
-        figures["allowed"] = max(ALLOWED, 2 * found_differences[RUNS[1]])
+        largest = differences(found)
+        figures["largest relative differences of losses"] = largest
+        figures["allowed"] = max(ALLOWED, 2 * largest[RUNS[1]])
         figures["losses"] = {name: [round(x, 5) for x in found[name]] for name in RUNS}
     conclude(figures, arguments.record)
 

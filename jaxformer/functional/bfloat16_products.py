@@ -98,17 +98,14 @@ def _einsum(formula: str) -> Callable[[Array, Array], Array]:
 def _plain_einsum(formula: str, x: Array, y: Array) -> Array:
     of_x, of_y, result = _names(formula)
     own = [i for i in result if (i in of_x) != (i in of_y)]
-    left, right = (of_x, x), (of_y, y)
-    if own and own[0] in of_y:  # the operand with the rows of the result
-        left, right = right, left
-    name, array = left
-    contracted = [i for i in name if i not in result]
-    if len(contracted) == 1 and name[-1] in own:
+    if own and own[0] in of_y:  # y has the rows of the result, so it is the left operand
+        of_x, of_y, x, y = of_y, of_x, y, x
+    contracted = [i for i in of_x if i not in result]
+    if len(contracted) == 1 and of_x[-1] in own:
         # As in the gradient of weights, "bi,bo->io". XLA:CPU would convert both to float32.
-        order = name.replace(contracted[0], "") + contracted[0]
-        left = order, _transposed(array, tuple(map(name.index, order)))
-    inputs = f"{left[0]},{right[0]}"
-    return jnp.einsum(f"{inputs}->{result}", left[1], right[1], preferred_element_type=jnp.float32)
+        order = of_x.replace(contracted[0], "") + contracted[0]
+        of_x, x = order, _transposed(x, tuple(map(of_x.index, order)))
+    return jnp.einsum(f"{of_x},{of_y}->{result}", x, y, preferred_element_type=jnp.float32)
 
 
 def _transposed(x: Array, axes: tuple[int, ...]) -> Array:

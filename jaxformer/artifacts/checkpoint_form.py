@@ -8,7 +8,7 @@ frozen array.
 
 import jax
 
-from jaxformer.functional.kernels import LowRankKernel
+from jaxformer.functional.low_rank import LowRankKernel
 
 
 def stored_form(tree):

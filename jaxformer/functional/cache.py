@@ -8,7 +8,7 @@ therefore serves rows of different lengths, several new tokens per call, and pac
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -259,43 +259,6 @@ def checked_rows(
 
 
 _NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
-
-
-@dataclass(frozen=True)
-class FixedSizeState:
-    """Base class of caches without slots, which hold one state of fixed size.
-
-    Subclasses are frozen dataclasses whose arrays, except `length`, have a batch axis first.
-
-    Attributes:
-        cursor: how far each row has been read.
-        length: int [], number of tokens read, padding included.
-    """
-
-    capacity = None
-    reach = None
-    cursor: DocumentCursor
-    length: Array
-
-    def live_prefix(self, slots: None) -> "FixedSizeState":
-        """Returns the cache: it has no slots."""
-        return self
-
-    def merge_prefix(self, prefix: "FixedSizeState") -> "FixedSizeState":
-        """Returns `prefix`, which replaces the whole cache."""
-        return prefix
-
-    def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "FixedSizeState":
-        """See `Cache.gather_rows`."""
-        rows = checked_rows(rows, len(self.cursor.position))
-        return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
-
-    def rewind(self, lengths: ArrayLike | Sequence[Any]) -> NoReturn:
-        """Raises ValueError, because the cache does not store earlier states."""
-        raise ValueError(
-            f"a {type(self).__name__} is a state of one size, which has no earlier states to "
-            "rewind to; keep the cache from before the tokens instead"
-        )
 
 
 def init_cache(config: Any, size: CacheSize) -> Cache:

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
 from jaxformer.functional.family import Weights
-from jaxformer.functional.kernels import (
-    concatenate_kernels,
-    is_kernel,
-    product,
-    quantize,
-    quantize_table,
-)
+from jaxformer.functional.kernels import is_kernel, product, quantize, quantize_table
+from jaxformer.functional.low_rank import concatenate_kernels
 
 
 def init_linear(

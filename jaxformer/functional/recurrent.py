@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.cache import FixedSizeState
 from jaxformer.functional.cells import CELLS, State, init_recurrent_layer
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
@@ -28,6 +27,7 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.family import CacheSize, Family, Weights
+from jaxformer.functional.fixed_size_state import FixedSizeState
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers import REMAT, split_key, stack
 from jaxformer.functional.linear import linear

@@ -11,7 +11,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.functional.kernels import LowRankKernel, dense, init_low_rank, is_kernel, is_low_rank
+from jaxformer.functional.kernels import dense, is_kernel
+from jaxformer.functional.low_rank import LowRankKernel, init_low_rank, is_low_rank
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.trainable import partition
 

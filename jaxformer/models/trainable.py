@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.functional.kernels import is_low_rank
+from jaxformer.functional.low_rank import is_low_rank
 
 
 def partition(params: Any) -> tuple:
@@ -33,6 +33,11 @@ def partition(params: Any) -> tuple:
     trainable = jax.tree.map(lambda x, is_chosen: x if is_chosen else None, params, chosen)
     frozen = jax.tree.map(lambda x, is_chosen: None if is_chosen else x, params, chosen)
     return trainable, frozen
+
+
+def num_trainable(params: Any) -> int:
+    """Returns the number of trainable parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(partition(params)[0]))
 
 
 def combine(trainable: Any, frozen: Any) -> Any:

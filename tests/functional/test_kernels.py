@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from jaxformer.functional.kernels import (
     FEW_ROWS,
     Int8Kernel,
-    LowRankKernel,
     PackedKernel,
-    concatenate_kernels,
     dense,
     for_small_steps,
-    init_low_rank,
     pack,
     product,
     quantize,
     quantize_table,
 )
 from jaxformer.functional.linear import linear, quantize_all
+from jaxformer.functional.low_rank import LowRankKernel, concatenate_kernels, init_low_rank
 
 IN_DIM = 8
 seeds = st.integers(0, 2**32 - 1)

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 
 import jaxformer as jf
 from jaxformer.functional.chunked_losses import chunked_cross_entropy
-from jaxformer.functional.kernels import Int8Table, dense, init_low_rank, is_kernel, quantize
+from jaxformer.functional.kernels import Int8Table, dense, is_kernel, quantize
 from jaxformer.functional.linear import map_kernels, quantize_all
+from jaxformer.functional.low_rank import init_low_rank
 from tests.properties import tiny
 from tests.properties.chunks import chunked
 from tests.properties.models import MODELS

@@ -109,13 +109,13 @@ BUGS = (
     ),
     Bug(
         "the frozen kernel gets a gradient",
-        "functional.kernels:LowRankKernel.times",
+        "functional.low_rank:LowRankKernel.times",
         inside("jax.lax.stop_gradient", unchanged),
         f"{KERNELS}::test_only_the_update_of_low_rank_learns",
     ),
     Bug(
         "the scale of a low-rank update is omitted",
-        "functional.kernels:LowRankKernel.times",
+        "functional.low_rank:LowRankKernel.times",
         takes(self=lambda kernel: replace(kernel, scale=1.0)),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),

@@ -107,8 +107,8 @@ def _scorer(model, arguments: EvaluateArguments):
     Raises:
         ValueError: The arguments do not match the kind, or such models cannot be scored.
     """
+    from jaxformer.models.autoregressive import require_autoregressive
     from jaxformer.models.config import kind_of
-    from jaxformer.models.language_model import require_autoregressive
 
     translates = model.config.reads_source
     if translates != (arguments.source is not None):

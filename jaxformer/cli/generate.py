@@ -64,7 +64,7 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
 
     from jaxformer.decoding.generate import generate
     from jaxformer.decoding.sampling import Sampler, default_sampler
-    from jaxformer.models.language_model import require_autoregressive
+    from jaxformer.models.autoregressive import require_autoregressive
 
     model, variables, tokenizer = checkpoint
     require_autoregressive(model)

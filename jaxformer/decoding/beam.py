@@ -17,23 +17,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxformer.decoding.autoregressive import (
-    check_finite_logits,
-    check_not_traced,
-    live_slots,
-    prompt_bucket,
-    slots,
-    start,
-)
+from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start
 from jaxformer.decoding.beam_steps import Ending, Limits, _begin, _best, _go_on, _with_room
+from jaxformer.decoding.cache_slots import live_slots, prompt_bucket, slots
 from jaxformer.decoding.constraints import constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.steps import prefill
 from jaxformer.functional.inputs import Inputs
+from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
-from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, with_batch_size
 

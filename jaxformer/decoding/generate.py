@@ -14,15 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxformer.decoding.autoregressive import (
-    check_finite_logits,
-    check_not_traced,
-    live_slots,
-    prompt_bucket,
-    slots,
-    start_captured,
-    with_slots,
-)
+from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start_captured
+from jaxformer.decoding.cache_slots import live_slots, prompt_bucket, slots, with_slots
 from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.result import Generation, by_position, collected, first_rows, new_tokens
@@ -31,10 +24,11 @@ from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, p
 from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Patch
+from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
-from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, row_of_ids, with_batch_size
 

@@ -8,7 +8,8 @@ import jax
 from jaxformer.functional.family import Weights
 from jaxformer.functional.machine import platform
 from jaxformer.models.activation_sharding import check_no_explicit_axes
-from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
+from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.language_model import LanguageModel, Variables
 
 
 def prepare(model: LanguageModel, variables: Variables) -> Variables:

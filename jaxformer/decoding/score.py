@@ -14,8 +14,9 @@ from jaxformer.functional.chunked_losses import chunked_token_losses
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import as_array, check_tokens
-from jaxformer.models.language_model import LanguageModel, Variables, require_autoregressive
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.rows import batch_bucket, with_batch_size
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.decoding.autoregressive import live_slots
+from jaxformer.decoding.cache_slots import live_slots
 from jaxformer.decoding.constraints import Rules
 from jaxformer.decoding.loop_cache import LoopCache
 from jaxformer.decoding.result import Block, last_token

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.decoding.autoregressive import live_slots, slots, start_cache
+from jaxformer.decoding.autoregressive import start_cache
+from jaxformer.decoding.cache_slots import live_slots, slots
 from jaxformer.decoding.prepared import parallel_parts, prepare_weights
 from jaxformer.decoding.steps import Choice, State, choose_first, decode_block, prefill
 from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
-from jaxformer.models.language_model import require_autoregressive
+from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.mesh import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
 from jaxformer.training.compiled_step import num_bytes

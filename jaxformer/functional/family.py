@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from jaxformer.functional.inputs import Forward, Inputs, Run
@@ -108,3 +110,10 @@ class Family:
     start: Start | None = None
     prepare: Callable[[Weights, Any, int], Weights] | None = None
     masks: Callable[[Any, Mask | None], tuple[Mask, ...]] | None = None
+
+    @cache  # noqa: B019 (families are constants)
+    def weight_shapes(self, config: Any) -> dict[str, Any]:
+        """Returns the shapes of the weights, {name of a part: shapes}."""
+        key = jax.random.key(0)
+        parts = self.initializers(config).items()
+        return {name: jax.eval_shape(init, key) for name, init in parts}

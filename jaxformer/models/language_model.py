@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from functools import cache
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import embedding
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.masks import Mask, first_forward_edge
+from jaxformer.functional.masks import Mask
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.activation_sharding import placement_here
 from jaxformer.models.check import (
@@ -76,7 +74,7 @@ class LanguageModel(nn.Module):
         if not self.has_variable("params", name):
             return self.param(name, init)
         given = self.get_variable("params", name)
-        check_parameters(name, given, parameter_shapes(self.functions, self.config)[name])
+        check_parameters(name, given, self.functions.weight_shapes(self.config)[name])
         return given
 
     @nn.nowrap
@@ -243,7 +241,7 @@ class LanguageModel(nn.Module):
     def check(self, variables: Variables) -> None:
         """Raises ValueError unless these are variables of this model."""
         check_variables(variables)
-        for name, shapes in parameter_shapes(self.functions, self.config).items():
+        for name, shapes in self.functions.weight_shapes(self.config).items():
             check_parameters(name, variables["params"].get(name, {}), shapes)
 
     @nn.nowrap
@@ -270,19 +268,6 @@ class LanguageModel(nn.Module):
         return self.functions.masks(self.config, self.mask)
 
     @property
-    def unsupported_reason(self) -> str | None:
-        """Why the model cannot generate; None if it is autoregressive."""
-        if self.functions.start is None:
-            return "it has no cache"
-        if not self.config.causal:
-            return "its kernels are centred: they see later tokens"
-        if self.mask is None:
-            return None
-        rule = self.self_attention_masks[0]
-        edge = first_forward_edge(rule, min(self.config.max_length, 512))
-        return edge and f"its mask lets position {edge[0]} see the later position {edge[1]}"
-
-    @property
     def minimum_prefill(self) -> int:
         """How many tokens at the start of a document must be read in one call.
 
@@ -296,20 +281,3 @@ class LanguageModel(nn.Module):
         masks = self.self_attention_masks
         reaches = [mask.reach for mask in masks if mask.reach is not None]
         return max(reaches) if masks and len(reaches) == len(masks) else None
-
-
-def require_autoregressive(model: Any) -> None:
-    """Raises ValueError, with the reason, unless the model is autoregressive."""
-    is_model = isinstance(model, LanguageModel)
-    if reason := model.unsupported_reason if is_model else "it has no cache":
-        raise ValueError(
-            f"{type(model).__name__} is not autoregressive ({reason}), so it can neither generate "
-            "nor score token by token"
-        )
-
-
-@cache
-def parameter_shapes(functions: Family, config: Any) -> dict:
-    """Returns the shapes of a model's parameters, {name of a part: shapes}."""
-    key = jax.random.key(0)
-    return {name: jax.eval_shape(x, key) for name, x in functions.initializers(config).items()}

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jaxformer.models.kinds import build
-from jaxformer.models.language_model import LanguageModel, parameter_shapes
+from jaxformer.models.language_model import LanguageModel
 
 
 def init(model: LanguageModel, key: jax.Array) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def init(model: LanguageModel, key: jax.Array) -> dict[str, Any]:
 
 def shape_tree(model: LanguageModel) -> dict:
     """Returns the shapes of the model's parameters without creating arrays."""
-    return parameter_shapes(model.functions, model.config)
+    return model.functions.weight_shapes(model.config)
 
 
 def parameter_count(config: Any) -> int:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.models.language_model import LanguageModel, require_autoregressive
+from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
 from jaxformer.verify.layers import trace

@@ -63,8 +63,8 @@ BUGS = (
     ),
     Bug(
         "a centred convolution may generate",
-        "models.language_model:LanguageModel.unsupported_reason",
-        takes(self=as_if_causal),
+        "models.autoregressive:unsupported_reason",
+        takes(model=as_if_causal),
         f"{AUTOREGRESSIVE}::test_a_centred_convolution_sees_what_is_to_come",
     ),
 )

@@ -65,7 +65,7 @@ BUGS = (
     ),
     Bug(
         "a prefix may be read in chunks",
-        "decoding.autoregressive:_check_reading",
+        "decoding.cache_slots:_check_reading",
         takes(model=having(minimum_prefill=1)),
         f"{CHUNKING}::test_a_prefix_torn_apart_is_refused",
     ),

@@ -95,7 +95,7 @@ def _scaling_rule(info):
 def _mesh_rule(info):
     """Makes tyro read MeshSizes from one word: data=2,fsdp=4."""
     from jaxformer.cli.help import words_of
-    from jaxformer.training.config import Mesh, MeshSizes
+    from jaxformer.training.mesh_sizes import Mesh, MeshSizes
 
     return _spec("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
 
@@ -122,7 +122,7 @@ def _spec(metavar: str, kind: type, read, write):
 
 def read_mesh(word: str):
     """Returns the `MeshSizes` of a word such as data=2,fsdp=4; raises ValueError otherwise."""
-    from jaxformer.training.config import MeshSizes
+    from jaxformer.training.mesh_sizes import MeshSizes
 
     axes = MeshSizes.__dataclass_fields__
     sizes = _pairs(word, word.split(","), "each axis must be NAME=SIZE")

@@ -13,8 +13,9 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.train_arguments import Selection
 from jaxformer.models.config import kind_of
 from jaxformer.runtime import start_jax
-from jaxformer.training.config import Mesh, PairTraining, TrainingConfig
+from jaxformer.training.config import PairTraining, TrainingConfig
 from jaxformer.training.fine_tuning import check_same_model, check_tokenizer, fine_tuning
+from jaxformer.training.mesh_sizes import Mesh
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jaxformer.doctor.machines import parse_target, start_for
 from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.terminal import say
-from jaxformer.training.config import Mesh, MeshSizes
+from jaxformer.training.mesh_sizes import Mesh, MeshSizes
 from jaxformer.training.presets import kinds_of, training_preset
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_typ
 import tyro
 
 from jaxformer.models.config.rotary import RotaryScaling, Scaling
-from jaxformer.training.config import Mesh, MeshSizes
+from jaxformer.training.mesh_sizes import Mesh, MeshSizes
 
 _WORDS = {bool: "{True,False}", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 _WORDS |= {Mesh: "AXIS=SIZE,…", Scaling: "KIND,FACTOR=X,…"}

@@ -25,9 +25,10 @@ from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training import processes
-from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
+from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.early_end import disk_is_full, is_out_of_memory
 from jaxformer.training.fitting import fit_preset
+from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.new_run import prepare_run
 from jaxformer.training.presets import training_preset
 from jaxformer.training.run_folders import newest_unfinished, read_run, run_name, write_run

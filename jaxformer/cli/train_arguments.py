@@ -13,15 +13,9 @@ import tyro
 from jaxformer.cli.arguments import UsageError, parse, read_mesh
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import type_hints
-from jaxformer.training.config import (
-    RESUMABLE,
-    Inputs,
-    Mesh,
-    PairTraining,
-    TrainingConfig,
-    differences,
-)
+from jaxformer.training.config import RESUMABLE, Inputs, PairTraining, TrainingConfig, differences
 from jaxformer.training.data.documents import HUB
+from jaxformer.training.mesh_sizes import Mesh
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
 from jaxformer.training.processes import Processes
 

@@ -52,3 +52,11 @@ def num_bytes(program: jax.stages.Compiled) -> int | None:
         return None
     output = used.output_size_in_bytes - used.alias_size_in_bytes
     return used.argument_size_in_bytes + used.temp_size_in_bytes + output
+
+
+def memory_line(program: jax.stages.Compiled) -> str:
+    """Returns a line with the memory that a training step needs on each device."""
+    size = num_bytes(program)
+    if size is None:
+        return "memory: unknown on this device"
+    return f"memory: {size / 1e6:,.0f} MB for training (state, activations and gradients)"

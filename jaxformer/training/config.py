@@ -6,15 +6,16 @@ import JAX, so that the command line starts quickly.
 
 import math
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import check_fields, check_fraction, check_positive, shown
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.training.mesh_sizes import Mesh
 
 Model = TypeVar("Model", bound=ModelConfig)
 LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
@@ -57,42 +58,6 @@ class Inputs(NamedTuple):
     source: Path | None = None
     target: Path | None = None
     origin: Origin | None = None
-
-
-class Mesh:
-    """Annotation of a field that holds `MeshSizes`.
-
-    The command line reads such a field from one word instead of one flag per axis.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field]]  # those of `MeshSizes`, for `asdict`
-
-    @property
-    def parts(self) -> int:
-        """Number of parts into which the mesh divides a batch."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class MeshSizes(Mesh):
-    """Number of devices along each axis of a mesh (see `models.mesh`)."""
-
-    data: int = 1
-    """devices that divide the batch"""
-    fsdp: int = 1
-    """devices that divide the batch and the parameters"""
-    tensor: int = 1
-    """devices that divide the computation of each layer"""
-
-    def __post_init__(self):
-        """Checks the sizes."""
-        check_fields(self)
-        _check_least(self, 1, "data", "fsdp", "tensor")
-
-    @property
-    def parts(self) -> int:
-        """See `Mesh`."""
-        return self.data * self.fsdp
 
 
 @dataclass(frozen=True)

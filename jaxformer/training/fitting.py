@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import lcm
 from typing import Any
 
-from jaxformer.training.config import Mesh, TextTraining, TrainingConfig
+from jaxformer.training.config import TextTraining, TrainingConfig
+from jaxformer.training.mesh_sizes import Mesh
 
 
 @dataclass

@@ -17,15 +17,16 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import parameter_count
-from jaxformer.models.trainable import partition
+from jaxformer.models.trainable import num_trainable
+from jaxformer.training.agreement import Agreement
 from jaxformer.training.batch import num_tokens
-from jaxformer.training.compiled_step import CompiledStep, num_bytes
+from jaxformer.training.compiled_step import CompiledStep, memory_line
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.early_end import Ended, Interrupted, Stopped, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
-from jaxformer.training.processes import are_several, gather, is_first, wait_for_all
+from jaxformer.training.processes import are_several, is_first, wait_for_all
 from jaxformer.training.screen import Screen, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, Profile, update_flops, utilization
 from jaxformer.training.step import make_step
@@ -81,7 +82,7 @@ class Training:
         )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
-        self._agreed = 0.0
+        self._agreement = Agreement(self._clock, FLUSH_EVERY)
         self._skipped = 0  # number of consecutive skipped updates, up to the last one
         self._stop: Callable[[], Signals | None] = lambda: None
 
@@ -94,7 +95,8 @@ class Training:
             where = jax.tree.map(lambda x: x.sharding, self.state)
             self.state = jax.device_put(self.state.restored(self.step, *parts), where)
             self.batches.restore(progress["data"])
-            self._clock.trained = self._agreed = progress.get("seconds", 0.0)
+            self._clock.trained = progress.get("seconds", 0.0)
+            self._agreement = Agreement(self._clock, FLUSH_EVERY)
             wait_for_all("until the checkpoint is read")
             for path in self.checkpoints.set_aside_after(self.step) if is_first() else ():
                 self.screen.say(f"warning: a newer checkpoint is unreadable; it is moved to {path}")
@@ -123,27 +125,7 @@ class Training:
     @property
     def done(self) -> float:
         """Share of the run that is over; at 1 or more, the steps or the minutes are used up."""
-        return self.schedule.done(self.step, self._seconds)
-
-    @property
-    def _seconds(self) -> float:
-        """Seconds of training; with several processes, those of process 0 at the last exchange."""
-        return self._agreed if are_several() else self._clock.seconds
-
-    def _agree(self) -> Signals | None:
-        """Returns the signal to stop, if any process received one.
-
-        Several processes exchange their signals and times every few steps, because all must stop
-        and change the learning rate at the same step.
-        """
-        if not are_several():
-            return self._stop()
-        if self.step % FLUSH_EVERY:
-            return None
-        gathered = gather(self._clock.seconds, float(self._stop() or 0))
-        self._agreed = gathered[0][0]
-        received = max(int(signal) for _, signal in gathered)
-        return Signals(received) if received else None
+        return self.schedule.done(self.step, self._agreement.seconds)
 
     def run(self) -> None:
         """Trains to the end of the run.
@@ -182,7 +164,7 @@ class Training:
         Returns:
             Whether the run is over.
         """
-        signal = self._agree()
+        signal = self._agreement.signal(self.step, self._stop())
         last = self.done >= 1
         if last or self.step % FLUSH_EVERY == 0:
             self._advance(self.flush())
@@ -197,7 +179,7 @@ class Training:
 
     def _update(self, step: CompiledStep) -> None:
         """Makes one update with the next batch."""
-        rate, batch = self.schedule.rate(self.step, self._seconds), next(self.batches)
+        rate, batch = self.schedule.rate(self.step, self._agreement.seconds), next(self.batches)
         tokens, flops = num_tokens(batch), update_flops(self.config, batch)
         self._clock.count(tokens * self.share.count, flops * self.share.count)
         if self.mesh is not None:
@@ -206,32 +188,24 @@ class Training:
         self.step += 1
         self.log.update(self.step, rate, measured)
 
-    @property
-    def _num_trainable(self) -> int:
-        """The number of trainable parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(partition(self.state.params)[0]))
-
     def _advance(self, lines: list[dict]) -> None:
         """Shows the newest line of metrics and warns if the first gradients are too small."""
-        if self.step <= FLUSH_EVERY and (warning := vanishing(lines, self._num_trainable)):
+        size = num_trainable(self.state.params)
+        if self.step <= FLUSH_EVERY and (warning := vanishing(lines, size)):
             self.screen.say(warning)
         left = self._clock.remaining(self.done) / 60
         self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 
     def _compile(self) -> CompiledStep:
         """Compiles the step for the widest batches, and reports its memory before training."""
-        part = f" (frozen), {self._num_trainable:,} of an adapter"
+        part = f" (frozen), {num_trainable(self.state.params):,} of an adapter"
         part = "" if self.config.lora.lora_rank is None else part
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
         widest = max(self.batches.shapes(), key=lambda batch: batch.inputs.shape[-1])
         if self.mesh is not None:
             widest = placed_shapes(widest, self.mesh, self.share)
         step, begin = CompiledStep(self.update, self._compiling), time.perf_counter()
-        size = num_bytes(step.compile(self.state, widest))
-        needed = "unknown on this device"
-        if size is not None:
-            needed = f"{size / 1e6:,.0f} MB for training (state, activations and gradients)"
-        self.screen.say(f"memory: {needed}")
+        self.screen.say(memory_line(step.compile(self.state, widest)))
         self.screen.say(f"compiled in {time.perf_counter() - begin:.1f} s")
         return step
 

@@ -5,7 +5,6 @@ from typing import Literal
 
 from jaxformer.models.config.check import (
     check_at_least,
-    check_fields,
     check_fraction,
     check_positive,
 )
@@ -52,7 +51,7 @@ class ConvolutionalConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_fields(self)
+        super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim")
         check_at_least(1, self, "kernel_size", "dilation_growth")
         check_fraction(self, "dropout")

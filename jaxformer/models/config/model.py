@@ -1,9 +1,12 @@
 """What every model config has."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, Self
 
+from jaxformer.models.config.check import check_fields
 
-class ModelConfig:
+
+class ModelConfig(ABC):
     """Base class of the configs: constants of a kind, which fields of a subclass may replace.
 
     Those that fields replace are properties, because the fields of a config are read-only as well.
@@ -21,27 +24,28 @@ class ModelConfig:
     patterns: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
+        """Checks the types of the fields."""
+        check_fields(self)
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
         """Number of token ids."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def max_length(self) -> int:
         """Maximum number of tokens per document."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def embed_dim(self) -> int:
         """Width of the token vectors."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def tie_embeddings(self) -> bool:
         """Whether the output projection is the transposed table of token vectors."""
-        raise NotImplementedError
 
     @property
     def causal(self) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from jaxformer.models.config.check import check_at_least, check_fields, check_fraction
+from jaxformer.models.config.check import check_at_least, check_fraction
 from jaxformer.models.config.model import ModelConfig
 
 
@@ -37,7 +37,7 @@ class RecurrentConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_fields(self)
+        super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "hidden_dim")
         check_fraction(self, "dropout")
         if self.tie_embeddings and self.hidden_dim not in (None, self.embed_dim):

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 
 from jaxformer.models.config.check import (
     check_at_least,
-    check_fields,
     check_fraction,
     check_not_empty,
     check_positive,
@@ -131,7 +130,7 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_fields(self)
+        super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
         check_at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
         check_at_least(0, self, "position_offset")

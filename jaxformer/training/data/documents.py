@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -44,14 +45,14 @@ class Document(NamedTuple):
         return len(self.text.encode())
 
 
-class _Read:
+class _Read(ABC):
     """Base class of documents of which only a piece is in memory at a time."""
 
     __slots__ = ()
 
+    @abstractmethod
     def pieces(self) -> Iterator[str]:
         """Yields the text in order, in pieces of any size."""
-        raise NotImplementedError
 
     @property
     def text(self) -> str:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxformer.functional.arguments import check_choice, check_maps, checks_arguments
 from jaxformer.functional.family import Weights
 from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.recomputed import recomputed
 from jaxformer.functional.taps import NO_TAP, TapFunction
 
 # Each function with E[act(z)²] for z ~ N(0, 1), from which `initial` scales the weights.
@@ -31,10 +32,29 @@ _GATES = {
 ACTIVATIONS = (*_PLAIN, *_GATES)
 
 
+@recomputed
 def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
-    """Applies an activation; for the name of a gated one, the activation of its gate."""
+    """Applies an activation; for the name of a gated one, the activation of its gate.
+
+    It is computed in float32, whatever the dtype of x, which is also the dtype of the result. In
+    bfloat16, 1 + tanh of GELU would lose most digits for x < −1.
+    """
     check_choice("activation", activation, ACTIVATIONS)
-    return (_PLAIN | _GATES)[activation][0](x)
+    return _wide(x, activation).astype(x.dtype)
+
+
+@recomputed
+def gated(
+    gate: Float[Array, "*shape"], x: Float[Array, "*shape"], activation: str
+) -> Float[Array, "*shape"]:
+    """Computes act(gate) ⊙ x in float32; returns the dtype of x."""
+    return (_wide(gate, activation) * x).astype(x.dtype)
+
+
+def _wide(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
+    """Applies an activation in float32, or in the dtype of x if that has more digits."""
+    function, _ = (_PLAIN | _GATES)[activation]
+    return function(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
 
 
 def activation_power(activation: str, of_gate: float = 1.0) -> float:
@@ -78,7 +98,7 @@ def feed_forward(
     """
     hidden = linear(weights["up"], x)
     if activation in _GATES:
-        hidden = activate(linear(weights["gate"], x), activation) * hidden
+        hidden = gated(linear(weights["gate"], x), hidden, activation)
     else:
         hidden = activate(hidden, activation)
     y = linear(weights["down"], tap("feedforward.hidden", hidden))

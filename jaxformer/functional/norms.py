@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checks_arguments
+from jaxformer.functional.recomputed import recomputed
 
 
 @checks_arguments()
+@recomputed
 def layer_norm(
     x: Float[Array, "*batch dim"],
     scale: Float[Array, " dim"],
@@ -35,6 +37,7 @@ def layer_norm(
 
 
 @checks_arguments()
+@recomputed
 def rms_norm(
     x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], epsilon: float = 1e-5
 ) -> Float[Array, "*batch dim"]:

@@ -47,6 +47,24 @@ BUGS = (
         NORMS,
     ),
     Bug(
+        "an activation is computed in bfloat16",
+        "functional.feedforward:_wide",
+        Replace("x.astype(jnp.promote_types(x.dtype, jnp.float32))", "x"),
+        "functional/test_feedforward.py::test_activations_are_rounded_once_in_bfloat16",
+    ),
+    Bug(
+        "a gate is rounded before its product",
+        "functional.feedforward:gated",
+        Replace("_wide(gate, activation) * x", "_wide(gate, activation).astype(x.dtype) * x"),
+        "functional/test_feedforward.py::test_gates_are_rounded_once_in_bfloat16",
+    ),
+    Bug(
+        "a gradient stores the steps of norms",
+        "functional.recomputed:recomputed",
+        Replace("jax.checkpoint(of_arrays, prevent_cse=False)", "of_arrays"),
+        "functional/test_recomputed.py",
+    ),
+    Bug(
         "ε outside the root",
         "functional.norms:layer_norm",
         Replace(

@@ -4,7 +4,8 @@ The kernel takes a static mask and an id for each query and key: a query sees th
 that the mask allows. Rules about positions become the mask, documents and padding become ids. What
 the kernel leaves open is settled here:
 
-- It needs multiples of 128 positions. Rows are padded at the end, with id 0.
+- It needs multiples of 128 positions, and is faster with multiples of 512. Rows are padded at the
+  end. Padding has id 0, unless the mask alone hides it, as a causal mask does.
 - The output of a query that sees no key is undefined. Such queries get id 0 and see padding, whose
   values are zeros.
 - A window counts the tokens of a document, the kernel's mask those of the row. They differ if a
@@ -35,7 +36,7 @@ from jaxformer.functional.key_ranges import (
     ranges,
 )
 from jaxformer.functional.masks import Mask, Packed, Padding
-from jaxformer.functional.splash_plan import LANES, Plan, by_row, tile_of
+from jaxformer.functional.splash_plan import Plan, by_row, tile_of
 
 DTYPES = (jnp.bfloat16, jnp.float32)
 
@@ -123,15 +124,16 @@ def splash_attention(
         context: what the queries attend to.
         interpret: whether to run the kernel on a CPU, for tests.
     """
-    ids = visible_ids(context, len(query))
     plan = Plan(
         positional(context.mask),
         context.queries.length,
         context.keys.length,
-        has_ids=ids is not None,
+        has_ids=False,
         cap=context.scores.cap,
         interpret=interpret,
     )
+    ids = visible_ids(context, plan, len(query))
+    plan = replace(plan, has_ids=ids is not None)
     scaled = (context.scores.scale * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
     return context.placement.per_device(partial(by_row, plan), *arrays)
@@ -150,13 +152,12 @@ class Ids:
     key: Int[Array, "batch keys"]
 
 
-def visible_ids(context: Any, batch_size: int) -> Ids | None:
-    """Returns the ids; None if every query sees a key and nothing is padding."""
+def visible_ids(context: Any, plan: Plan, batch_size: int) -> Ids | None:
+    """Returns the ids; None if every query sees a key and the plan's mask hides all padding."""
     queries, keys = context.queries, context.keys
-    static = positional(context.mask)
     if keys.segments is None:
-        sees = sees_statically(static, queries.length, keys.length)
-        if sees.all() and queries.length % LANES == 0 and keys.length % LANES == 0:
+        sees = sees_statically(plan.rule, queries.length, keys.length)
+        if sees.all() and plan.hides_padding:
             return None
         query, key = sees, np.ones(keys.length)
     elif is_packed(context):
@@ -164,7 +165,7 @@ def visible_ids(context: Any, batch_size: int) -> Ids | None:
     else:
         real = keys.segments != 0
         before = jnp.pad(jnp.cumsum(real, axis=-1), [(0, 0)] * (real.ndim - 1) + [(1, 0)])
-        low, high = ranges(static, queries.length, keys.length)
+        low, high = ranges(plan.rule, queries.length, keys.length)
         query, key = before[..., high] > before[..., low], real
 
     def rows(x: Any) -> Array:

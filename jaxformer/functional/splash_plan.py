@@ -53,26 +53,39 @@ class Plan:
         return padded(self.queries), padded(self.keys + extra)
 
     @property
+    def rules(self) -> tuple[Mask, ...]:
+        """The rules that `rule` combines."""
+        return self.rule.rules()
+
+    @property
     def is_square(self) -> bool:
         """Whether each query sees the key at its own position."""
-        return self.queries == self.keys and all(
-            isinstance(rule, RANGES) for rule in self.rule.rules()
-        )
+        return self.queries == self.keys and all(isinstance(rule, RANGES) for rule in self.rules)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the kernel computes the mask of causal rules and windows itself."""
+        return self.is_square and all(isinstance(rule, (Causal, Window)) for rule in self.rules)
+
+    @property
+    def hides_padding(self) -> bool:
+        """Whether the mask alone, without ids, hides padding from all queries of the row."""
+        is_causal = self.is_computed and any(isinstance(rule, Causal) for rule in self.rules)
+        return is_causal or self.sizes == (self.queries, self.keys)
 
     def mask(self) -> Any:
         """Returns the mask of the kernel."""
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-        rules, sizes = self.rule.rules(), self.sizes
-        windows = [rule.size for rule in rules if isinstance(rule, Window)]
-        if not rules:
-            return masks.FullMask(sizes)
-        if self.is_square and all(isinstance(rule, (Causal, Window)) for rule in rules):
-            is_causal = len(windows) < len(rules)
-            if not windows:
-                return masks.CausalMask(sizes)
-            return masks.LocalMask(sizes, (min(windows) - 1, 0 if is_causal else None), 0)
-        return rule_mask(self)
+        windows = [rule.size for rule in self.rules if isinstance(rule, Window)]
+        if not self.rules:
+            return masks.FullMask(self.sizes)
+        if not self.is_computed:
+            return rule_mask(self)
+        if not windows:
+            return masks.CausalMask(self.sizes)
+        later = 0 if len(windows) < len(self.rules) else None
+        return masks.LocalMask(self.sizes, (min(windows) - 1, later), 0)
 
     def kernel(self, num_heads: int) -> Any:
         """Returns the kernel for this number of heads."""

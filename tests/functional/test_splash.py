@@ -203,6 +203,50 @@ def test_rows_are_padded_to_whole_blocks(size, expected):
     assert expected % splash_plan.block_of(expected) == 0
 
 
+@dataclass(frozen=True)
+class SameParity(Mask):
+    """A rule that the library does not have; every query sees itself."""
+
+    def __call__(self, query, key):
+        return (query.position_ids()[..., :, None] - key.position_ids()[..., None, :]) % 2 == 0
+
+
+def check_padding(mask, length, keys):
+    """Asserts that the mask shows no padding if the plan says so; other calls have ids."""
+    plan = splash_plan.Plan(mask, length, keys, has_ids=False, cap=None, interpret=True)
+    size = plan.sizes[1]
+    for column in {keys, size - 1} if plan.hides_padding and size > keys else ():
+        assert not plan.mask()[slice(0, length), slice(column, column + 1)].any()
+
+
+@pytest.mark.parametrize("mask", [*DENSE, SameParity()], ids=str)
+def test_the_mask_of_a_call_without_ids_hides_padding_at_any_length(mask):
+    """Multiples of 128 also have padding, if they are not multiples of 256 or 512."""
+    for length in range(1, 8193):
+        check_padding(mask, length, length)
+
+
+def test_the_mask_of_a_source_without_ids_hides_padding_at_any_length():
+    for keys in range(1, 8193):
+        check_padding(All(), 128, keys)
+
+
+@pytest.mark.parametrize(
+    "mask, length, keys",
+    mostly_slow(
+        [
+            *((mask, n, n) for mask in (*DENSE, SameParity()) for n in (1152, 1408, 1664)),
+            *((All(), n, m) for n, m in ((128, 1152), (1152, 128), (1152, 1280))),
+        ],
+        (DENSE[4], 1152, 1152),
+    ),
+    ids=str,
+)
+def test_rows_of_whole_lanes_that_are_padded_to_whole_blocks(mask, length, keys):
+    inputs = arrays(12, length, keys, heads=1, kv_heads=1, batch=1)
+    compare(context_of(mask, length, keys), *inputs)
+
+
 ON_A_MESH = """
 import jax, numpy as np
 from dataclasses import replace

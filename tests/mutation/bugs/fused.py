@@ -165,6 +165,16 @@ BUGS = (
         f"{SPLASH}::test_a_rule_of_the_user",
     ),
     Bug(
+        "splash: rows of whole lanes count as rows without padding",
+        "functional.splash_plan:Plan.hides_padding",
+        Replace(
+            "self.sizes == (self.queries, self.keys)",
+            "self.queries % LANES == 0 and self.keys % LANES == 0",
+        ),
+        f"{SPLASH}::test_the_mask_of_a_call_without_ids_hides_padding_at_any_length "
+        f"{SPLASH}::test_rows_of_whole_lanes_that_are_padded_to_whole_blocks",
+    ),
+    Bug(
         "splash: the cap is lost",
         "functional.splash:splash_attention",
         Replace("context.scores.cap", "None"),

@@ -173,7 +173,7 @@ def _zero_masked(
     The attention weights there are 0, but 0 × NaN is NaN, forward and backward. Visibility is read
     from dense masks and segments only.
     """
-    arrays = [rule.array for rule in context.mask.rules() if isinstance(rule, DenseMask)]
+    arrays = [rule.array for rule in context.mask.rules() if type(rule) is DenseMask]
     seen_keys, seeing_queries = ([array.any(axis=axis) for array in arrays] for axis in (-2, -1))
     for real, info in ((seen_keys, context.keys), (seeing_queries, context.queries)):
         if info.segments is not None:

@@ -19,9 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
-from jaxformer.functional.key_ranges import has_other_positions, is_packed, only_rise
-from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Window
+from jaxformer.functional.fused_kernels import (
+    blockwise_if,
+    unsupported_arrays,
+    unsupported_scores,
+)
+from jaxformer.functional.key_ranges import RUN_TIME, has_other_positions, is_packed, only_rise
+from jaxformer.functional.masks import Causal, Mask, Window
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 # The kernel stores a float32 per query, head and document: room for more documents costs memory.
@@ -48,6 +52,7 @@ class CuDNN:
     ) -> str | None:
         """See `FusedKernel`."""
         reason = unsupported_arrays(query, key, value, DTYPES)
+        reason = reason or unsupported_scores(context.scores)
         return reason or self._unsupported_heads(query, key, value) or self._unsupported(context)
 
     def _unsupported_heads(
@@ -71,9 +76,9 @@ class CuDNN:
             return "it does not support a bias of the scores"
         if has_other_positions(context):
             return "it does not support cached or other positions"
-        if not all(isinstance(rule, (Causal, Window, Packed, Padding)) for rule in rules):
+        if not all(type(rule) in (Causal, Window, *RUN_TIME) for rule in rules):
             return f"it does not support the mask {context.mask}"
-        if any(isinstance(rule, Window) for rule in rules):
+        if any(type(rule) is Window for rule in rules):
             if not is_causal(context.mask):
                 return "it supports a sliding window only together with the causal mask"
             if segments is not None:
@@ -93,7 +98,7 @@ class CuDNN:
         context: Any,
     ) -> Float[Array, "batch heads queries v"]:
         """See `FusedKernel`."""
-        windows = [rule.size for rule in context.mask.rules() if isinstance(rule, Window)]
+        windows = [rule.size for rule in context.mask.rules() if type(rule) is Window]
         rule = Rule(context.scores.scale, is_causal(context.mask), min(windows, default=None))
         per_device, segments = context.placement.per_device, context.keys.segments
         if segments is None:
@@ -127,7 +132,7 @@ class Rule(NamedTuple):
 
 def is_causal(mask: Mask) -> bool:
     """Returns whether a query sees no later keys."""
-    return any(isinstance(rule, Causal) for rule in mask.rules())
+    return any(type(rule) is Causal for rule in mask.rules())
 
 
 def rows_attention(

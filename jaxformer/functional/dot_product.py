@@ -143,7 +143,7 @@ def _check(
 ) -> None:
     check_choice("implementation", context.implementation, ATTENTION)
     lengths = (query.shape[-2], key.shape[-2])
-    for table in (rule.array for rule in mask.rules() if isinstance(rule, DenseMask)):
+    for table in (rule.array for rule in mask.rules() if type(rule) is DenseMask):
         axes = (*query.shape[:-3], *lengths)[-table.ndim :] if table.ndim <= query.ndim - 1 else ()
         fits = len(axes) == table.ndim and all(
             size in (1, axis) for size, axis in zip(table.shape[:-2], axes[:-2], strict=True)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, DTypeLike, Float
 
 from jaxformer.functional.blockwise import blockwise_attention
+from jaxformer.functional.scores import Scores
 
 
 @runtime_checkable
@@ -86,6 +87,13 @@ def unsupported_arrays(
     if not query.dtype == key.dtype == value.dtype:
         return "it needs queries, keys and values of one dtype"
     return None
+
+
+def unsupported_scores(scores: Scores) -> str | None:
+    """Returns why a kernel that computes scale, cap and bias itself lacks the scores, or None."""
+    if type(scores) is Scores:
+        return None
+    return f"it does not support scores of the class {type(scores).__name__}"
 
 
 def blockwise_if(

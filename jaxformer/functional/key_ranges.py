@@ -15,8 +15,10 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.functional.masks import All, Causal, Mask, Near, Packed, Padding, Prefix, Window
 
+# Kernels look for the type of a rule in these tables, not for a subclass: its rule may differ.
 DISTANCES = (Causal, Window, Near)  # rules about the distance of two tokens
 RANGES = (*DISTANCES, Prefix)  # rules that allow one range of keys
+RUN_TIME = (Padding, Packed)  # rules about documents, which are known only at run time
 
 
 class KeyRanges(NamedTuple):
@@ -58,7 +60,7 @@ def key_ranges(context: Any, batch_size: int) -> KeyRanges:
 
 def is_packed(context: Any) -> bool:
     """Returns whether the rows of an `attention.Context` are packed documents."""
-    packed = any(isinstance(rule, Packed) for rule in context.mask.rules())
+    packed = any(type(rule) is Packed for rule in context.mask.rules())
     return packed and context.queries.segments is not None and context.keys.segments is not None
 
 
@@ -72,7 +74,7 @@ def has_other_positions(context: Any) -> bool:
 
 def positional(mask: Mask) -> Mask:
     """Returns the rules of a mask about positions, without those about padding and documents."""
-    rules = [rule for rule in mask.rules() if not isinstance(rule, (Padding, Packed))]
+    rules = [rule for rule in mask.rules() if type(rule) not in RUN_TIME]
     return reduce(and_, rules, All())
 
 

@@ -67,15 +67,18 @@ def init_low_rank(
 
 
 def concatenate_kernels(kernels: Sequence[AnyKernel]) -> AnyKernel | None:
-    """Concatenates kernels of one input along their outputs; returns None if it cannot."""
-    integers = [kernel for kernel in kernels if isinstance(kernel, Int8Kernel)]
+    """Concatenates kernels of one input along their outputs; returns None if it cannot.
+
+    Kernels of a subclass are not concatenated: their product may differ.
+    """
+    integers = [kernel for kernel in kernels if type(kernel) is Int8Kernel]
     if len(integers) == len(kernels):
         return Int8Kernel(
             jnp.concatenate([kernel.values for kernel in integers], axis=-2),
             jnp.concatenate([kernel.scale for kernel in integers], axis=-1),
             jnp.concatenate([kernel.offset for kernel in integers], axis=-1),
         )
-    if any(map(is_low_rank, kernels)):
+    if any(type(kernel) is LowRankKernel for kernel in kernels):
         return _concatenated_updates(kernels)
     arrays = [kernel for kernel in kernels if not isinstance(kernel, Kernel)]
     return jnp.concatenate(arrays, axis=-1) if len(arrays) == len(kernels) else None
@@ -88,16 +91,16 @@ def _concatenated_updates(kernels: Sequence[AnyKernel]) -> LowRankKernel | None:
     is the sum of the ranks. Returns None if the updates have different scales or the frozen kernels
     cannot be concatenated.
     """
-    updates = [kernel for kernel in kernels if isinstance(kernel, LowRankKernel)]
+    updates = [kernel for kernel in kernels if type(kernel) is LowRankKernel]
     frozen = concatenate_kernels(
-        [kernel.frozen if isinstance(kernel, LowRankKernel) else kernel for kernel in kernels]
+        [kernel.frozen if type(kernel) is LowRankKernel else kernel for kernel in kernels]
     )
     if frozen is None or len({kernel.scale for kernel in updates}) > 1:
         return None
     ends = np.cumsum([kernel.shape[-1] for kernel in kernels])
     rows = []
     for kernel, end in zip(kernels, ends, strict=True):
-        if isinstance(kernel, LowRankKernel):
+        if type(kernel) is LowRankKernel:
             sides = [(0, 0)] * (kernel.up.ndim - 1)
             places = (int(end) - kernel.shape[-1], int(ends[-1] - end))
             rows.append(jnp.pad(kernel.up, [*sides, places]))

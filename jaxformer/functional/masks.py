@@ -43,12 +43,19 @@ def _make_static(mask_class: type) -> None:
         jax.tree_util.register_static(mask_class)
 
 
+# What a class of masks says about its rule, apart from `__call__`.
+_DESCRIPTIONS = ("needs_positions", "minimum_prefill", "reach", "key_range", "rules")
+
+
 class Mask:
     """Base class of masks: rules about positions.
 
     Subclasses are frozen dataclasses with hashable fields. Their `__call__` must use operators that
     NumPy and JAX arrays share: it receives positions that are known while tracing as well as those
     stored in a cache.
+
+    A class that overrides the `__call__` of another mask inherits none of the attributes below and
+    no `key_range` from it, because they describe the other rule.
 
     Attributes:
         needs_positions: True if the rule counts positions within a document. False if it only
@@ -62,6 +69,15 @@ class Mask:
     needs_positions = True
     minimum_prefill = 1
     reach: int | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Sets the descriptions of another rule back to those of any rule."""
+        super().__init_subclass__()
+        for name in _DESCRIPTIONS:
+            owner = next(base for base in cls.__mro__ if name in vars(base))
+            has_rule = issubclass(owner, Mask) and owner.__call__ is not Mask.__call__
+            if has_rule and owner.__call__ is not cls.__call__ and owner is not cls:
+                setattr(cls, name, vars(Mask)[name])
 
     def __new__(cls, *arguments: Any, **fields: Any) -> "Mask":
         """Registers the class as a static pytree."""
@@ -219,6 +235,10 @@ class All(Mask):
 
     parts: tuple[Mask, ...] = ()
 
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError: the conjunction is taken apart, so a subclass would be ignored."""
+        raise TypeError(f"{cls.__name__} derives from All; derive it from Mask, and combine with &")
+
     @property
     def needs_positions(self) -> bool:  # pyrefly: ignore[bad-override] (computed, not stored)
         """See `Mask`."""
@@ -270,7 +290,7 @@ class DenseMask(Mask):
 
     def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
         """See `Mask`."""
-        return cut(cut(self.array, rows, -2), columns)
+        return cut(cut(self(query, key), rows, -2), columns)
 
 
 @cache

@@ -132,7 +132,7 @@ class DenseBias(Bias):
         self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
     ) -> Float[Array, "*batch heads queries keys"]:
         """See `Bias`."""
-        return cut(cut(self.array, rows, -2), columns)
+        return cut(cut(self(query, key), rows, -2), columns)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["bias"], meta_fields=["scale", "cap"])
@@ -149,6 +149,15 @@ class Scores:
     scale: float | None = None
     cap: float | None = None
     bias: Bias | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError if a subclass changes whole rows, but not their tiles."""
+        super().__init_subclass__()
+        if cls.__call__ is not Scores.__call__:
+            raise TypeError(
+                f"{cls.__name__} overrides __call__; override tile, which __call__ applies to the "
+                "whole row"
+            )
 
     def for_heads(self, head_dim: int) -> "Scores":
         """Returns these scores with the scale set: 1/√head_dim if it is None."""

@@ -25,17 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
+from jaxformer.functional.fused_kernels import (
+    blockwise_if,
+    unsupported_arrays,
+    unsupported_scores,
+)
 from jaxformer.functional.key_ranges import (
     DISTANCES,
     RANGES,
+    RUN_TIME,
     has_other_positions,
     is_packed,
     only_rise,
     positional,
     ranges,
 )
-from jaxformer.functional.masks import Mask, Packed, Padding
+from jaxformer.functional.masks import Mask
 from jaxformer.functional.splash_plan import Plan, by_row, tile_of
 
 DTYPES = (jnp.bfloat16, jnp.float32)
@@ -60,7 +65,8 @@ class Splash:
         context: Any,
     ) -> str | None:
         """See `FusedKernel`."""
-        return unsupported_arrays(query, key, value, DTYPES) or _unsupported(context)
+        reason = unsupported_arrays(query, key, value, DTYPES)
+        return reason or unsupported_scores(context.scores) or _unsupported(context)
 
     def attention(
         self,
@@ -84,7 +90,7 @@ def _unsupported(context: Any) -> str | None:
     if context.scores.bias is not None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
-    by_distance = all(isinstance(rule, (*DISTANCES, Packed, Padding)) for rule in rules)
+    by_distance = all(type(rule) in (*DISTANCES, *RUN_TIME) for rule in rules)
     if has_other_positions(context):
         return "it does not support cached or other positions"
     if context.queries.positions is not None and not by_distance:
@@ -93,11 +99,11 @@ def _unsupported(context: Any) -> str | None:
     if is_packed(context) and not is_self:
         return "it supports packed documents only in self-attention"
     for rule in rules:
-        if isinstance(rule, (Padding, Packed)):
+        if type(rule) in RUN_TIME:
             continue
         if not _is_static(rule):
             return f"it does not support the mask {type(rule).__name__}, which is not a static rule"
-        if context.keys.segments is not None and not isinstance(rule, RANGES):
+        if context.keys.segments is not None and type(rule) not in RANGES:
             return f"it does not support padding or documents together with the mask {rule}"
         if context.keys.segments is not None and not is_self:
             return f"it does not support padding of a source together with the mask {rule}"
@@ -176,7 +182,7 @@ def visible_ids(context: Any, plan: Plan, batch_size: int) -> Ids | None:
 
 def sees_statically(rule: Mask, queries: int, keys: int) -> np.ndarray:
     """Returns whether each query sees a key by the rule."""
-    if all(isinstance(part, RANGES) for part in rule.rules()):
+    if all(type(part) in RANGES for part in rule.rules()):
         low, high = ranges(rule, queries, keys)
         return high > low
     blocks = (slice(i, min(i + 256, queries)) for i in range(0, queries, 256))

@@ -60,24 +60,24 @@ class Plan:
     @property
     def is_square(self) -> bool:
         """Whether each query sees the key at its own position."""
-        return self.queries == self.keys and all(isinstance(rule, RANGES) for rule in self.rules)
+        return self.queries == self.keys and all(type(rule) in RANGES for rule in self.rules)
 
     @property
     def is_computed(self) -> bool:
         """Whether the kernel computes the mask of causal rules and windows itself."""
-        return self.is_square and all(isinstance(rule, (Causal, Window)) for rule in self.rules)
+        return self.is_square and all(type(rule) in (Causal, Window) for rule in self.rules)
 
     @property
     def hides_padding(self) -> bool:
         """Whether the mask alone, without ids, hides padding from all queries of the row."""
-        is_causal = self.is_computed and any(isinstance(rule, Causal) for rule in self.rules)
+        is_causal = self.is_computed and any(type(rule) is Causal for rule in self.rules)
         return is_causal or self.sizes == (self.queries, self.keys)
 
     def mask(self) -> Any:
         """Returns the mask of the kernel."""
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-        windows = [rule.size for rule in self.rules if isinstance(rule, Window)]
+        windows = [rule.size for rule in self.rules if type(rule) is Window]
         if not self.rules:
             return masks.FullMask(self.sizes)
         if not self.is_computed:

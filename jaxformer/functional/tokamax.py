@@ -22,7 +22,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.fused_kernels import blockwise_if, unsupported_arrays
+from jaxformer.functional.fused_kernels import (
+    blockwise_if,
+    unsupported_arrays,
+    unsupported_scores,
+)
 from jaxformer.functional.key_ranges import (
     DISTANCES,
     RANGES,
@@ -62,7 +66,8 @@ class Tokamax:
         context: Any,
     ) -> str | None:
         """See `FusedKernel`."""
-        reason = unsupported_arrays(query, key, value, DTYPES) or _unsupported(context)
+        reason = unsupported_arrays(query, key, value, DTYPES)
+        reason = reason or unsupported_scores(context.scores) or _unsupported(context)
         if reason is None and key.shape != value.shape:
             reason = "it needs keys and values of equal shapes"
         most, head_dim = MOST_HEAD_DIM.get(self.generation, 0), query.shape[-1]
@@ -103,9 +108,9 @@ def _unsupported(context: Any) -> str | None:
     if has_other_positions(context):
         return "it does not support cached or other positions"
     for rule in positional(context.mask).rules():
-        if not isinstance(rule, RANGES):
+        if type(rule) not in RANGES:
             return f"it does not support the mask {type(rule).__name__}, which is not a range"
-        if context.queries.positions is not None and not isinstance(rule, DISTANCES):
+        if context.queries.positions is not None and type(rule) not in DISTANCES:
             return f"it does not support the mask {rule} together with positions in documents"
     if is_packed(context) and context.queries.length != context.keys.length:
         return "it supports packed documents only in self-attention"

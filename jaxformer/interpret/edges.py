@@ -43,6 +43,7 @@ from jaxformer.interpret.metrics import Metric, checked_metric
 from jaxformer.interpret.sites import checked_pair, is_at, metric_of
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
 INPUTS = ("query", "key", "value")
@@ -219,7 +220,7 @@ def receiver_input(
 
 def check_is_sum(model: LanguageModel) -> None:
     """Raises ValueError unless each head of the model adds its output to a residual stream."""
-    if model.functions is not DECODER:
+    if type(model) is not Decoder or model.functions is not DECODER:
         raise ValueError(f"model is a {type(model).__name__}; edges are those of a Decoder")
     if model.config.norm_position != "pre":
         raise ValueError(

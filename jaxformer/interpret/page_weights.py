@@ -10,6 +10,7 @@ from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.functional.scores import alibi_slopes, relative_buckets
 from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
 from jaxformer.models.config import DecoderConfig, kind_of
+from jaxformer.models.kinds import Decoder
 
 MOST_PARAMETERS = 5_000_000
 MOST_EXACT = 1_500_000  # up to this number float16 is stored: about 2.7 bytes of text each
@@ -34,6 +35,8 @@ def live_reason(model: Any, variables: Any) -> str | None:
     config = model.config
     if not isinstance(config, DecoderConfig):
         return f"the page computes decoders only, and this model is of kind {kind_of(config)}"
+    if type(model) is not Decoder:
+        return f"the page computes a Decoder, and this model is of the class {type(model).__name__}"
     leaves = jax.tree.leaves(variables["params"])
     size = sum(leaf.size for leaf in leaves)
     if size > MOST_PARAMETERS:

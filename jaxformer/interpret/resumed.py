@@ -43,6 +43,7 @@ from jaxformer.functional.transformer import normalize_last, scores_of
 from jaxformer.interpret.layers import by_setting, weights_of_layer
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
+from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
 
 _AFTER_ATTENTION = BLOCK_POINTS[BLOCK_POINTS.index("attention.heads") :]
@@ -108,7 +109,8 @@ class Plan:
 def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
     """Returns whether `resumed_effects` supports the sweep."""
     return (
-        model.functions is DECODER
+        type(model) is Decoder
+        and model.functions is DECODER
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None

@@ -9,6 +9,7 @@ parallelism), Shoeybi et al. 2019 (tensor parallelism).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxformer.functional.low_rank import LowRankKernel, is_low_rank
+from jaxformer.functional.low_rank import is_low_rank
 from jaxformer.models.activation_sharding import BATCH_AXES, TENSOR_AXIS
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import kind_of
@@ -122,7 +123,8 @@ def shardings(tree: Any, config: ModelConfig, mesh: AnyMesh) -> dict:
         where = NamedSharding(mesh, partition_of(name, leaf.shape, rules, mesh))
         if not is_low_rank(leaf):
             return where
-        return LowRankKernel(where, *low_rank_shardings(where), leaf.scale)
+        down, up = low_rank_shardings(where)
+        return replace(leaf, frozen=where, down=down, up=up)
 
     return jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_low_rank)
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 import jaxformer as jf
 from jaxformer.functional.inputs import Inputs
 from jaxformer.interpret import resumed
+from jaxformer.interpret.edges import check_is_sum
 from jaxformer.interpret.metrics import LogitDifference, LogProbability
+from jaxformer.interpret.page_weights import live_reason
 from jaxformer.interpret.sites import AXES
 from jaxformer.interpret.sweep import patch_sweep
 from tests.properties import tiny
@@ -158,6 +160,24 @@ def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
     for point in ("attention.heads", "attention.query"):
         patch_sweep(model, variables, clean, corrupted, METRIC, point)
     assert grids == ["attention.heads"]
+
+
+class Bent(jf.Decoder):
+    """A decoder whose head reads another function of the last layer."""
+
+    def forward(self, *arguments, **options):
+        passed = super().forward(*arguments, **options)
+        return passed._replace(hidden=np.sin(1.0) * passed.hidden**2)
+
+
+def test_a_sweep_of_a_class_of_the_user_runs_its_own_forward_pass():
+    plain, variables, clean, corrupted = setup("decoder", 0)
+    model, point = Bent(plain.config), "attention.heads"
+    found = patch_sweep(model, variables, clean, corrupted, METRIC, point)
+    tiny.close(found.effects, looped(model, variables, clean, corrupted, point, AXES))
+    with pytest.raises(ValueError, match="model is a Bent; edges are those of a Decoder"):
+        check_is_sum(model)
+    assert live_reason(model, variables).endswith("this model is of the class Bent")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from tests.mutation.changes import Replace, gives, then
 SPLASH = "functional/test_splash.py"
 CUDNN = "functional/test_cudnn.py"
 TOKAMAX = "functional/test_tokamax.py"
+OWN_CLASSES = "functional/test_own_classes.py"
 
 BUGS = (
     # ---- cuDNN's kernel
@@ -147,6 +148,22 @@ BUGS = (
         "functional.tokamax:Tokamax.unsupported_reason",
         Replace("MOST_HEAD_DIM.get(self.generation, 0)", "MOST_HEAD_DIM[9]"),
         f"{TOKAMAX}::test_the_version_and_the_gpu_are_checked",
+    ),
+    Bug(
+        "cuDNN: a mask is taken for the mask that it derives from",
+        "functional.cudnn:CuDNN._unsupported",
+        Replace(
+            "type(rule) in (Causal, Window, *RUN_TIME)",
+            "isinstance(rule, (Causal, Window, *RUN_TIME))",
+        ),
+        f"{OWN_CLASSES}::test_a_subclass_of_a_mask_has_its_own_rule_in_every_implementation",
+    ),
+    Bug(
+        "fused: scores are taken for the scores that they derive from",
+        "functional.fused_kernels:unsupported_scores",
+        gives(None),
+        f"{OWN_CLASSES}::test_a_subclass_of_scores_is_refused_by_fused_kernels"
+        "_and_computed_blockwise",
     ),
     # ---- the splash kernel
     Bug(

@@ -20,7 +20,7 @@ from tests.mutation.bug import (
     TABLES,
     Bug,
 )
-from tests.mutation.changes import Replace, inside, takes, then
+from tests.mutation.changes import Replace, gives, inside, takes, then
 
 
 def queries_stand(further):
@@ -82,6 +82,8 @@ def numbers_on(document_positions):
 
     return broken
 
+
+OWN_CLASSES = "functional/test_own_classes.py"
 
 BUGS = (
     # ---- masks: transformers#31673, #39408, #29623; keras#23038
@@ -205,6 +207,13 @@ BUGS = (
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
     # ---- masks defined by the caller
+    Bug(
+        "a mask inherits the key range of the mask whose rule it overrides",
+        "functional.masks:Mask.__init_subclass__",
+        gives(None),
+        f"{OWN_CLASSES}::test_a_subclass_of_a_mask_has_its_own_rule_in_every_implementation "
+        f"{OWN_CLASSES}::test_a_subclass_of_a_mask_inherits_no_description_of_another_rule",
+    ),
     Bug(
         "the caller's mask gets indices, not positions",
         "functional.contexts:row_context",

@@ -291,17 +291,3 @@ class DenseMask(Mask):
     def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
         """See `Mask`."""
         return cut(cut(self(query, key), rows, -2), columns)
-
-
-@cache
-def first_forward_edge(mask: Mask, length: int) -> tuple[int, int] | None:
-    """Returns the first (query, key) with key > query that the mask allows in a row.
-
-    Returns None if there is none, that is, if the mask is causal for rows of this length.
-    """
-    visible = mask(TokenInfo(length), TokenInfo(length))
-    later = np.triu(np.broadcast_to(np.asarray(visible), (length, length)), 1)
-    if not later.any():
-        return None
-    query, key = np.argwhere(later)[0]
-    return int(query), int(key)

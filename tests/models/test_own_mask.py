@@ -11,6 +11,7 @@ from hypothesis import given
 
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, Packed, dot_product_attention, transformer
+from jaxformer.models.autoregressive import forward_edge, require_autoregressive
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
@@ -161,6 +162,48 @@ def test_an_unusable_mask_is_rejected():
     model = jf.Decoder(tiny.build().config, mask=np.tri(6, dtype=bool))
     with pytest.raises(ValueError, match="mask is a ndarray; it must be a Mask"):
         model.apply(variables, tokens)
+
+
+@dataclass(frozen=True)
+class AheadFrom(Mask):
+    """A causal mask, but the queries from `start` on see `ahead` later keys."""
+
+    start: int
+    ahead: int
+
+    def __call__(self, query, key):
+        ahead = (query.position_ids() >= self.start) * self.ahead
+        return key.position_ids()[..., None, :] <= (query.position_ids() + ahead)[..., :, None]
+
+
+@pytest.mark.parametrize("length", [5, 1024, 2500])
+def test_a_mask_that_sees_later_tokens_is_found_at_any_position(length):
+    for start in {0, length // 2, 600, 1023, 1024, length - 2}:
+        if start < length - 1:
+            edge = (start, start + 1)
+            assert forward_edge(AheadFrom(start, 1), length) == edge
+            assert forward_edge(AheadFrom(start, 1) & AheadFrom(0, length), length) == edge
+    assert forward_edge(AheadFrom(length - 1, 1), length) is None  # there is no such key
+    assert forward_edge(AheadFrom(0, 0), length) is None
+
+
+@pytest.mark.parametrize("ahead", [1, 300, 1500])
+def test_a_later_token_is_found_at_any_distance(ahead):
+    @dataclass(frozen=True)
+    class Only(Mask):
+        def __call__(self, query, key):
+            return -_distance(query, key) == ahead
+
+    query, key = forward_edge(Only(), 2500)
+    assert key - query == ahead
+    assert forward_edge(Only(), ahead) is None
+
+
+def test_a_model_checks_all_its_positions():
+    model = tiny.build(mask=AheadFrom(600, 1), positions="rotary", max_length=1024)
+    with pytest.raises(ValueError, match="lets position 600 see the later position 601"):
+        require_autoregressive(model)
+    jax.jit(lambda: require_autoregressive(model.copy(mask=Causal() & model.mask)))()
 
 
 @dataclass

@@ -73,9 +73,10 @@ class OptimizerConfig:
     """peak learning rate"""
     warmup_steps: int = 100
     """steps over which the learning rate rises linearly from 0; at most the steps of the run minus
-    1 and a tenth of the minutes"""
+    1"""
     decay_fraction: float = 0.2
-    """fraction of the run, at its end, over which warmup-stable-decay falls"""
+    """fraction of the run, at its end, over which warmup-stable-decay falls; it never falls during
+    the warm-up steps of a run that is limited by steps"""
     final_fraction: float = 0.1
     """learning rate at the end of the run as a fraction of the peak"""
     weight_decay: float = 0.1

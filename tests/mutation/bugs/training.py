@@ -281,9 +281,38 @@ BUGS = (
     ),
     Bug(
         "the decay starts during the warm-up",
-        "training.optimizer:Schedule.rate",
-        Replace("(step - warmup) / (self.steps - warmup)", "step / self.steps"),
+        "training.optimizer:Schedule._left",
+        Replace("min(length, 1 - self.warmup / self.steps)", "length"),
         "training/test_optimizer.py::test_the_cosine_is_optax_own",
+    ),
+    Bug(
+        "decay_fraction is a share of the steps after the warm-up",
+        "training.optimizer:Schedule._left",
+        Replace(
+            "min(length, 1 - self.warmup / self.steps)",
+            "length * (1 - self.warmup / self.steps)",
+        ),
+        "training/test_optimizer.py::test_the_last_fraction_of_the_run_decays",
+    ),
+    Bug(
+        "a resumed run jumps to the learning rate of its new end",
+        "training.optimizer:Schedule.rate",
+        takes(last=lambda _: None),
+        "training/test_optimizer.py::test_the_learning_rate_changes_smoothly_whatever_the_updates_"
+        "last",
+    ),
+    Bug(
+        "the learning rate follows the clock of updates that still run",
+        "training.loop:Training._update",
+        Replace("jax.block_until_ready(self._unfinished)", "None"),
+        "training/test_run_schedule.py::test_learning_rate_of_slow_updates_changes_smoothly",
+    ),
+    Bug(
+        "processes exchange the time of slow updates every ten steps",
+        "training.agreement:Agreement.signal",
+        Replace("min(MOST_STEPS, int(1 / per_step))", "MOST_STEPS"),
+        "training/test_run_schedule.py::test_processes_exchange_the_time_of_slow_updates_at_each_"
+        "step",
     ),
     # ---- the process
     Bug(

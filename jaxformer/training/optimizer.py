@@ -12,6 +12,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.per_layer import per_layer
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Schedule:
         warm = min(1.0, step / warmup) if warmup else 1.0
         left = self._left(step, seconds)
         fall = 0.5 * (1 - math.cos(math.pi * left)) if config.schedule == "cosine" else left
-        rate = config.learning_rate * warm * (fall + (1 - fall) * config.final_fraction)
+        rate = config.peak * warm * (fall + (1 - fall) * config.final_fraction)
         if last is None or not warmup:
             return rate
-        return min(rate, last + config.learning_rate / warmup)
+        return min(rate, last + config.peak / warmup)
 
     def rates(self) -> Iterator[float]:
         """Returns the learning rates of all updates in order; endless if no steps limit the run."""
@@ -129,7 +130,8 @@ def _adamw(config, make=optax.adamw):
 
 
 def _adafactor(config):
-    return optax.adafactor(1.0, weight_decay_rate=config.weight_decay, weight_decay_mask=is_matrix)
+    decay = config.weight_decay
+    return per_layer(optax.adafactor(1.0, weight_decay_rate=decay, weight_decay_mask=is_matrix))
 
 
 def _muon(config):

@@ -71,6 +71,19 @@ def test_optimizer_state_is_sharded_like_its_parameters(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_learns_at_its_default_learning_rate(name):
+    """It learns a batch by heart, Lion slowly."""
+    config, model = OptimizerConfig(optimizer=name, warmup_steps=10), Decoder(CONFIG)
+    optimizer, batch = make_optimizer(config), arranged(random_batch(0, [8, 5]), 1)
+    state, step, losses = init_state(model, optimizer, 0), make_step(model, optimizer), []
+    for rate in Schedule(config, 400).rates():
+        state, measured = step(state, batch, np.float32(rate))
+        losses.append(float(measured.loss))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.slow
 def test_muon_steps_are_orthogonal_kernel_by_kernel():
     """The update of each kernel, alone or in a stack, has similar singular values.
 

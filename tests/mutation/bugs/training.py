@@ -314,6 +314,24 @@ BUGS = (
         "training/test_run_schedule.py::test_processes_exchange_the_time_of_slow_updates_at_each_"
         "step",
     ),
+    Bug(
+        "an optimizer takes stacked layers for one array",
+        "training.per_layer:_over_layers",
+        lambda _: lambda function, *trees: function(*trees),
+        "training/test_per_layer.py::test_stacked_layers_are_updated_like_separate_arrays[lamb]",
+    ),
+    Bug(
+        "Adafactor takes stacked layers for one matrix",
+        "training.optimizer:_adafactor",
+        inside("per_layer", unchanged),
+        "training/test_per_layer.py::test_adafactor_updates_each_layer_relative_to_its_own_size",
+    ),
+    Bug(
+        "every optimizer has AdamW's default learning rate",
+        "training.config:LEARNING_RATES",
+        lambda rates: dict.fromkeys(rates, 6e-4),
+        "training/test_fitting.py::test_the_learning_rate_of_a_preset_follows_the_optimizer",
+    ),
     # ---- the process
     Bug(
         "XLA allocates in its own threads",

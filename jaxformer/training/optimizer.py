@@ -104,7 +104,7 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
     """
 
     def update(updates, state, params=None):
-        norm = optax.global_norm(updates)
+        norm = optax.tree.norm(updates)
         factor = jnp.where(norm < largest_norm, 1.0, largest_norm / norm)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 

@@ -191,7 +191,7 @@ def make_step(
         if average_decay is not None:
             average = moved_average(average, params, state.step, average_decay)
         learnt = (params, optimizer_state, average)
-        measured = Measured(loss, optax.global_norm(gradients))
+        measured = Measured(loss, optax.tree.norm(gradients))
         if skip_non_finite:
             good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
             before = (trainable, state.optimizer, state.average)

@@ -197,7 +197,7 @@ BUGS = (
     Bug(
         "the reported gradient norm is the clipped one",
         "training.step:make_step.step",
-        inside("optax.global_norm", then(lambda norm: jnp.minimum(norm, 1))),
+        inside("optax.tree.norm", then(lambda norm: jnp.minimum(norm, 1))),
         f"{STEP}::test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped",
     ),
     Bug(

@@ -5,24 +5,27 @@ from signal import Signals
 from jaxformer.training.processes import are_several, gather
 from jaxformer.training.speed import Clock
 
+MOST_STEPS = 10  # between two exchanges
+
 
 class Agreement:
     """The time and the signals of a run, the same in all processes.
 
     All processes must stop and change the learning rate at the same step. They exchange their
-    signals and times every few steps, and use the time of process 0. One process alone uses its own
-    clock and needs no exchange.
+    signals and times every second or, if updates are fast, every `MOST_STEPS` steps, and use the
+    time of process 0. One process alone uses its own clock and needs no exchange.
     """
 
-    def __init__(self, clock: Clock, every: int):
+    def __init__(self, clock: Clock, step: int = 0):
         """Starts at the time of the clock.
 
         Args:
             clock: The clock of this process.
-            every: Steps between two exchanges.
+            step: The number of steps that are made.
         """
-        self._clock, self._every = clock, every
-        self._agreed = clock.seconds
+        self._clock = clock
+        self._agreed, self._step = clock.seconds, step  # at the last exchange
+        self._next = step + 1  # the step of the next exchange
 
     @property
     def seconds(self) -> float:
@@ -38,9 +41,12 @@ class Agreement:
         """
         if not are_several():
             return own
-        if step % self._every:
+        if step < self._next:
             return None
         gathered = gather(self._clock.seconds, float(own or 0))
-        self._agreed = gathered[0][0]
+        seconds = gathered[0][0]
+        per_step = max(seconds - self._agreed, 1e-9) / (step - self._step)
+        self._agreed, self._step = seconds, step
+        self._next = step + max(1, min(MOST_STEPS, int(1 / per_step)))
         received = max(int(signal) for _, signal in gathered)
         return Signals(received) if received else None

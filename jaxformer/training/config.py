@@ -6,7 +6,7 @@ import JAX, so that the command line starts quickly.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -60,22 +60,32 @@ class Inputs(NamedTuple):
     origin: Origin | None = None
 
 
+# Default peak learning rate of each optimizer. An update of Adafactor is relative to the size of
+# the parameters, so its learning rate is larger: at most 0.01 in Shazeer & Stern 2018, §8. Lion's
+# is a third of AdamW's (Chen et al. 2023, §5). Muon's updates are scaled to the size of Adam's.
+LEARNING_RATES = {"adamw": 6e-4, "lion": 2e-4, "adafactor": 0.01, "muon": 6e-4}
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of the optimizer and of the learning rate's warm-up and decay."""
+    """Settings of the optimizer and of the learning rate's warm-up and decay.
+
+    If `learning_rate` is None, it becomes the optimizer's default in `LEARNING_RATES`.
+    """
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),
     or Muon (Jordan 2024) for all kernels except the head's, with AdamW for the rest"""
     schedule: Literal["cosine", "linear", "warmup-stable-decay"] = "cosine"
     """how the learning rate falls after the warm-up; warmup-stable-decay first stays at the peak"""
-    learning_rate: float = 6e-4
+    learning_rate: float | None = None
     """peak learning rate"""
     warmup_steps: int = 100
     """steps over which the learning rate rises linearly from 0; at most the steps of the run minus
-    1 and a tenth of the minutes"""
+    1"""
     decay_fraction: float = 0.2
-    """fraction of the run, at its end, over which warmup-stable-decay falls"""
+    """fraction of the run, at its end, over which warmup-stable-decay falls; it never falls during
+    the warm-up steps of a run that is limited by steps"""
     final_fraction: float = 0.1
     """learning rate at the end of the run as a fraction of the peak"""
     weight_decay: float = 0.1
@@ -94,6 +104,8 @@ class OptimizerConfig:
     def __post_init__(self):
         """Checks the settings."""
         check_fields(self)
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", LEARNING_RATES[self.optimizer])
         check_positive(self, "learning_rate")
         _check_least(self, 0, "warmup_steps")
         _check(self, "final_fraction", lambda x: 0 <= x <= 1, "in [0, 1]")
@@ -104,6 +116,24 @@ class OptimizerConfig:
         _check(self, "clip_norm", lambda x: x > 0, "above 0")
         # JSON has no infinity, and no norm exceeds the largest float32.
         object.__setattr__(self, "clip_norm", min(self.clip_norm, LARGEST_FLOAT))
+
+    @property
+    def peak(self) -> float:
+        """Peak learning rate."""
+        return self.learning_rate or LEARNING_RATES[self.optimizer]
+
+    def with_optimizer(self, name: str) -> "OptimizerConfig":
+        """Returns the settings for another optimizer.
+
+        The learning rate changes by the ratio of the optimizers' default learning rates.
+
+        Args:
+            name: The name of the other optimizer.
+        """
+        if name == self.optimizer:
+            return self
+        ratio = LEARNING_RATES[name] / LEARNING_RATES[self.optimizer]
+        return replace(self, optimizer=name, learning_rate=float(f"{self.peak * ratio:.2g}"))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import lcm
 from typing import Any
 
-from jaxformer.training.config import TextTraining, TrainingConfig
+from jaxformer.training.config import (
+    LEARNING_RATES,
+    OptimizerConfig,
+    TextTraining,
+    TrainingConfig,
+)
 from jaxformer.training.mesh_sizes import Mesh
 
 
@@ -46,7 +51,7 @@ def fit_preset(
     Args:
         training: The preset.
         values: The user's values by the names of fields. Fields of the optimizer, the execution
-            and LoRA are ignored.
+            and LoRA are ignored, except `optimizer`.
         names: Further fields that the user set, whose values no rule needs.
         model_is_fixed: Whether the model comes from a checkpoint, so that its fields must not
             change.
@@ -66,7 +71,24 @@ def fit_preset(
     for follow in _rules_of(training):
         follow(settings)
     model = replace(model, **{name: settings[name] for name in of_model})
-    return replace(training, model=model, **{name: settings[name] for name in of_run})
+    run = {name: settings[name] for name in of_run}
+    optimizer = _with_own_rate(training.optimizer, values.get("optimizer"), settings)
+    return replace(training, model=model, **run | {"optimizer": optimizer})
+
+
+def _with_own_rate(
+    preset: OptimizerConfig, name: str | None, settings: Settings
+) -> OptimizerConfig:
+    """Returns the settings with the user's optimizer and a learning rate that suits it.
+
+    Args:
+        preset: The preset's settings.
+        name: The user's optimizer; None: the preset's.
+        settings: The fields of the run, which say whether the user set `learning_rate`.
+    """
+    if name not in LEARNING_RATES or not settings.is_free("learning_rate"):
+        return preset
+    return preset.with_optimizer(name)
 
 
 def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:

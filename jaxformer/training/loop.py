@@ -27,9 +27,9 @@ from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import are_several, is_first, wait_for_all
-from jaxformer.training.screen import Screen, progress, progress_line, vanishing
+from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, Profile, update_flops, utilization
-from jaxformer.training.step import make_step
+from jaxformer.training.step import Measured, make_step
 from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between reads of the measurements, which wait for the device
@@ -82,7 +82,9 @@ class Training:
         )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
-        self._agreement = Agreement(self._clock, FLUSH_EVERY)
+        self._agreement = Agreement(self._clock)
+        self._rate: float | None = None  # of the last update
+        self._unfinished: Measured | None = None  # of the last update
         self._skipped = 0  # number of consecutive skipped updates, up to the last one
         self._stop: Callable[[], Signals | None] = lambda: None
 
@@ -96,7 +98,8 @@ class Training:
             self.state = jax.device_put(self.state.restored(self.step, *parts), where)
             self.batches.restore(progress["data"])
             self._clock.trained = progress.get("seconds", 0.0)
-            self._agreement = Agreement(self._clock, FLUSH_EVERY)
+            self._agreement = Agreement(self._clock, self.step)
+            self._rate = progress.get("learning_rate")
             wait_for_all("until the checkpoint is read")
             for path in self.checkpoints.set_aside_after(self.step) if is_first() else ():
                 self.screen.say(f"warning: a newer checkpoint is unreadable; it is moved to {path}")
@@ -114,7 +117,11 @@ class Training:
         """
         self.flush()
         with self._clock.paused():
-            progress = {"data": self.batches.state(), "seconds": self._clock.trained}
+            progress = {
+                "data": self.batches.state(),
+                "seconds": self._clock.trained,
+                "learning_rate": self._rate,
+            }
             try:
                 self.writer.save(self.step, *self.state.parts(), progress)
             except NotFinite as error:
@@ -179,20 +186,27 @@ class Training:
 
     def _update(self, step: CompiledStep) -> None:
         """Makes one update with the next batch."""
-        rate, batch = self.schedule.rate(self.step, self._agreement.seconds), next(self.batches)
+        rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
+        batch = next(self.batches)
         tokens, flops = num_tokens(batch), update_flops(self.config, batch)
         self._clock.count(tokens * self.share.count, flops * self.share.count)
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)
         self.state, measured = step(self.state, batch, np.float32(rate))
-        self.step += 1
+        # The clock is then at most one update behind, and the learning rate falls smoothly.
+        jax.block_until_ready(self._unfinished)
+        self.step, self._rate, self._unfinished = self.step + 1, rate, measured
         self.log.update(self.step, rate, measured)
 
     def _advance(self, lines: list[dict]) -> None:
-        """Shows the newest line of metrics and warns if the first gradients are too small."""
-        size = num_trainable(self.state.params)
-        if self.step <= FLUSH_EVERY and (warning := vanishing(lines, size)):
-            self.screen.say(warning)
+        """Shows the newest line of metrics, and warnings after the first lines of a run."""
+        if self.step <= FLUSH_EVERY:
+            size = num_trainable(self.state.params)
+            warnings = [vanishing(lines, size)]
+            if self.config.minutes is not None:
+                warnings.append(late_peak(self.schedule.warmup, self.step, self.done))
+            for warning in filter(None, warnings):
+                self.screen.say(warning)
         left = self._clock.remaining(self.done) / 60
         self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 

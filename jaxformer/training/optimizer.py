@@ -12,16 +12,15 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.training.config import OptimizerConfig
-
-WARMUP_SHARE = 0.1  # largest share of the minutes
+from jaxformer.training.per_layer import per_layer
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Schedule of the learning rate: a linear warm-up from 0, then a decay to the final fraction.
 
-    The decay follows the steps or, if minutes limit the run, the training time. With minutes, the
-    warm-up ends after a tenth of them at the latest.
+    The warm-up follows the steps. The decay follows the steps or, if minutes limit the run, the
+    training time.
 
     Attributes:
         config: The settings of the optimizer.
@@ -44,43 +43,48 @@ class Schedule:
         """
         return max(self._by_steps(step), self._by_time(seconds))
 
-    def rate(self, step: int, seconds: float = 0.0) -> float:
+    def rate(self, step: int, seconds: float = 0.0, last: float | None = None) -> float:
         """Returns the learning rate of the next update.
 
         Args:
             step: The number of updates so far.
             seconds: The seconds of training so far.
+            last: The learning rate of the last update; None: there was none. The learning rate
+                rises by at most one step of the warm-up, also if a resumed run has a later end.
         """
-        config, warmup = self.config, self._warmup
-        over = self._by_time(seconds)
-        if self.steps is not None:  # the decay begins after the warm-up
-            over = max(over, (step - warmup) / (self.steps - warmup))
-        left = 1.0 - min(1.0, max(0.0, over))
-        if config.schedule == "cosine":
-            fall = 0.5 * (1 - math.cos(math.pi * left))
-        elif config.schedule == "linear":
-            fall = left
-        else:
-            fall = min(1.0, left / config.decay_fraction)
+        config, warmup = self.config, self.warmup
         warm = min(1.0, step / warmup) if warmup else 1.0
-        if self.minutes is not None:
-            warm = max(warm, min(1.0, self._by_time(seconds) / WARMUP_SHARE))
-        return config.learning_rate * warm * (fall + (1 - fall) * config.final_fraction)
+        left = self._left(step, seconds)
+        fall = 0.5 * (1 - math.cos(math.pi * left)) if config.schedule == "cosine" else left
+        rate = config.peak * warm * (fall + (1 - fall) * config.final_fraction)
+        if last is None or not warmup:
+            return rate
+        return min(rate, last + config.peak / warmup)
 
     def rates(self) -> Iterator[float]:
         """Returns the learning rates of all updates in order; endless if no steps limit the run."""
         return map(self.rate, islice(count(), self.steps))
+
+    @property
+    def warmup(self) -> int:
+        """Number of updates of the warm-up: at most those of the run minus 1."""
+        steps = self.config.warmup_steps
+        return steps if self.steps is None else min(steps, self.steps - 1)
+
+    def _left(self, step: int, seconds: float) -> float:
+        """Returns the share of the decay that is left: 1 before the decay, 0 after it."""
+        is_late = self.config.schedule == "warmup-stable-decay"
+        length = self.config.decay_fraction if is_late else 1.0  # as a share of the run
+        after_warmup = length if self.steps is None else min(length, 1 - self.warmup / self.steps)
+        by_steps = (1 - self._by_steps(step)) / after_warmup
+        by_time = (1 - self._by_time(seconds)) / length
+        return max(0.0, min(1.0, by_steps, by_time))
 
     def _by_steps(self, step: int) -> float:
         return 0.0 if self.steps is None else step / self.steps
 
     def _by_time(self, seconds: float) -> float:
         return 0.0 if self.minutes is None else seconds / (60 * self.minutes)
-
-    @property
-    def _warmup(self) -> int:
-        steps = self.config.warmup_steps
-        return steps if self.steps is None else min(steps, self.steps - 1)
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -100,7 +104,7 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
     """
 
     def update(updates, state, params=None):
-        norm = optax.global_norm(updates)
+        norm = optax.tree.norm(updates)
         factor = jnp.where(norm < largest_norm, 1.0, largest_norm / norm)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
@@ -126,7 +130,8 @@ def _adamw(config, make=optax.adamw):
 
 
 def _adafactor(config):
-    return optax.adafactor(1.0, weight_decay_rate=config.weight_decay, weight_decay_mask=is_matrix)
+    decay = config.weight_decay
+    return per_layer(optax.adafactor(1.0, weight_decay_rate=decay, weight_decay_mask=is_matrix))
 
 
 def _muon(config):

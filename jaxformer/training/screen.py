@@ -1,5 +1,6 @@
 """Screen output: lines of text with progress bars below them, and the progress of a run."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,4 +184,22 @@ def vanishing(lines: list[dict], num_parameters: int) -> str | None:
         f"warning: the gradient norm of the first {len(lines)} steps is {max(norms):.1e} at most; "
         f"below {least:.1e} (1e-8 for each of {num_parameters:,} parameters) updates are too small "
         "to learn. Try a norm and a residual (--norm rms --residual), or fewer layers"
+    )
+
+
+def late_peak(warmup: int, step: int, done: float) -> str | None:
+    """Returns a warning if the warm-up takes more than half of the updates of a run.
+
+    Args:
+        warmup: The number of updates of the warm-up.
+        step: The number of updates so far.
+        done: The share of the run that is over.
+    """
+    updates = step / done if done else math.inf
+    if warmup <= 0.5 * updates:
+        return None
+    return (
+        f"warning: at this speed the run has about {updates:,.0f} updates, and the learning rate "
+        f"rises during the first {warmup:,}; it reaches its peak earlier with --warmup-steps "
+        f"{max(1, round(updates / 10))}"
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
+from inspect import signature
 from typing import NamedTuple
 
 import jax
@@ -95,7 +96,25 @@ def init_state(
         params = base if lora.lora_rank is None else adapt(params_key, base, lora)
     trainable, _ = partition(params)
     average = jax.tree.map(jnp.copy, trainable) if averages else None
-    return TrainState(jnp.int32(0), params, optimizer.init(trainable), dropout_key, average)
+    state = TrainState(jnp.int32(0), params, optimizer.init(trainable), dropout_key, average)
+    return _with_own_buffers(state)
+
+
+def _with_own_buffers(state: TrainState) -> TrainState:
+    """Copies each array that occurs again in the state.
+
+    Optimizers such as Prodigy keep the initial parameters. A step donates the state, and a buffer
+    can be donated only once.
+    """
+    seen = set()
+
+    def own(x):
+        if id(x) in seen:
+            return jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    return jax.tree.map(own, state)
 
 
 class Measured(NamedTuple):
@@ -124,10 +143,12 @@ def make_step(
     first axis. `learning_rate` multiplies the optimizer's updates; leave it at 1 for an optimizer
     that has a schedule. Each micro-batch adds its share of the mean over all targets. So the
     result is the gradient of the full batch even if the micro-batches have unequal token counts.
+    Optimizers that need a `value` (Momo, `polyak_sgd`, `reduce_on_plateau`) receive the loss.
 
     Args:
         model: The model.
-        optimizer: An optax optimizer.
+        optimizer: An optax optimizer. The step raises ValueError if its update needs further
+            arguments, as that of `lbfgs` does.
         label_smoothing: The share of the target probability that is spread over all tokens.
         skip_non_finite: Whether an update with a loss or gradient that is not finite changes only
             the step.
@@ -162,13 +183,15 @@ def make_step(
         key = jax.random.fold_in(state.key, state.step)
         loss, gradients = accumulate(state.params, batch, key)
         trainable, frozen = partition(state.params)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, trainable)
+        updates, optimizer_state = _update(
+            optimizer, gradients, state.optimizer, trainable, value=loss
+        )
         updates = jax.tree.map(lambda update: learning_rate * update, updates)
         params, average = optax.apply_updates(trainable, updates), state.average
         if average_decay is not None:
             average = moved_average(average, params, state.step, average_decay)
         learnt = (params, optimizer_state, average)
-        measured = Measured(loss, optax.global_norm(gradients))
+        measured = Measured(loss, optax.tree.norm(gradients))
         if skip_non_finite:
             good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
             before = (trainable, state.optimizer, state.average)
@@ -178,6 +201,26 @@ def make_step(
         return TrainState(state.step + 1, params, optimizer_state, state.key, average), measured
 
     return step
+
+
+def _update(optimizer, gradients, state, params, *, value):
+    """Calls the optimizer's update, with the loss if it takes extra arguments.
+
+    Raises:
+        ValueError: The optimizer needs arguments other than `value`.
+    """
+    accepted = signature(optimizer.update).parameters.values()
+    has_value = any(x.name == "value" or x.kind == x.VAR_KEYWORD for x in accepted)
+    extra = {"value": value} if has_value else {}
+    try:
+        return optimizer.update(gradients, state, params, **extra)
+    except TypeError as error:
+        if "required keyword-only argument" not in str(error):
+            raise
+        raise ValueError(
+            "optimizer needs arguments that make_step does not have; make_step passes gradients, "
+            f"state, params and value (the loss). Write a step for this optimizer ({error})"
+        ) from error
 
 
 def updates(

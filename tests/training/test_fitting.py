@@ -141,6 +141,27 @@ def test_given_flags_are_recognized_like_in_the_parser(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--optimizer adafactor", 0.05),
+        ("--optimizer lion", 1e-3),
+        ("--optimizer muon", 3e-3),
+        ("--optimizer adamw", 3e-3),
+        ("--optimizer adafactor --learning-rate 0.2", 0.2),
+    ],
+)
+def test_the_learning_rate_of_a_preset_follows_the_optimizer(words, expected):
+    """The preset's is for AdamW. The ratio is that of the optimizers' default learning rates."""
+    preset = training_preset("tiny", "decoder")
+    found = fields_set_in(words.split(), preset)
+    optimizer = fit_preset(preset, found.values, found.names).optimizer
+    if "--learning-rate" not in words:  # the parser reads it later
+        assert (optimizer.optimizer, optimizer.peak) == (words.split()[1], expected)
+    else:
+        assert optimizer == preset.optimizer
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--preset shakespeare --model decoder --dropout 1.5", "dropout is 1.5; it must"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxformer.artifacts.files import write_figure
 from jaxformer.terminal import visible
 from jaxformer.training.log import figure_of
-from jaxformer.training.screen import Screen, progress, progress_line, vanishing
+from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.tasks.task import Measure
 
 METRICS = [{"step": 1, "loss": 2.0}, {"step": 1, "held_out_loss": 2.0, "bits_per_byte": 1.5}]
@@ -106,6 +106,15 @@ def test_vanishing_gradients_give_a_warning(norms, warned):
     assert (said is not None) == warned
     if warned:
         assert "first 2 steps is 1.0e-12 at most; below 1.0e-05" in said
+
+
+def test_a_warm_up_of_most_of_the_run_gives_a_warning():
+    assert late_peak(100, 10, 0.05) is None
+    said = late_peak(101, 10, 0.05)
+    assert "about 200 updates" in said and said.endswith(
+        "the first 101; it reaches its peak earlier with --warmup-steps 20"
+    )
+    assert late_peak(0, 10, 1.0) is None and late_peak(100, 10, 0.0) is None
 
 
 @pytest.mark.parametrize("title", ["$x_{$", "$a$ and $\\alpha$", "猫", "two\nlines\t\x07"])

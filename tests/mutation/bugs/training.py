@@ -197,7 +197,7 @@ BUGS = (
     Bug(
         "the reported gradient norm is the clipped one",
         "training.step:make_step.step",
-        inside("optax.global_norm", then(lambda norm: jnp.minimum(norm, 1))),
+        inside("optax.tree.norm", then(lambda norm: jnp.minimum(norm, 1))),
         f"{STEP}::test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped",
     ),
     Bug(
@@ -281,9 +281,62 @@ BUGS = (
     ),
     Bug(
         "the decay starts during the warm-up",
-        "training.optimizer:Schedule.rate",
-        Replace("(step - warmup) / (self.steps - warmup)", "step / self.steps"),
+        "training.optimizer:Schedule._left",
+        Replace("min(length, 1 - self.warmup / self.steps)", "length"),
         "training/test_optimizer.py::test_the_cosine_is_optax_own",
+    ),
+    Bug(
+        "decay_fraction is a share of the steps after the warm-up",
+        "training.optimizer:Schedule._left",
+        Replace(
+            "min(length, 1 - self.warmup / self.steps)",
+            "length * (1 - self.warmup / self.steps)",
+        ),
+        "training/test_optimizer.py::test_the_last_fraction_of_the_run_decays",
+    ),
+    Bug(
+        "a resumed run jumps to the learning rate of its new end",
+        "training.optimizer:Schedule.rate",
+        takes(last=lambda _: None),
+        "training/test_optimizer.py::test_the_learning_rate_changes_smoothly_whatever_the_updates_"
+        "last",
+    ),
+    Bug(
+        "the learning rate follows the clock of updates that still run",
+        "training.loop:Training._update",
+        Replace("jax.block_until_ready(self._unfinished)", "None"),
+        "training/test_run_schedule.py::test_learning_rate_of_slow_updates_changes_smoothly",
+    ),
+    Bug(
+        "processes exchange the time of slow updates every ten steps",
+        "training.agreement:Agreement.signal",
+        Replace("min(MOST_STEPS, int(1 / per_step))", "MOST_STEPS"),
+        "training/test_run_schedule.py::test_processes_exchange_the_time_of_slow_updates_at_each_"
+        "step",
+    ),
+    Bug(
+        "an optimizer takes stacked layers for one array",
+        "training.per_layer:_over_layers",
+        lambda _: lambda function, *trees: function(*trees),
+        "training/test_per_layer.py::test_stacked_layers_are_updated_like_separate_arrays[lamb]",
+    ),
+    Bug(
+        "Adafactor takes stacked layers for one matrix",
+        "training.optimizer:_adafactor",
+        inside("per_layer", unchanged),
+        "training/test_per_layer.py::test_adafactor_updates_each_layer_relative_to_its_own_size",
+    ),
+    Bug(
+        "every optimizer has AdamW's default learning rate",
+        "training.config:LEARNING_RATES",
+        lambda rates: dict.fromkeys(rates, 6e-4),
+        "training/test_fitting.py::test_the_learning_rate_of_a_preset_follows_the_optimizer",
+    ),
+    Bug(
+        "a buffer occurs twice in the donated state",
+        "training.step:_with_own_buffers",
+        unchanged,
+        "training/test_optax_optimizers.py::test_every_optimizer_makes_three_steps[prodigy]",
     ),
     # ---- the process
     Bug(

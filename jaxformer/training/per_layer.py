@@ -1,0 +1,46 @@
+"""Optimizers whose rule computes a statistic of each array, on parameters of stacked layers."""
+
+from collections.abc import Callable
+
+import jax
+import optax
+
+from jaxformer.models.stacks import STACKS, stack_of
+
+
+def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Applies an optimizer to each layer of the model as if its arrays were separate.
+
+    A model stacks the kernels of its layers into one array [layers, in, out]. Rules such as those
+    of Adafactor, LAMB and LARS compute a norm or another statistic of each array, which must be of
+    one layer. Element-wise rules such as Adam's need no mapping. Rules that depend on all
+    parameters, such as clipping by the global norm, must stay outside:
+
+        optax.chain(optax.clip_by_global_norm(1.0), per_layer(optax.lamb(1e-3)))
+
+    Args:
+        optimizer: An optax optimizer.
+
+    Returns:
+        The optimizer. Its state has the layers along the first axis of each array, as the
+        parameters have, so it is sharded like them.
+    """
+    inner = optax.with_extra_args_support(optimizer)
+    mapped = optax.GradientTransformationExtraArgs(
+        lambda params: _over_layers(inner.init, params),
+        lambda updates, state, params=None, **extra: _over_layers(
+            lambda *arrays: inner.update(*arrays, **extra), updates, state, params
+        ),
+    )
+    return optax.partition({**dict.fromkeys(STACKS, mapped), "other": inner}, _labels)
+
+
+def _over_layers(function: Callable, tree, *more):
+    """Maps a function over the first axis of all arrays; a model may lack this stack."""
+    if not jax.tree.leaves(tree):
+        return function(tree, *more)
+    return jax.vmap(function)(tree, *more)
+
+
+def _labels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: stack_of(path) or "other", params)

@@ -50,8 +50,10 @@ class TrainArguments(Generic[Training]):
     kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
     """kind of model"""
     preset: str = "stdlib"
-    """named settings, such as stdlib or tiny, which other flags override; with --from, only its
-    training settings apply, and without --preset the learning rate is 0.0001"""
+    """named settings, such as stdlib or tiny, which other flags override; sizes of the model that
+    no flag sets follow from those that flags set (--embed-dim also scales the heads and the
+    feed-forward width); with --from, only its training settings apply, and without --preset the
+    learning rate is 0.0001"""
     out: Path | None = None
     """run folder; None: runs/NAME, where NAME comes from the text and the kind of model"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

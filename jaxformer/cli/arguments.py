@@ -37,8 +37,10 @@ def parse(
 
     Raises:
         UsageError: The words cannot be parsed.
+        ValueError: Nothing would read a flag.
     """
     from jaxformer.cli.help import asks_for_help, flags_of, help_text, likely_meant
+    from jaxformer.cli.unread import refuse_unread
 
     if asks_for_help(argv):
         say(help_text(kind, verb, argv, default, main_flags))
@@ -51,7 +53,7 @@ def parse(
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
-            return tyro.cli(
+            found = tyro.cli(
                 kind,
                 prog=f"jaxformer {verb}",
                 args=argv,
@@ -64,6 +66,8 @@ def parse(
         meant = likely_meant(argv, flags_of(kind, default))
         message = f"Unrecognized option {meant}" if meant else _one_line(errors.getvalue())
         raise UsageError(message) from None
+    refuse_unread(found, argv)
+    return found
 
 
 def check_positive(arguments, *names: str) -> None:
@@ -83,7 +87,11 @@ def _scaling_rule(info):
         kind, *parts = word.split(",")
         pairs = _pairs(word, parts, "after the kind, each part must be NAME=VALUE")
         values = {name: json.loads(value) for name, value in pairs.items()}
-        return from_fields(RotaryScaling, {"kind": kind} | values)
+        scaling = from_fields(RotaryScaling, {"kind": kind} | values)
+        for name in values:
+            if not all(need.holds({"kind": kind}) for need in RotaryScaling.needs.get(name, ())):
+                raise ValueError(f"{word!r}: {kind} does not use {name}")
+        return scaling
 
     def write(scaling):
         given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
@@ -151,4 +159,5 @@ def _one_line(box: str) -> str:
     _, *parts = re.split(r"(?m)^(?:─.*|-{3,})$", inside)
     message = " ".join(parts[0].split()) if parts else "the command line could not be parsed"
     message = re.sub(r"no type matching .*- <class '[\w.]+'>: ", "", message)  # leaves the reason
+    message = re.sub(r" - tuple\[jaxformer\..*", "", message)  # the same value, read as a pattern
     return re.sub(r"^Error parsing [A-Za-z.]+: ", "", message)  # config errors name the field

@@ -14,7 +14,12 @@ from jaxformer.cli.train_arguments import Selection
 from jaxformer.models.config import kind_of
 from jaxformer.runtime import start_jax
 from jaxformer.training.config import PairTraining, TrainingConfig
-from jaxformer.training.fine_tuning import check_same_model, check_tokenizer, fine_tuning
+from jaxformer.training.fine_tuning import (
+    check_head,
+    check_same_model,
+    check_tokenizer,
+    fine_tuning,
+)
 from jaxformer.training.mesh_sizes import Mesh
 
 
@@ -130,13 +135,15 @@ def open_base(source: str, selection: Selection) -> Base:
         selection: The arguments that `read_selection` found.
 
     Raises:
-        ValueError: There is no such checkpoint, or it is not of the kind that --model names.
+        ValueError: There is no such checkpoint, it is not of the kind that --model names, or it
+            is a classifier.
     """
     start_jax()
     from jaxformer.hub.load import fetched, opened
 
     path = fetched(source).absolute()
     stored = opened(path)
+    check_head(path, stored)
     kind = kind_of(stored.config)
     if selection.model not in (None, kind):
         raise ValueError(f"--model is {selection.model!r}, but {path} is of kind {kind}")

@@ -3,7 +3,7 @@
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -13,9 +13,12 @@ from jaxformer.cli.help import text_width
 from jaxformer.doctor.machines import parse_target, start_for
 from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
 from jaxformer.models.config import KINDS, Execution
+from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
 from jaxformer.training.mesh_sizes import Mesh, MeshSizes
 from jaxformer.training.presets import kinds_of, training_preset
+
+_PRESET, _COMPILES = Given("preset"), Is("explain_attention", False)
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,20 @@ class DoctorArguments:
     With --preset: compile a model's training step (or with --decode its decoding loop) for a target
     machine, which need not be this one, and show the memory, communication and time it needs.
     """
+
+    needs: ClassVar[Needs] = {
+        "model": (_PRESET,),
+        "target": (_PRESET,),
+        "mesh": (_PRESET, _COMPILES),
+        "batch_size": (_PRESET, _COMPILES),
+        "length": (_PRESET,),
+        "dtype": (_PRESET,),
+        "attention": (_PRESET,),
+        "layers": (_PRESET, _COMPILES),
+        "remat": (_PRESET, _COMPILES, Is("decode", False)),
+        "decode": (_PRESET, _COMPILES),
+        "explain_attention": (_PRESET,),
+    }
 
     preset: str | None = None
     """name of a model or of a training preset, such as gpt2-124m or stdlib"""
@@ -54,13 +71,18 @@ class DoctorArguments:
         check_positive(self, "batch_size", "length")
         if self.model not in (None, *KINDS):
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(KINDS)}")
-        given = [x for x in ("target", "mesh", "batch_size", "length") if getattr(self, x)]
-        if self.decode and self.explain_attention:
-            raise ValueError("--decode and --explain-attention exclude each other")
-        given += [x for x in ("decode", "explain_attention") if getattr(self, x)]
-        if self.preset is None and given:
-            flag = f"--{given[0].replace('_', '-')}"
-            raise ValueError(f"{flag} needs --preset, which names the model to examine")
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model to examine."""
+        return self.model or next(iter(kinds_of(self.preset or "")), "decoder")
+
+    @property
+    def implied(self) -> dict[str, Any]:
+        """The values that conditions (`needs`) may read: those of the model to examine."""
+        if self.preset is None:
+            return {}
+        return {**vars(training_preset(self.preset, self.kind).model), "model": self.kind}
 
 
 def main(argv: list[str]) -> int:
@@ -101,8 +123,7 @@ def _explain_attention(preset: str, arguments: DoctorArguments) -> int:
 
 def _requested(preset: str, arguments: DoctorArguments):
     """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
-    kind = arguments.model or next(iter(kinds_of(preset)), "decoder")
-    config = training_preset(preset, kind).model
+    config = training_preset(preset, arguments.kind).model
     num_devices = prod(asdict(arguments.mesh or MeshSizes()).values())
     target = parse_target(f"cpu:{num_devices}" if arguments.target is None else arguments.target)
     mesh = arguments.mesh or MeshSizes(data=target.count)

@@ -4,7 +4,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -12,10 +12,11 @@ from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
+from jaxformer.training.data.records import HasRecords
 
 BATCH_SIZE = 16
-_OF_PAIRS = ("target", "beam_width", "bleu_tokenize")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class EvaluateArguments(RunArguments):
     loss and accuracy on masked tokens of the text. Models that translate: loss of the target
     sentences, and BLEU of the model's translations of the source sentences.
     """
+
+    needs: ClassVar[Needs] = {
+        "text_field": (Is("source", None), HasRecords("files")),
+        "stride": (Is("source", None),),
+        "batch_size": (Is("source", None),),
+        "target": (Given("source"),),
+        "beam_width": (Given("source"),),
+        "bleu_tokenize": (Given("source"),),
+    }
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
@@ -52,11 +62,6 @@ class EvaluateArguments(RunArguments):
     def __post_init__(self):
         """Checks the fields."""
         check_positive(self, "batch_size", "beam_width", "stride")
-        pairs = self.source is not None
-        for name in ("text_field", "stride", "batch_size") if pairs else _OF_PAIRS:
-            if getattr(self, name) is not None:
-                fits = "text, not with --source" if pairs else "pairs of sentences, with --source"
-                raise ValueError(f"--{name.replace('_', '-')} only applies to {fits}")
 
 
 def main(argv: list[str]) -> int:
@@ -156,6 +161,11 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
 
     model, variables, tokenizer = checkpoint
+    if arguments.stride is not None:
+        raise ValueError(
+            f"--stride has no effect here; it needs a model that predicts next tokens, and "
+            f"{arguments.run} predicts masked tokens, in windows that do not overlap"
+        )
     if tokenizer.mask_token is None:
         raise ValueError(
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
 from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
+from jaxformer.models.config.needs import Is, Needs
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 
@@ -15,6 +16,11 @@ from jaxformer.terminal import say
 @dataclass(frozen=True)
 class ExportArguments:
     """Write a model in the format of transformers or, as a GGUF file, of llama.cpp."""
+
+    needs: ClassVar[Needs] = {
+        "dtype": (Is("format", "gguf"),),
+        "adapter": (Is("format", "transformers"),),
+    }
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
@@ -30,11 +36,6 @@ class ExportArguments:
     adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
     added to the weights"""
-
-    def __post_init__(self):
-        """Checks the fields."""
-        if self.adapter and self.format == "gguf":
-            raise ValueError("--adapter was given, but a gguf file holds all weights of a model")
 
 
 def main(argv: list[str]) -> int:

@@ -1,10 +1,12 @@
 """`jaxformer generate RUN --prompt TEXT`: continues a prompt and prints tokens as they come."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.unread import refuse_unread
+from jaxformer.models.config.needs import Above, Needs
 from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
@@ -16,6 +18,10 @@ class GenerateArguments(RunArguments):
     A model that translates reads the prompt as its source, and only the target is printed. The same
     seed gives the same text.
     """
+
+    needs: ClassVar[Needs] = dict.fromkeys(
+        ("top_k", "top_p", "min_p", "seed"), (Above("temperature", 0),)
+    )
 
     prompt: str = ""
     """text to continue or, for models that translate, the source; empty: start a new document"""
@@ -55,22 +61,30 @@ def main(argv: list[str]) -> int:
 
     Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
     with load_model(arguments) as checkpoint:
-        _print(checkpoint, arguments)
+        sampler = _sampler(checkpoint.model, arguments)
+        refuse_unread(replace(arguments, temperature=sampler.temperature), argv)
+        _print(checkpoint, arguments, sampler)
     return 0
 
 
-def _print(checkpoint, arguments: GenerateArguments) -> None:
+def _sampler(model, arguments: GenerateArguments):
+    """Returns the `Sampler`: the arguments, otherwise the checkpoint's settings."""
+    from jaxformer.decoding.sampling import Sampler, default_sampler
+
+    defaults = model.generation
+    usual = Sampler(0.8, top_p=0.95) if defaults.do_sample is None else default_sampler(defaults)
+    return replace(usual, **arguments.sampling)
+
+
+def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
     import jax
 
     from jaxformer.decoding.generate import generate
-    from jaxformer.decoding.sampling import Sampler, default_sampler
     from jaxformer.models.autoregressive import require_autoregressive
 
     model, variables, tokenizer = checkpoint
     require_autoregressive(model)
     defaults = model.generation
-    usual = Sampler(0.8, top_p=0.95) if defaults.do_sample is None else default_sampler(defaults)
-    sampler = replace(usual, **arguments.sampling)
     if tokenizer is None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"

@@ -5,10 +5,10 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
@@ -55,6 +55,9 @@ class Flag(NamedTuple):
         return not self.name.startswith("-")
 
 
+_hints = cache(partial(get_type_hints, include_extras=True))
+
+
 def flags_of(kind: type, default=None) -> list[Flag]:
     """Returns the flags of a dataclass and of its nested dataclasses.
 
@@ -66,7 +69,7 @@ def flags_of(kind: type, default=None) -> list[Flag]:
 
 
 def _flags(kind: type, default) -> Iterator[Flag]:
-    hints, texts = get_type_hints(kind, include_extras=True), _docstrings(kind)
+    hints, texts = _hints(kind), _docstrings(kind)
     for field in fields(kind):
         value = _default(field) if default is None else getattr(default, field.name)
         if is_dataclass(value) and not isinstance(value, Mesh | Scaling):
@@ -82,7 +85,7 @@ def _default(field):
 
 def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
     bare, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    name = next((x.name for x in marks if getattr(x, "name", None)), field).replace("_", "-")
+    name = _name(field, marks).replace("_", "-")
     word = next((x.metavar for x in marks if getattr(x, "metavar", None)), None)
     if tyro.conf.Positional in marks:
         names, placeholder = [word or field.upper()], ""
@@ -94,6 +97,17 @@ def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
         names, placeholder = [*short, f"--{name}"], word or _placeholder(bare)
     default = None if value is MISSING else words_of(value)
     return Flag(tuple(names), placeholder, text, default, kind)
+
+
+def argument_name(kind: type, field: str) -> str:
+    """Returns the name of a dataclass's field on the command line, with underscores."""
+    hint = _hints(kind)[field]
+    return _name(field, get_args(hint)[1:] if get_origin(hint) is Annotated else ())
+
+
+def _name(field: str, marks: Iterable) -> str:
+    """Returns the name that an annotation gives to a field; without one, the field's name."""
+    return next((x.name for x in marks if getattr(x, "name", None)), field)
 
 
 def _placeholder(hint) -> str:

@@ -47,6 +47,8 @@ def main(argv: list[str]) -> int:
 
 def _resume(selection: Selection, argv: list[str]) -> int:
     """Continues the run in --out or, without it, the newest unfinished run below runs/."""
+    if selection.named_preset is not None:
+        raise ValueError("--preset has no effect with --resume: a run keeps its settings")
     unfinished = None if selection.out else newest_unfinished(RUNS, selection.model)
     folder = unfinished.folder if unfinished else RunFolder(selection.out)
     inputs, training = read_run(folder)
@@ -93,6 +95,11 @@ def _accept(base: Base | None, config: TrainingConfig) -> None:
             "trained on top of the weights of a checkpoint"
         )
     model = config.model
+    if labels := getattr(model, "num_labels", 0):
+        raise ValueError(
+            f"--num-labels is {labels}, but it must be 0: training on masked tokens does not train "
+            "a classifier"
+        )
     if isinstance(model, ReadsSource) and model.source_vocab_size not in (None, model.vocab_size):
         raise ValueError(
             f"source_vocab_size is {model.source_vocab_size}; it must be vocab_size "

@@ -6,15 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 import tyro
 
 from jaxformer.cli.arguments import UsageError, parse, read_mesh
+from jaxformer.cli.unread import flags_in
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import type_hints
+from jaxformer.models.config.needs import Given, Needs
 from jaxformer.training.config import RESUMABLE, Inputs, PairTraining, TrainingConfig, differences
 from jaxformer.training.data.documents import HUB
+from jaxformer.training.data.records import HasRecords
 from jaxformer.training.mesh_sizes import Mesh
 from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
 from jaxformer.training.processes import Processes
@@ -34,6 +47,11 @@ class TrainArguments(Generic[Training]):
     encoder-decoder and recurrent-encoder-decoder train on pairs of lines: --source and --target.
     """
 
+    needs: ClassVar[Needs] = {
+        "target": (Given("source"),),
+        "text_field": (HasRecords("text"),),
+    }
+
     training: Training
     text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
     """files or folders of UTF-8 text; .jsonl and .parquet files hold one text per record; .gz and
@@ -50,8 +68,10 @@ class TrainArguments(Generic[Training]):
     kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
     """kind of model"""
     preset: str = "stdlib"
-    """named settings, such as stdlib or tiny, which other flags override; with --from, only its
-    training settings apply, and without --preset the learning rate is 0.0001"""
+    """named settings, such as stdlib or tiny, which other flags override; sizes of the model that
+    no flag sets follow from those that flags set (--embed-dim also scales the heads and the
+    feed-forward width); with --from, only its training settings apply, and without --preset the
+    learning rate is 0.0001"""
     out: Path | None = None
     """run folder; None: runs/NAME, where NAME comes from the text and the kind of model"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -179,7 +199,7 @@ def fields_set_in(argv: list[str], training: TrainingConfig) -> SetFields:
         training: The config whose fields, and whose nested dataclasses' fields, count.
     """
     hints, names, values = _hints(training), set(), {}
-    for flag, words in _flags(argv):
+    for flag, words in flags_in(argv):
         name = flag.replace("-", "_")
         field = name if name in hints else name.removeprefix("no_")
         if field in hints:
@@ -236,18 +256,6 @@ def _hints(training: TrainingConfig) -> dict[str, Any]:
         if is_dataclass(value) and not isinstance(value, Mesh):
             hints |= type_hints(type(value))
     return hints
-
-
-def _flags(argv: list[str]) -> list[tuple[str, list[str]]]:
-    """Returns the name of each flag, without the leading dashes, and the words after it."""
-    flags: list[tuple[str, list[str]]] = []
-    for word in argv:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            flags.append((name, [value] if equals else []))
-        elif flags:
-            flags[-1][1].append(word)
-    return flags
 
 
 def _value(hint, positive: bool, words: list[str]):

@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import check_fields, check_fraction, check_positive, shown
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.needs import Is, Needs
 from jaxformer.training.mesh_sizes import Mesh
 
 Model = TypeVar("Model", bound=ModelConfig)
@@ -72,6 +73,12 @@ class OptimizerConfig:
 
     If `learning_rate` is None, it becomes the optimizer's default in `LEARNING_RATES`.
     """
+
+    needs: ClassVar[Needs] = {
+        "decay_fraction": (Is("schedule", "warmup-stable-decay"),),
+        "beta1": (Is("optimizer", "adamw", "lion", "muon"),),
+        "beta2": (Is("optimizer", "adamw", "lion", "muon"),),
+    }
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),

@@ -62,6 +62,27 @@ def check_same_model(path, before: TrainingConfig, after: TrainingConfig) -> Non
             )
 
 
+def check_head(path, stored) -> None:
+    """Checks that the head of a checkpoint predicts tokens, since nothing else can be trained.
+
+    BertForPreTraining passes: beside its classifier of sentence pairs, it predicts masked tokens.
+
+    Args:
+        path: The checkpoint.
+        stored: Its config and its family.
+
+    Raises:
+        ValueError: The model is a classifier.
+    """
+    labels = getattr(stored.config, "num_labels", 0)
+    predicts_tokens = stored.family == "bert" and stored.config.transform
+    if labels and not predicts_tokens:
+        raise ValueError(
+            f"{path} is a classifier (num_labels is {labels}); classifiers cannot be trained yet, "
+            "only models that predict tokens"
+        )
+
+
 def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
     """Checks that the tokenizer of a checkpoint suits the task and the model.
 

@@ -1,4 +1,4 @@
-"""Fits presets to the user's values: if a preset's value contradicts them, it changes."""
+"""Fits presets to the user's values: sizes follow them, and values that contradict them change."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -13,6 +13,8 @@ from jaxformer.training.config import (
 )
 from jaxformer.training.mesh_sizes import Mesh
 
+_MOST_HEADS = 4096  # larger numbers are not tried, so that a mistyped width is answered at once
+
 
 @dataclass
 class Settings:
@@ -21,10 +23,12 @@ class Settings:
     Attributes:
         values: The fields of the model and of the training, from the user or the preset.
         given: The names of the fields that must not change.
+        preset: The fields of the preset's model.
     """
 
     values: dict[str, Any]
     given: frozenset[str]
+    preset: dict[str, Any]
 
     def __getitem__(self, name: str):
         """Returns the value of a field."""
@@ -46,7 +50,11 @@ def fit_preset(
     names: Collection[str] = (),
     model_is_fixed: bool = False,
 ) -> TrainingConfig:
-    """Returns a preset with the user's values; preset values that contradict them change.
+    """Returns a preset with the user's values.
+
+    Sizes that the user did not set follow from those that the user set: the widths stay in
+    proportion to `embed_dim`, and the heads keep their width. Other values of the preset change
+    if they contradict the user's values.
 
     Args:
         training: The preset.
@@ -65,7 +73,7 @@ def fit_preset(
     fixed = of_model if model_is_fixed else {}
     # The section `optimizer` has a field `optimizer`.
     sections = {name for name, x in of_run.items() if is_dataclass(x) and not isinstance(x, Mesh)}
-    settings = Settings({**of_model, **of_run}, frozenset({*values, *names, *fixed}))
+    settings = Settings({**of_model, **of_run}, frozenset({*values, *names, *fixed}), of_model)
     known = settings.values.keys() - fixed.keys() - sections
     settings.values |= {name: value for name, value in values.items() if name in known}
     for follow in _rules_of(training):
@@ -113,40 +121,86 @@ def _end(settings: Settings) -> None:
         settings.let(steps=None)
 
 
-def _grouped_heads(settings: Settings) -> None:
-    """num_kv_heads divides num_heads."""
-    heads, groups = settings["num_heads"], settings["num_kv_heads"]
-    if groups is not None and heads % groups:
-        divisor = max((x for x in range(1, groups + 1) if heads % x == 0), default=1)
-        settings.let(num_kv_heads=divisor, num_heads=_round_up(heads, groups))
-
-
-def _width(settings: Settings) -> None:
-    """num_heads divides embed_dim; with rotary positions, a head has an even number of features.
-
-    embed_dim changes first, num_heads second. If no number of heads fits, head_dim is set.
-    """
+def _sinusoidal_width(settings: Settings) -> None:
+    """Sinusoidal positions need an even embed_dim; with an odd one, positions are learned."""
     is_odd = settings["embed_dim"] % 2 == 1 and not settings.is_free("embed_dim")
     if is_odd and settings["positions"].startswith("sinusoidal"):
         settings.let(positions="learned")
+
+
+def _heads(settings: Settings) -> None:
+    """num_heads × head_dim stays in proportion to embed_dim; mostly the two are equal.
+
+    If the user sets embed_dim or head_dim, num_heads follows. Otherwise embed_dim is the smallest
+    width, from the preset's on, that num_heads divides.
+    """
+    before = settings.preset
+    groups = 1 if settings.is_free("num_kv_heads") else settings["num_kv_heads"] or 1
+    head_dim = None if settings.is_free("head_dim") else settings["head_dim"]
+    ratio = before["num_heads"] * _head_width(settings) / before["embed_dim"]
+    if not settings.is_free("num_heads"):
+        if head_dim is not None:
+            settings.let(embed_dim=round(settings["num_heads"] * head_dim / ratio))
+    elif head_dim is not None:
+        settings.let(num_heads=_nearest(settings["embed_dim"] * ratio / head_dim, groups))
+    elif settings.is_free("embed_dim"):
+        settings.let(num_heads=_round_up(settings["num_heads"], groups))
+    elif before["head_dim"] is None:
+        _split_width(settings, groups)
+    else:
+        settings.let(num_heads=_nearest(settings["embed_dim"] * ratio / before["head_dim"], groups))
     heads = settings["num_heads"] if settings["head_dim"] is None else 1
     of_encoder = settings.values.get("num_encoder_heads") or settings["num_heads"]
     others = heads if of_encoder == settings["num_heads"] else of_encoder
-    unit = _unit(settings, lcm(heads, others))
+    settings.let(embed_dim=_round_up(settings["embed_dim"], _unit(settings, lcm(heads, others))))
+
+
+def _head_width(settings: Settings) -> int:
+    """Returns the width of one head in the preset."""
+    before = settings.preset
+    return before["head_dim"] or before["embed_dim"] // before["num_heads"]
+
+
+def _split_width(settings: Settings, groups: int) -> None:
+    """Chooses the number of heads that divides embed_dim into widths near the preset's.
+
+    If none of these widths is between half and twice the preset's, the heads keep the preset's
+    width (head_dim), and num_heads × head_dim is only near embed_dim.
+
+    Args:
+        settings: The settings.
+        groups: The number that num_heads must be a multiple of.
+    """
     width = settings["embed_dim"]
-    if width % unit == 0:
-        return
-    if settings.is_free("embed_dim"):
-        settings.let(embed_dim=_round_up(width, unit))
-        return
-    if not settings.is_free("num_heads"):
-        return
-    groups = 1 if settings.is_free("num_kv_heads") else settings["num_kv_heads"] or 1
-    fitting = [x for x in range(groups, heads + 1, groups) if width % _unit(settings, x) == 0]
-    if fitting:
-        settings.let(num_heads=fitting[-1])
+    usual = min(_head_width(settings), width)
+    near = range(groups, min(2 * width // usual, _MOST_HEADS) + 1, groups)
+    factors = {
+        heads: max(width / heads / usual, usual * heads / width)
+        for heads in near
+        if width % _unit(settings, heads) == 0
+    }
+    best = min(factors, key=factors.__getitem__, default=None)
+    if best is not None and factors[best] <= 2:
+        settings.let(num_heads=best)
     else:
-        settings.let(head_dim=_round_up(max(1, width // heads), 2))
+        settings.let(head_dim=_round_up(usual, 2))
+        settings.let(num_heads=_nearest(width / usual, groups))
+
+
+def _key_heads(settings: Settings) -> None:
+    """num_kv_heads divides num_heads, and each one serves at least as many as in the preset."""
+    before, heads = settings.preset, settings["num_heads"]
+    if before["num_kv_heads"] is not None and settings.is_free("num_kv_heads"):
+        most = max(1, heads * before["num_kv_heads"] // before["num_heads"])
+        settings.let(num_kv_heads=max(x for x in range(1, most + 1) if heads % x == 0))
+
+
+def _feedforward_widths(settings: Settings) -> None:
+    """The widths of the feed-forward layers stay in proportion to embed_dim."""
+    for name in ("mlp_dim", "encoder_mlp_dim"):
+        if (width := settings.preset.get(name)) is not None:
+            scaled = width * settings["embed_dim"] / settings.preset["embed_dim"]
+            settings.let(**{name: max(1, round(scaled))})
 
 
 def _unit(settings: Settings, heads: int) -> int:
@@ -174,10 +228,17 @@ def _parallel_layers(settings: Settings) -> None:
 
 
 def _tied_width(settings: Settings) -> None:
-    """With tied embeddings, hidden_dim equals embed_dim."""
-    hidden = settings["hidden_dim"]
-    if settings["tie_embeddings"] and hidden not in (None, settings["embed_dim"]):
-        settings.let(tie_embeddings=False, embed_dim=hidden)
+    """embed_dim and hidden_dim stay in proportion; tied embeddings need them to be equal."""
+    before, hidden = settings.preset, settings["hidden_dim"]
+    if hidden is None:
+        return
+    ratio = (before["hidden_dim"] or before["embed_dim"]) / before["embed_dim"]
+    if settings.is_free("hidden_dim"):
+        settings.let(hidden_dim=max(1, round(settings["embed_dim"] * ratio)))
+    else:
+        settings.let(embed_dim=max(1, round(hidden / ratio)))
+    if settings["hidden_dim"] != settings["embed_dim"]:
+        settings.let(tie_embeddings=False)
 
 
 def _source_vocabulary(settings: Settings) -> None:
@@ -207,9 +268,15 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
+def _nearest(value: float, unit: int) -> int:
+    """Returns the positive multiple of `unit` that is nearest to `value`."""
+    return max(1, round(value / unit)) * unit
+
+
 # The rules about the config's field of each name.
 _RULES = {
-    "num_kv_heads": (_grouped_heads, _width, _grouped_heads, _relative_distances, _parallel_layers),
+    "num_kv_heads": (_sinusoidal_width, _heads, _key_heads, _relative_distances, _parallel_layers),
+    "mlp_dim": (_feedforward_widths,),
     "num_labels": (_pooler,),
     "hidden_dim": (_tied_width,),
     "source_vocab_size": (_source_vocabulary,),

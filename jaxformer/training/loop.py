@@ -17,6 +17,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import parameter_count
+from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training.agreement import Agreement
 from jaxformer.training.batch import num_tokens
@@ -211,7 +212,9 @@ class Training:
         self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 
     def _compile(self) -> CompiledStep:
-        """Compiles the step for the widest batches, and reports its memory before training."""
+        """Compiles the step for the widest batches; reports the model's sizes and the memory."""
+        for line in describe_sizes(self.config.model):
+            self.screen.say(line)
         part = f" (frozen), {num_trainable(self.state.params):,} of an adapter"
         part = "" if self.config.lora.lora_rank is None else part
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")

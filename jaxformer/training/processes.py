@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Timer
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from jaxformer.artifacts.files import json_text
+from jaxformer.models.config.needs import Given, Needs
 from jaxformer.terminal import say
 
 _LONG = 7 * 24 * 3_600_000  # milliseconds; process 0 may read text for hours while others wait
@@ -22,6 +23,8 @@ SHUTDOWN = 10  # seconds that an ending process waits for the others, which may 
 @dataclass(frozen=True)
 class Processes:
     """The processes that train a model together; without a coordinator, only this one."""
+
+    needs: ClassVar[Needs] = {"process_timeout": (Given("coordinator"),)}
 
     coordinator: str | None = None
     """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,

@@ -11,6 +11,7 @@ import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import KINDS
+from jaxformer.models.sizes import describe_sizes
 from jaxformer.training.loop import Training
 from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_of
@@ -64,6 +65,13 @@ def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkey
     metrics = RunFolder("run").read_metrics()
     assert len(compiled) == 2 and metrics[-1]["step"] == 6
     assert max(line.get("seconds", 0) for line in metrics) < 1000
+
+
+@pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder-decoder"))
+def test_the_screen_states_the_sizes_of_the_model(kind, inputs, capsys):
+    assert train(kind, inputs, "run") == 0
+    model = read_run(RunFolder("run"))[1].model
+    assert "\n".join(describe_sizes(model)) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder-decoder"))

@@ -58,3 +58,24 @@ def test_a_class_that_transformers_removed_is_imported_without_comparison(tmp_pa
         r"not compared: transformers \S+ has no T5WithLMHeadModel", capsys.readouterr().out
     )
     assert jf.load(tmp_path / "ours").model.config.vocab_size == 50
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "RobertaForSequenceClassification"]
+)
+def test_a_classifier_is_not_tuned_on_masked_tokens(name, tmp_path, capsys):
+    """Nor is the folder that `import` makes of it; BertForPreTraining also has the other head."""
+    folder = folder_of(name, tmp_path)
+    assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
+    for source in (folder, tmp_path / "ours"):
+        capsys.readouterr()
+        assert main(["train", "--from", str(source), "--out", str(tmp_path / "run")]) == 2
+        said = capsys.readouterr().err
+        assert str(source) in said and "is a classifier (num_labels is 3)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_masked_language_model_with_a_classifier_may_be_tuned(tmp_path, capsys):
+    folder = folder_of("BertForPreTraining", tmp_path)
+    assert main(["train", "--from", str(folder), "--out", str(tmp_path / "run")]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err

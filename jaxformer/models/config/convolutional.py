@@ -1,7 +1,7 @@
 """Config of the convolutional language models."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxformer.models.config.check import (
     check_at_least,
@@ -9,12 +9,18 @@ from jaxformer.models.config.check import (
     check_positive,
 )
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.needs import Above, Is, Needs
 from jaxformer.models.config.transformer import Plain
 
 
 @dataclass(frozen=True)
 class ConvolutionalConfig(ModelConfig):
     """Config of a CNN language model; each layer computes x + act(Convolution(Norm(x)))."""
+
+    needs: ClassVar[Needs] = {
+        "norm_epsilon": (Is("norm", "layer", "rms"),),
+        "dilation_growth": (Above("kernel_size", 1), Above("num_layers", 1)),
+    }
 
     vocab_size: int = 50_257
     """number of token ids"""

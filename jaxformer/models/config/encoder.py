@@ -1,9 +1,13 @@
 """Config of the encoder."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxformer.models.config.check import check_at_least, check_not_empty
+from jaxformer.models.config.needs import AnyOf, Is, Needs
 from jaxformer.models.config.transformer import TransformerConfig
+
+_OWN_LINEAR = (Is("transform", True), Is("pooler", True))
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,10 @@ class EncoderConfig(TransformerConfig):
     """
 
     patterns = (*TransformerConfig.patterns, "window")
+    needs: ClassVar[Needs] = {
+        **TransformerConfig.needs,
+        "use_bias": (AnyOf(*TransformerConfig.needs["use_bias"], *_OWN_LINEAR),),
+    }
     learns = "hidden tokens"
     bidirectional = True
     window: int | tuple[int | None, ...] | None = None

@@ -1,10 +1,12 @@
 """Execution options of a model: attention implementation, layer loop and rematerialisation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxformer.models.config.check import check_fields
+from jaxformer.models.config.needs import AnyOf, Is, Needs
 
+_TRANSFORMER = Is("model", "decoder", "encoder", "encoder-decoder")
 # Maximum number of layers that "auto" unrolls. Unrolled training steps were 1.35, 1.18, 1.03 and
 # 1.00 times as fast as scanned ones at 6, 12, 24 and 48 layers. The longer compilation paid off
 # after 5, 128 and 184 steps, and never at 48 layers (bench_layers.py).
@@ -18,6 +20,11 @@ class Execution:
     They change neither the parameters nor, except for rounding, the outputs. They apply to forward
     passes over whole sequences, to passes with a cache and to the compiled steps of `generate`.
     """
+
+    needs: ClassVar[Needs] = {
+        "attention": (AnyOf(_TRANSFORMER, Is("attends", True)),),
+        "layers": (_TRANSFORMER,),
+    }
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
     """attention implementation: explicit computes all scores at once; blockwise computes them in

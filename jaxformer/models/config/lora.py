@@ -1,8 +1,10 @@
 """Config of LoRA: low-rank updates are trained and the base weights stay fixed."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxformer.models.config.check import check_fields
+from jaxformer.models.config.needs import Given, Needs
 
 
 @dataclass(frozen=True)
@@ -12,6 +14,11 @@ class LoraConfig:
     Reference:
         Hu et al. 2021.
     """
+
+    needs: ClassVar[Needs] = {
+        "lora_alpha": (Given("lora_rank"),),
+        "lora_maps": (Given("lora_rank"),),
+    }
 
     lora_rank: int | None = None
     """rank of the LoRA updates, which are trained instead of the weights; None: no LoRA, all

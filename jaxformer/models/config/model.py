@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, Self
 
 from jaxformer.models.config.check import check_fields
+from jaxformer.models.config.needs import Needs
 
 
 class ModelConfig(ABC):
@@ -16,12 +17,14 @@ class ModelConfig(ABC):
         reads_source: whether it reads a source before its own tokens.
         bidirectional: whether its tokens see later ones, so that it cannot generate.
         patterns: names of the fields that may have an entry for each layer.
+        needs: conditions under which a field has an effect.
     """
 
     learns: ClassVar[Literal["next tokens", "hidden tokens", "translations"]] = "next tokens"
     reads_source: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
     patterns: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Needs] = {}
 
     def __post_init__(self) -> None:
         """Checks the types of the fields."""

@@ -1,9 +1,10 @@
 """Config of rotary scaling, which extends a model to texts longer than its training texts."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxformer.models.config.check import check_at_least, check_fields, check_positive
+from jaxformer.models.config.needs import Is, Needs
 
 
 class Scaling:
@@ -24,6 +25,16 @@ class RotaryScaling(Scaling):
     Reference:
         linear: Chen et al. 2023. llama3: Llama 3.1. yarn: Peng et al. 2023, §3.
     """
+
+    needs: ClassVar[Needs] = {
+        "original_length": (Is("kind", "llama3", "yarn"),),
+        "low_frequency_factor": (Is("kind", "llama3"),),
+        "high_frequency_factor": (Is("kind", "llama3"),),
+        "beta_fast": (Is("kind", "yarn"),),
+        "beta_slow": (Is("kind", "yarn"),),
+        "whole_pairs": (Is("kind", "yarn"),),
+        "attention_factor": (Is("kind", "yarn"),),
+    }
 
     kind: Literal["linear", "llama3", "yarn"]
     """linear divides all frequencies by factor; llama3 and yarn divide low frequencies by factor,

@@ -11,6 +11,7 @@ from jaxformer.models.config.check import (
     check_positive,
 )
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.needs import AllOf, AnyOf, Is
 from jaxformer.models.config.rotary import Scaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
@@ -20,7 +21,30 @@ Positions = Literal[
     "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "alibi", "none"
 ]
 
-_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias", "norm_bias")
+_LINEAR_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias")
+_BIASES = (*_LINEAR_BIASES, "norm_bias")
+_NORMED = Is("norm", "layer", "rms", "rms_one_plus")
+_NEEDS = {
+    "use_bias": (
+        AnyOf(
+            *(Is(name, None) for name in _LINEAR_BIASES),
+            AllOf(Is("norm_bias", None), Is("norm", "layer")),
+        ),
+    ),
+    "norm_position": (_NORMED,),
+    "norm_epsilon": (_NORMED,),
+    "embedding_norm": (_NORMED,),
+    "query_key_norm": (_NORMED,),
+    "first_attention_norm": (_NORMED, Is("norm_position", "pre", "both")),
+    "norm_bias": (Is("norm", "layer"),),
+    "position_offset": (Is("positions", "learned"),),
+    "relative_buckets": (Is("positions", "relative"),),
+    "relative_distance": (Is("positions", "relative"),),
+    "rotary_base": (Is("positions", "rotary"),),
+    "rotary_scaling": (Is("positions", "rotary"),),
+    "rotary_fraction": (Is("positions", "rotary"),),
+    "rotary_interleaved": (Is("positions", "rotary"),),
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,7 @@ class TransformerConfig(ModelConfig):
     """
 
     patterns = ("rotary_base", "rotary_scaling")
+    needs = _NEEDS
 
     vocab_size: int = 50_257
     """number of token ids"""

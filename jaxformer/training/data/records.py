@@ -1,10 +1,12 @@
 """Readers of records: .jsonl, .ndjson, .json, .parquet and hub datasets. A record is a document."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxformer.models.config.needs import Need
 from jaxformer.training.data import reading
 from jaxformer.training.data.documents import HUB, Document, File, Source, TextFile
 from jaxformer.training.data.reading import NotText
@@ -170,6 +172,34 @@ class HubDataset:
                 yield Document(self.name, _text_of(value, self, f"row {number}", number))
 
 
+_READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
+
+
+@dataclass(frozen=True)
+class HasRecords(Need):
+    """Condition that a path of the field may hold records."""
+
+    field: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """See `Need`."""
+        return ()
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """See `Need`."""
+        return any(map(_may_hold_records, map(str, values[self.field])))
+
+    def __str__(self) -> str:
+        """See `Need`."""
+        return f"a file of records ({', '.join(_READERS)}), a folder or {HUB}OWNER/NAME"
+
+
+def _may_hold_records(path: str) -> bool:
+    has_suffix = reading.suffix_of(path) in _READERS
+    return has_suffix or path.startswith(HUB) or os.path.isdir(path)
+
+
 def source_of(folder: str, name: str, text_field: str) -> Source:
     """Returns the reader for a file, by its suffix.
 
@@ -178,8 +208,7 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
         name: The path of the file in it.
         text_field: The field or column of records that holds the text.
     """
-    readers = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
-    reader = readers.get(reading.suffix_of(name))
+    reader = _READERS.get(reading.suffix_of(name))
     return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
 
 

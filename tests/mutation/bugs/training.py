@@ -274,6 +274,26 @@ BUGS = (
         "training/test_fitting.py::test_given_flags_are_recognized_like_in_the_parser[decoder]",
     ),
     Bug(
+        "the feed-forward width does not follow embed_dim",
+        "training.fitting:_feedforward_widths",
+        Replace("max(1, round(scaled))", "width"),
+        "training/test_fitted_sizes.py::"
+        "test_a_multiple_of_embed_dim_multiplies_all_widths[2-llama-1.1b]",
+    ),
+    Bug(
+        "the number of heads does not follow embed_dim",
+        "training.fitting:_heads",
+        Replace("before['head_dim'] is None", "False"),
+        "training/test_fitted_sizes.py::"
+        "test_a_multiple_of_embed_dim_multiplies_all_widths[2-llama-1.1b]",
+    ),
+    Bug(
+        "a flag that nothing reads is accepted",
+        "models.config.needs:check_read",
+        Replace("not need.holds(values)", "False"),
+        "cli/test_every_option.py::test_an_option_is_refused_where_nothing_reads_it",
+    ),
+    Bug(
         "the updates omit the learning rate",
         "training.step:make_step.step",
         takes(learning_rate=lambda _: 1.0),

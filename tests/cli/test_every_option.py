@@ -1,0 +1,227 @@
+"""Every option of every verb acts or is refused: one table says in which modes.
+
+An option that is missing here fails `test_every_option_has_a_row`. A row in `ACTS` states that the
+option acts in every mode of its verb. A row in `SOMETIMES` gives command lines with which it acts
+and command lines with which it is refused, because nothing would read it.
+"""
+
+import keyword
+from importlib import import_module
+
+import pytest
+
+from jaxformer.cli import VERBS, main, train
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.help import flags_of
+from jaxformer.cli.train_arguments import TrainArguments
+from jaxformer.models.config import KINDS
+from jaxformer.training.presets import TRAININGS, training_preset, usual_preset
+
+ACTS = {
+    "train": """
+        --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
+        --mlp-dim --activation --output-activation --norm --parallel --residual --positions
+        --attention-scale --attention-cap --output-scale --logits-cap --query-key-value-bias
+        --attention-output-bias --feedforward-bias --head-bias --tie-embeddings --scale-embeddings
+        --dropout --dtype --window --prefix --remat --optimizer --schedule --learning-rate
+        --warmup-steps --final-fraction --weight-decay --clip-norm --average-decay --lora-rank
+        --mesh --steps --minutes --accumulate --held-out --label-smoothing --seed --evaluate-every
+        --checkpoint-every --keep --keep-every --non-finite --trackers --profile --batch-size
+        --window-length --packing --evaluation-windows --sample-tokens --source --from --model
+        --out --resume --coordinator --num-token-types --transform --pooler --mask-rate
+        --source-vocab-size --max-source-length --share-embeddings --num-encoder-layers
+        --num-encoder-heads --encoder-mlp-dim --batch-tokens --lengths --lowercase
+        --evaluation-pairs --bleu-tokenize --cell --hidden-dim --kernel-size --causal --attends
+    """,
+    "generate": "--mesh --prompt --max-new-tokens --temperature",
+    "translate": "--mesh --beam-width --batch-size",
+    "fill": "--mesh --text --top-k --json",
+    "evaluate": "--mesh --source --json",
+    "compare": "-o --json",
+    "explain": "--mesh -o --target",
+    "import": "",
+    "export": "--format --family",
+    "doctor": "--preset --json",
+    "bench": "-o --dtype --seconds --quick --json",
+    "verify": "--mesh --length --batch-size --dtype --seed --json",
+    "attention": "--mesh -o --layer --head --attention",
+}
+PAIRS = "--model encoder-decoder --source pairs.tsv"
+LEARNED, ROTARY = "--preset shakespeare", "--preset stdlib"
+RELATIVE = "--positions relative"
+ALL_BIASES = "--query-key-value-bias True --attention-output-bias True --feedforward-bias True"
+TINY = "--preset tiny"
+SOMETIMES = {
+    "train": {
+        "--norm-position post": (["", "--norm layer"], ["--norm none"]),
+        "--norm-epsilon 1e-6": (
+            ["", "--model convolutional"],
+            ["--norm none", "--model convolutional --norm none"],
+        ),
+        "--embedding-norm": ([""], ["--norm none"]),
+        "--query-key-norm head": ([""], ["--norm none"]),
+        "--no-first-attention-norm": (
+            ["", "--norm-position both"],
+            ["--norm none", "--norm-position post", "--norm-position output"],
+        ),
+        "--norm-bias False": (["--norm layer"], ["--norm rms", ""]),
+        "--no-use-bias": (
+            ["", f"{LEARNED} {ALL_BIASES}", "--query-key-value-bias True"],
+            [ALL_BIASES, f"--norm layer {ALL_BIASES} --norm-bias True"],
+        ),
+        "--position-offset 2": ([LEARNED], [ROTARY, RELATIVE, "--positions none"]),
+        "--relative-buckets 16": ([RELATIVE], [ROTARY, LEARNED]),
+        "--relative-distance 64": ([RELATIVE], [ROTARY, LEARNED]),
+        "--rotary-base 500": (["", f"{LEARNED} --positions rotary"], [LEARNED, RELATIVE]),
+        "--rotary-scaling linear,factor=2": ([""], [LEARNED, "--positions alibi"]),
+        "--rotary-fraction 0.5": ([""], [LEARNED, "--positions sinusoidal"]),
+        "--rotary-interleaved": ([""], [LEARNED, PAIRS]),
+        "--dilation-growth 3": (
+            ["--model convolutional"],
+            ["--model convolutional --num-layers 1", "--model convolutional --kernel-size 1"],
+        ),
+        "--attention explicit": (
+            ["", PAIRS, f"{PAIRS} --model recurrent-encoder-decoder"],
+            [
+                "--model recurrent",
+                "--model convolutional",
+                f"{PAIRS} --model recurrent-encoder-decoder --no-attends",
+            ],
+        ),
+        "--layers scan": (
+            ["", "--model encoder", PAIRS],
+            ["--model recurrent", "--model convolutional"],
+        ),
+        "--decay-fraction 0.3": (["--schedule warmup-stable-decay"], ["", "--schedule linear"]),
+        "--beta1 0.8": (["", "--optimizer muon"], ["--optimizer adafactor"]),
+        "--beta2 0.8": (["", "--optimizer lion"], ["--optimizer adafactor"]),
+        "--lora-alpha 8": (["--from base --lora-rank 2"], ["", "--from base"]),
+        "--lora-maps query": (["--from base --lora-rank 2"], ["", "--from base"]),
+        "--text-field body": (["text.jsonl", "text.parquet.gz", "hf:A/B", "."], ["", "text.txt"]),
+        "--target target.txt": ([PAIRS], ["", "--model encoder-decoder"]),
+        "--preset tiny": ([""], ["--resume"]),
+        "--num-processes 2": (["--coordinator a:1 --process-id 0 --out x"], [""]),
+        "--process-id 0": (["--coordinator a:1 --num-processes 2 --out x"], [""]),
+        "--process-timeout 9": (["--coordinator auto --out x"], [""]),
+        "--num-labels 2": ([], ["--model encoder"]),
+    },
+    "generate": {
+        "--top-k 3": (["", "--temperature 0.5"], ["--temperature 0"]),
+        "--top-p 0.5": ([""], ["--temperature 0"]),
+        "--min-p 0.5": ([""], ["--temperature 0"]),
+        "--seed 1": ([""], ["--temperature 0"]),
+    },
+    "evaluate": {
+        "--text-field body": (["a.jsonl", "b.txt ."], ["a.txt", "--source s.tsv"]),
+        "--stride 3": (["a.txt"], ["--source s.tsv"]),
+        "--batch-size 3": (["a.txt"], ["--source s.tsv"]),
+        "--target t.txt": (["--source s.txt"], ["a.txt"]),
+        "--beam-width 2": (["--source s.tsv"], ["a.txt"]),
+        "--bleu-tokenize zh": (["--source s.tsv"], ["a.txt"]),
+    },
+    "export": {
+        "--dtype q8_0": (["--format gguf"], ["", "--adapter"]),
+        "--dtype f32": (["--format gguf"], [""]),
+        "--adapter": ([""], ["--format gguf"]),
+    },
+    "doctor": {
+        "--model encoder": ([TINY], ["", "--json"]),
+        "--target cpu:2": ([TINY, f"{TINY} --explain-attention"], [""]),
+        "--mesh data=2": ([TINY, f"{TINY} --decode"], ["", f"{TINY} --explain-attention"]),
+        "--batch-size 8": ([TINY, f"{TINY} --decode"], ["", f"{TINY} --explain-attention"]),
+        "--length 8": ([TINY, f"{TINY} --explain-attention"], [""]),
+        "--dtype bfloat16": ([TINY, f"{TINY} --decode"], [""]),
+        "--dtype float32": ([TINY], [""]),
+        "--attention blockwise": (
+            [TINY, f"{TINY} --explain-attention", f"{TINY} --model encoder-decoder"],
+            ["", f"{TINY} --model recurrent"],
+        ),
+        "--layers scan": (
+            [TINY, f"{TINY} --decode"],
+            ["", f"{TINY} --explain-attention", f"{TINY} --model convolutional"],
+        ),
+        "--remat full": (
+            [TINY, f"{TINY} --model recurrent"],
+            ["", f"{TINY} --explain-attention", f"{TINY} --decode"],
+        ),
+        "--decode": ([TINY], ["", f"{TINY} --explain-attention"]),
+        "--explain-attention": ([TINY], ["", f"{TINY} --decode"]),
+    },
+}
+POSITIONAL = dict.fromkeys(("generate", "translate", "verify", "evaluate"), "run")
+POSITIONAL |= {"export": "run out", "explain": "run text", "attention": "run text"}
+
+
+def arguments_of(verb):
+    """Returns the dataclass of a verb's arguments."""
+    module = import_module(f"jaxformer.cli.{verb}{'_' * keyword.iskeyword(verb)}")
+    return getattr(module, f"{verb.capitalize()}Arguments")
+
+
+def options_of(verb):
+    """Returns the first spelling of each option of a verb."""
+    if verb != "train":
+        return {flag.name for flag in flags_of(arguments_of(verb)) if not flag.is_positional}
+    options = set()
+    for kind, training in TRAININGS.items():
+        preset = usual_preset(kind)
+        default = TrainArguments(training_preset(preset, kind), kind=kind, preset=preset)
+        flags = flags_of(TrainArguments[training[KINDS[kind]]], default)
+        options |= {flag.name for flag in flags if not flag.is_positional}
+    return options
+
+
+def option_in(row):
+    """Returns the option of a row of `SOMETIMES`, without `no-`."""
+    return row.split()[0].replace("--no-", "--")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_has_a_row(verb):
+    always, sometimes = set(ACTS[verb].split()), set(map(option_in, SOMETIMES.get(verb, ())))
+    assert always | sometimes == options_of(verb)
+    assert not always & sometimes
+
+
+ROWS = [(verb, row) for verb, rows in SOMETIMES.items() for row in rows]
+
+
+@pytest.fixture
+def parsed(monkeypatch, tmp_path):
+    """Returns a function that parses the command line of a verb and computes nothing."""
+    monkeypatch.setattr(train, "_train", lambda *_, **__: 0)
+    opened = training_preset("tiny", "decoder")
+    values = {"training": opened, "kind": "decoder", "accept": staticmethod(lambda config: None)}
+    monkeypatch.setattr(train, "open_base", lambda *_: type("Base", (), values))
+
+    def run(verb, words):
+        if verb == "train":
+            return main([verb, *words.split()])
+        return parse(arguments_of(verb), verb, [*POSITIONAL.get(verb, "").split(), *words.split()])
+
+    return run
+
+
+@pytest.mark.parametrize(("verb", "row"), ROWS)
+def test_an_option_is_accepted_where_it_acts(verb, row, parsed):
+    for words in SOMETIMES[verb][row][0]:
+        assert parsed(verb, f"{words} {row}") != 2, words
+
+
+@pytest.mark.parametrize(("verb", "row"), ROWS)
+def test_an_option_is_refused_where_nothing_reads_it(verb, row, parsed, capsys):
+    """The line names the option and what would make it act."""
+    option = row.split()[0]
+    for words in SOMETIMES[verb][row][1]:
+        assert main([verb, *POSITIONAL.get(verb, "").split(), *words.split(), *row.split()]) == 2
+        said = capsys.readouterr().err
+        names = (option.replace("--no-", "--"), option.lstrip("-").replace("-", "_"))
+        assert said.count("\n") == 1 and any(name in said for name in names), said
+        assert "effect" in said or "must" in said or "needs" in said, said
+
+
+def test_a_value_of_the_preset_that_nothing_reads_is_no_error(parsed):
+    """Only flags are refused: the presets set rotary, norm and window fields."""
+    words = "--positions learned", "--norm none", "--optimizer adafactor", "--schedule linear"
+    assert parsed("train", " ".join(words)) == 0
+    assert parsed("train", "--model convolutional --num-layers 1 --norm none") == 0

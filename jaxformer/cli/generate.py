@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class GenerateArguments(RunArguments):
+class GenerateArguments(TextArguments):
     """Print a prompt and its continuation.
 
     A model that translates reads the prompt as its source, and only the target is printed. The same
@@ -75,6 +75,7 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
         )
+    report_special(tokenizer, "the prompt", [arguments.prompt])
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
     max_length = model.config.max_length

@@ -100,6 +100,8 @@ def _read(arguments: EvaluateArguments):
     documents, left_out = read_documents(arguments.files, field, drop_copies=False)
     for line in left_out:
         say(f"left out: {line}", file=sys.stderr)
+    if (divided := documents.separators()) is not None:
+        say(divided, file=sys.stderr)
     return documents
 
 

@@ -93,6 +93,8 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
         documents, skipped = (
             read_documents(paths, config.text_field, read) if paths else (standard_library(), [])
         )
+    if (line := documents.separators()) is not None:
+        screen.say(line)
     if documents.num_bytes * (1 - _how_much(config)[0]) < config.window + 1:  # a token has a byte
         raise ValueError(
             f"the text has {documents.num_bytes} bytes, too few for one window of {config.window} "

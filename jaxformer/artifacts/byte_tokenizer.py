@@ -56,7 +56,8 @@ class ByteTokenizer(Tokenizer):
     Attributes:
       vocab_size: One more than the largest id.
       end_of_text: The id that stands before each document and ends the previous one. No text
-        encodes to it, not even a text that spells it out, whoever made the tokenizer.
+        encodes to it, not even a text that spells it out, whoever made the tokenizer, unless the
+        caller of `encode` allows special tokens.
       stop_tokens: The ids each of which ends a text: `end_of_text` only.
       special_ids: The ids that stand next to a text, or end one: `end_of_text` only.
       why_lossy: None if ``decode(encode(text)) == text`` for every text, as for every tokenizer
@@ -162,13 +163,14 @@ class ByteTokenizer(Tokenizer):
         except Exception as error:
             raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
 
-    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         try:
-            rows = self._ids_of_pieces([list(self.pieces([text])) for text in texts])
+            pieces = [list(self.pieces([text])) for text in texts]
+            rows = self._ids_of_pieces(pieces, allow_special)
         except TypeError:
             check_unicode(texts)
             raise
-        return list(map(self._spell, rows))
+        return rows if allow_special else list(map(self._spell, rows))
 
     def _spell(self, ids: list[int]) -> list[int]:
         """Replaces special tokens, which merges may have produced, by the tokens of their bytes."""

@@ -84,12 +84,20 @@ def divides_at_spaces(parts: dict) -> bool:
 
     This is so for GPT-2's pattern, also if digits are split off first: none of its words contains a
     space after a non-space. For other patterns the function returns False, and for vocabularies
-    with ordinary added tokens, which are matched before the text is split into words.
+    with added tokens that are ordinary or contain spaces, because these are matched before the text
+    is split into words.
     """
     steps = list(_steps(parts["pre_tokenizer"]))
     kinds = [step["type"] for step in steps]
     is_gpt2 = kinds in (["ByteLevel"], ["Digits", "ByteLevel"]) and steps[-1]["use_regex"]
-    return is_gpt2 and not any(_plain(parts["added_tokens"]))
+    plain = any(_plain(parts["added_tokens"]))
+    return (
+        is_gpt2
+        and not plain
+        and not any(
+            character.isspace() for token in parts["added_tokens"] for character in token["content"]
+        )
+    )
 
 
 def _steps(part: dict | None) -> Iterator[dict]:

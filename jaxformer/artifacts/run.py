@@ -31,6 +31,7 @@ SECTIONS: dict[str, Any] = {
     "family": str | None,
     "generation": dict,
     "special_tokens": dict | None,
+    "parse_special": bool,
 }
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 

@@ -17,7 +17,13 @@ from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.run import FORMAT, parse_config, parse_kind, source_sections
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensors, write_tensors
-from jaxformer.artifacts.tokenizer import AnyTokenizer, SpecialTokens, Tokenizer, bind
+from jaxformer.artifacts.tokenizer import (
+    AnyTokenizer,
+    SpecialTokens,
+    Tokenizer,
+    bind,
+    parsing_special,
+)
 from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_former
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.config import Execution, kind_of
@@ -51,6 +57,8 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
         ids = None if special is None else asdict(special)
         content |= source_sections(family or model.family, model.generation, ids)
+        if tokenizer is not None and tokenizer.parses_special:
+            content["parse_special"] = True
         write_json(unfinished / "config.json", content)
         tensors = {name: lambda leaf=leaf: np.asarray(leaf) for name, leaf in leaves.items()}
         write_tensors(unfinished, tensors, {name: x.nbytes for name, x in leaves.items()})
@@ -117,7 +125,16 @@ def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
     else:
         special = parse_config(SpecialTokens, sections["special_tokens"], where)
         tokenizer = Subwords.load(path, special)
+    tokenizer = parsing_special(tokenizer) if _parses_special(sections, where) else tokenizer
     return bound(tokenizer, parse_kind(sections, where), path) if "model" in sections else tokenizer
+
+
+def _parses_special(sections: dict, where: Path) -> bool:
+    """Returns whether spelled-out special tokens are tokens in this run or saved folder."""
+    chosen = sections.get("training", {}).get("parse_special", sections.get("parse_special", False))
+    if type(chosen) is not bool:
+        raise ValueError(f"{where}: parse_special is {shown(chosen)}; it must be true or false")
+    return chosen
 
 
 def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:

@@ -133,18 +133,18 @@ class Subwords(Tokenizer):
         """Returns the id of a token by its text in the vocabulary, or None."""
         return self._backend.token_to_id(token)
 
-    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         check_unicode(texts)
-        rows = self._encoded(texts)
-        for number, ids in enumerate(rows):
-            if not self._special.isdisjoint(ids):  # the text spells out special tokens
+        rows = self._encoded(texts, allow_special)
+        for number, ids in enumerate(() if allow_special else rows):
+            if not self._special.isdisjoint(ids):  # merges have produced special tokens
                 rows[number] = self._spelled(texts[number])
         return rows
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
+    def _encoded(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
         divide = bounded_pieces if self._has_quadratic_pattern else lambda text: [text]
-        return self._ids_of_pieces([divide(text) for text in texts])
+        return self._ids_of_pieces([divide(text) for text in texts], allow_special)
 
     def _spelled(self, text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""

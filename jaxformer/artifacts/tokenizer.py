@@ -11,8 +11,9 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
@@ -20,7 +21,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from jaxformer.artifacts.backend import guarded, is_quadratic, parts_of
-from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS
+from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_tokens
 from jaxformer.artifacts.files import write_whole
 from jaxformer.models.config.check import check_fields
 
@@ -69,6 +70,8 @@ class Tokenizer(ABC):
       text_ids: The ids of text in ascending order: all but those of special tokens.
       before: The ids that the template puts before a text.
       after: The ids that the template puts after a text.
+      parses_special: Whether a special token that is spelled out in a text is read as this token by
+        default, as in transformers, and not as plain text (see `parsing_special`).
     """
 
     vocab_size: int
@@ -80,12 +83,13 @@ class Tokenizer(ABC):
     text_ids: list[int]
     before: Sequence[int] = ()
     after: Sequence[int] = ()
+    parses_special: bool = False
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = True  # a special token spelled out in a text is plain text
+        backend.encode_special_tokens = True  # a spelled-out special token is plain text
         self._backend = backend
         self._has_quadratic_pattern = is_quadratic(parts_of(backend))
 
@@ -121,7 +125,7 @@ class Tokenizer(ABC):
         return self.opening if start is None else [start]
 
     @abstractmethod
-    def _ids_of(self, texts: list[str]) -> list[list[int]]:
+    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         """Encodes each text without its template; the limit of ids is not checked."""
 
     @abstractmethod
@@ -140,34 +144,70 @@ class Tokenizer(ABC):
           parts: The text, in parts of any size.
         """
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, allow_special: bool | None = None) -> list[int]:
         """Encodes a text without its template. The model's limit of ids is not checked.
+
+        Args:
+          text: The text.
+          allow_special: Whether special tokens that are spelled out in the text become these
+            tokens; False: they are plain text. None: `parses_special`, which is False by default.
+            Set it to True only for texts that you trust.
 
         Raises:
           ValueError: If the text has a lone surrogate, which has no UTF-8.
         """
-        return self._ids_of([text])[0]
+        return self._ids_of([text], self._parses(allow_special))[0]
 
-    def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
+    def encode_many(
+        self, texts: Iterable[str], *, allow_special: bool | None = None
+    ) -> list[list[int]]:
         """Encodes each text, in parallel.
+
+        Args:
+          texts: The texts.
+          allow_special: See `encode`.
 
         Raises:
           ValueError: If a text is not Unicode, or has a token that the model lacks (see
             `id_limit`). The message has the token and its id.
         """
-        rows = self._ids_of(list(texts))
+        rows = self._ids_of(list(texts), self._parses(allow_special))
         if self.id_limit is not None and self.id_limit < self.vocab_size:
             self.check_ids(rows, self.id_limit)
         return rows
 
-    def encode_source(self, text: str) -> list[int]:
-        """Encodes a source text, with the tokens that the template puts around it."""
-        return [*self.before, *self.encode_many([text])[0], *self.after]
+    def encode_source(self, text: str, *, allow_special: bool | None = None) -> list[int]:
+        """Encodes a source text, with the tokens that the template puts around it.
 
-    def _ids_of_pieces(self, texts: list[list[str]]) -> list[list[int]]:
+        Args:
+          text: The text.
+          allow_special: See `encode`.
+        """
+        (ids,) = self.encode_many([text], allow_special=allow_special)
+        return [*self.before, *ids, *self.after]
+
+    def _parses(self, allow_special: bool | None) -> bool:
+        return self.parses_special if allow_special is None else allow_special
+
+    @cached_property
+    def special_words(self) -> dict[str, int]:
+        """The text of each special token, with its id."""
+        return {text: number for number, text in special_tokens(self._backend).items()}
+
+    @cached_property
+    def _parser(self) -> tokenizers.Tokenizer:
+        """Copy of the backend that reads spelled-out special tokens as these tokens."""
+        parser = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        parser.encode_special_tokens = False
+        return parser
+
+    def _ids_of_pieces(
+        self, texts: list[list[str]], allow_special: bool = False
+    ) -> list[list[int]]:
         """Returns the ids of each text, whose pieces are encoded one by one."""
         pieces = [piece for text in texts for piece in text]
-        encode = partial(self._backend.encode_batch_fast, pieces, add_special_tokens=False)
+        backend = self._parser if allow_special else self._backend
+        encode = partial(backend.encode_batch_fast, pieces, add_special_tokens=False)
         encodings = iter(guarded(encode, silent=self._has_quadratic_pattern))
         return [[token for _ in text for token in next(encodings).ids] for text in texts]
 
@@ -215,7 +255,8 @@ class Tokenizer(ABC):
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digest of the tokenizer: equal ones encode every text to the same ids."""
-        return hashlib.blake2b(self._backend.to_str().encode(), digest_size=16).hexdigest()
+        content = self._backend.to_str() + "\nparses special tokens" * self.parses_special
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def name_of(self, token: int) -> str:
         """Returns the text of a token in the vocabulary."""
@@ -249,6 +290,13 @@ def bind(tokenizer: AnyTokenizer, vocab_size: int) -> AnyTokenizer:
     return tokenizer
 
 
+def parsing_special(tokenizer: AnyTokenizer) -> AnyTokenizer:
+    """Returns a copy of the tokenizer that reads spelled-out special tokens as these tokens."""
+    parsing = copy(tokenizer)
+    parsing.parses_special = True
+    return parsing
+
+
 def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
     """Returns a copy of the tokenizer that lowercases every text first.
 
@@ -261,6 +309,7 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
     steps = [] if backend.normalizer is None else [backend.normalizer]
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
     lower = tokenizer.with_backend(backend)
+    lower.parses_special = tokenizer.parses_special
     return lower if tokenizer.id_limit is None else bind(lower, tokenizer.id_limit)
 
 

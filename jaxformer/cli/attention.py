@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
-class AttentionArguments(RunArguments):
+class AttentionArguments(TextArguments):
     """Draw which tokens each head of a model reads from, for one text.
 
     For a model that translates, the text is the source, and its translation is the model's own.
@@ -49,6 +49,8 @@ def _draw(checkpoint, arguments: AttentionArguments) -> None:
     from jaxformer.interpret.encoded_text import encode_text
 
     model, variables, tokenizer = checkpoint
+    if tokenizer is not None:
+        report_special(tokenizer, "the text", [arguments.text])
     usual = "cross" if model.config.reads_source else "self"
     text = encode_text(model, variables, arguments.text, tokenizer, None)
     maps = attention_maps(model, variables, text, tokenizer, arguments.attention or usual)

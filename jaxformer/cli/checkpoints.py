@@ -1,6 +1,8 @@
 """Checkpoints that the command line names: RUN of most verbs, and --from of `train`."""
 
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,9 +12,12 @@ import tyro
 
 from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
+from jaxformer.artifacts.tokenizer import parsing_special
 from jaxformer.cli.train_arguments import Selection
 from jaxformer.models.config import kind_of
 from jaxformer.runtime import start_jax
+from jaxformer.terminal import say
 from jaxformer.training.config import PairTraining, TrainingConfig
 from jaxformer.training.fine_tuning import (
     check_head,
@@ -34,6 +39,17 @@ class RunArguments:
     device"""
 
 
+@dataclass(frozen=True)
+class TextArguments(RunArguments):
+    """Arguments of every verb that reads a text with the model's tokenizer."""
+
+    parse_special: Annotated[bool, tyro.conf.FlagCreatePairsOff] = field(
+        default=False, kw_only=True
+    )
+    """read special tokens that the text spells out, such as <|im_start|>, as these tokens, not as
+    plain text; a run that was trained with --parse-special always does"""
+
+
 @contextmanager
 def load_model(arguments: RunArguments) -> Iterator:
     """Starts JAX and loads the model. With --mesh, the model is sharded and the mesh is in context.
@@ -52,7 +68,27 @@ def load_model(arguments: RunArguments) -> Iterator:
 
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        yield load(arguments.run, mesh=mesh)
+        checkpoint = load(arguments.run, mesh=mesh)
+        if checkpoint.tokenizer is not None and getattr(arguments, "parse_special", False):
+            checkpoint = checkpoint._replace(tokenizer=parsing_special(checkpoint.tokenizer))
+        yield checkpoint
+
+
+def report_special(tokenizer, where: str, parts: Iterable[str]) -> None:
+    """Prints on standard error how special tokens that a text spells out are read.
+
+    Args:
+        tokenizer: The tokenizer that reads the text.
+        where: The name of the text, such as "the prompt".
+        parts: The text, in parts of any size.
+    """
+    print_special(tokenizer, where, spelled_tokens(tokenizer, parts))
+
+
+def print_special(tokenizer, where: str, found: Counter[str]) -> None:
+    """Prints the report of `report_special` for counted special tokens."""
+    if (line := report_of(tokenizer, found, where)) is not None:
+        say(line, file=sys.stderr)
 
 
 class Base(NamedTuple):
@@ -148,6 +184,8 @@ def open_base(source: str, selection: Selection) -> Base:
     if selection.model not in (None, kind):
         raise ValueError(f"--model is {selection.model!r}, but {path} is of kind {kind}")
     training = fine_tuning(kind, stored.config, selection.named_preset)
+    if stored.tokenizer is not None:
+        training = replace(training, parse_special=stored.tokenizer.parses_special)
     if isinstance(training, PairTraining):
         from jaxformer.artifacts.tokenizer import lowers_case
 

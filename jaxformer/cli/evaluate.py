@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,7 +12,7 @@ import tyro
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import check_positive, parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
 from jaxformer.training.data.records import HasRecords
@@ -20,7 +21,7 @@ BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
-class EvaluateArguments(RunArguments):
+class EvaluateArguments(TextArguments):
     """Score a model on files.
 
     Language models: loss and bits per byte of the text, compared with gzip -9 and xz -9e. Encoders:
@@ -75,6 +76,7 @@ def main(argv: list[str]) -> int:
         if checkpoint.tokenizer is None:
             raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
         screen = Screen(stderr=True, quiet=arguments.json)
+        report_special(checkpoint.tokenizer, "the text", _parts(given, arguments))
         found, lines = _scorer(checkpoint.model, arguments)(checkpoint, given, arguments, screen)
     report = json_text(found)  # also without --json: it raises for figures that are not finite
     say(report if arguments.json else "\n".join(lines))
@@ -103,7 +105,18 @@ def _read(arguments: EvaluateArguments):
     documents, left_out = read_documents(arguments.files, field, drop_copies=False)
     for line in left_out:
         say(f"left out: {line}", file=sys.stderr)
+    if (divided := documents.separators()) is not None:
+        say(divided, file=sys.stderr)
     return documents
+
+
+def _parts(given, arguments: EvaluateArguments) -> Iterable[str]:
+    """Returns the text of the documents or of both sides of the pairs, in parts."""
+    from jaxformer.training.data.documents import text_parts
+
+    if arguments.source is None:
+        return text_parts(given)
+    return (f"{side}\n" for pair in given for side in pair)
 
 
 def _scorer(model, arguments: EvaluateArguments):

@@ -7,13 +7,13 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
-class ExplainArguments(RunArguments):
+class ExplainArguments(TextArguments):
     """Write an interactive page about a model and a text, as one HTML file.
 
     It shows attention, predictions after each layer, norms, dependencies and decoding. The file
@@ -59,6 +59,7 @@ def _page(checkpoint, arguments: ExplainArguments):
             f"{arguments.run} has no tokenizer; the Python function jaxformer.interpret.explain "
             "takes ids"
         )
+    report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
     title = Path(arguments.run).name or arguments.run
     options = {"target": arguments.target, "title": title}
     return explain(model, variables, arguments.text, tokenizer, **options)

@@ -7,14 +7,14 @@ import tyro
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.terminal import say, write
 
 MASK = "[MASK]"
 
 
 @dataclass(frozen=True)
-class FillArguments(RunArguments):
+class FillArguments(TextArguments):
     """Predict the masked tokens of a text with an encoder.
 
     Each [MASK], together with the space before it, stands for one token.
@@ -53,7 +53,9 @@ def _print(checkpoint, arguments: FillArguments) -> None:
         )
     if tokenizer is None or tokenizer.mask_token is None:
         raise ValueError(f"{arguments.run} has no tokenizer with a mask token, which fill needs")
-    first, *others = tokenizer.encode_many(around(arguments.text))
+    parts = around(arguments.text)
+    report_special(tokenizer, "the text", ["\n".join(parts)])
+    first, *others = tokenizer.encode_many(parts)
     row = [*tokenizer.before, *first]
     for part in others:
         row += [tokenizer.mask_token, *part]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.unread import refuse_unread
 from jaxformer.models.config.needs import Above, Needs
 from jaxformer.terminal import write
@@ -12,7 +12,7 @@ from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class GenerateArguments(RunArguments):
+class GenerateArguments(TextArguments):
     """Print a prompt and its continuation.
 
     A model that translates reads the prompt as its source, and only the target is printed. The same
@@ -89,6 +89,7 @@ def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
         )
+    report_special(tokenizer, "the prompt", [arguments.prompt])
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
     max_length = model.config.max_length

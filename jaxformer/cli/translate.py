@@ -2,6 +2,7 @@
 
 import gzip
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,15 +13,16 @@ from typing import Annotated
 import tyro
 
 from jaxformer.artifacts.files import BYTE_ORDER_MARK
+from jaxformer.artifacts.spelled_tokens import spelled_tokens
 from jaxformer.cli.arguments import check_positive, parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import TextArguments, load_model, print_special
 from jaxformer.terminal import write
 
 LINES = 1024  # number of lines that are translated before their translations are written
 
 
 @dataclass(frozen=True)
-class TranslateArguments(RunArguments):
+class TranslateArguments(TextArguments):
     """Translate the lines of files or, without FILE, of standard input.
 
     Each input line gives one line on standard output.
@@ -62,9 +64,11 @@ def _translate(checkpoint, arguments: TranslateArguments) -> None:
     options = {"beam_width": beam_width, "batch_size": arguments.batch_size}
     if not arguments.files and sys.stdin.isatty():
         Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")
+    found: Counter[str] = Counter()
     for path in arguments.files or (None,):
         unread, done = lines_of(path), 0
         while lines := list(islice(unread, LINES)):
+            found.update(spelled_tokens(tokenizer, ["\n".join(lines)]))
             sources = list(map(tokenizer.encode_source, lines))
             fitting = list(takewhile(lambda source: len(source) <= longest, sources))
             for text in translate_ids(model, variables, tokenizer, fitting, **options):
@@ -76,6 +80,7 @@ def _translate(checkpoint, arguments: TranslateArguments) -> None:
                     f"line {done + 1}{where} has {len(sources[len(fitting)])} tokens; this model's "
                     f"max_source_length is {longest} (the lines before it are translated)"
                 )
+    print_special(tokenizer, "the sources", found)
 
 
 def require_files(paths: tuple[Path, ...]) -> None:

@@ -168,6 +168,9 @@ class TrainingConfig(Generic[Model]):
     and at most 10 MB; 0.05 of the pairs, but at most 1,000"""
     label_smoothing: float = 0.0
     """share of the target probability that is spread over all tokens"""
+    parse_special: bool = False
+    """read special tokens that the text spells out, such as <|im_start|>, as these tokens; the run
+    then reads prompts and evaluated texts in the same way. False: they are plain text"""
     seed: int = 0
     """seed for initialisation, data order, dropout and samples"""
     evaluate_every: int = 250

@@ -13,6 +13,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.data.documents import HUB, Document, Source, TextFile, measure
 from jaxformer.training.data.reading import NotText
 from jaxformer.training.data.records import HubDataset, source_of
+from jaxformer.training.data.separators import SeparatedText, report_of, with_separators
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
@@ -108,7 +109,10 @@ class Documents:
                 original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
                 reports.append(f"{source.path}: {of_file} {original.path}")
             else:
-                records = f"{number:,} of {end - begin:,} records"
+                noun = (
+                    "documents" if isinstance(source, SeparatedText) and source.found else "records"
+                )
+                records = f"{number:,} of {end - begin:,} {noun}"
                 reports.append(f"{source.path}: {records}, {of_records}")
         return reports
 
@@ -130,6 +134,16 @@ class Documents:
     def __len__(self) -> int:
         """Returns the number of documents."""
         return int(self._is_present.sum())
+
+    def separators(self) -> str | None:
+        """Returns a line about the separators that are written in the sources, or None."""
+        begins = [0, *self._ends]
+        divided = [
+            (source.found, end - begin)
+            for source, begin, end in zip(self._sources, begins, self._ends, strict=False)
+            if isinstance(source, SeparatedText) and source.found
+        ]
+        return report_of(divided)
 
     @property
     def num_sources(self) -> int:
@@ -208,9 +222,10 @@ def read_documents(
 ) -> tuple[Documents, list[str]]:
     """Reads files and the files in folders, without changing the text or its line ends.
 
-    A file is one document; a line of a .jsonl and a row of a .parquet is also one document. .gz and
-    .zst are decompressed. Folders are read recursively in sorted order, without hidden files and
-    without the folders of runs. `hf:OWNER/NAME` is a dataset of the hub.
+    A file is one document; a line of a .jsonl and a row of a .parquet is also one document.
+    Separators that are written in them divide them (see `separators`). .gz and .zst are
+    decompressed. Folders are read recursively in sorted order, without hidden files and without the
+    folders of runs. `hf:OWNER/NAME` is a dataset of the hub.
 
     Args:
         paths: Files, folders and datasets.
@@ -237,7 +252,7 @@ def read_documents(
                 on_read(before + min(num_bytes, size))
 
             try:
-                documents.add(source, advance)
+                documents.add(with_separators(source), advance)
             except NotText as error:
                 if not os.path.isdir(named):
                     raise

@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -165,6 +165,13 @@ class TextFile(_Read, File):
 
 
 AnyDocument = Document | TextFile | Excerpt
+
+
+def text_parts(documents: Iterable[AnyDocument]) -> Iterator[str]:
+    """Yields the text of documents in parts of any size, with a line feed after each document."""
+    for document in documents:
+        yield from document.pieces()
+        yield "\n"
 
 
 class Measured(NamedTuple):

@@ -14,10 +14,11 @@ from jaxformer.artifacts.byte_vocabulary import NUM_BYTES, cut
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
+from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
 from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
-from jaxformer.training.data.documents import AnyDocument
+from jaxformer.training.data.documents import AnyDocument, text_parts
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
 from jaxformer.training.data.split import DEFAULT_SPLIT, split, token_digests
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
@@ -92,6 +93,8 @@ def gather(inputs: Inputs, config: TextTraining, screen: Screen) -> tuple[Docume
         documents, skipped = (
             read_documents(paths, config.text_field, read) if paths else (standard_library(), [])
         )
+    if (line := documents.separators()) is not None:
+        screen.say(line)
     if documents.num_bytes * (1 - _how_much(config)[0]) < config.window + 1:  # a token has a byte
         raise ValueError(
             f"the text has {documents.num_bytes} bytes, too few for one window of {config.window} "
@@ -148,6 +151,9 @@ def write_data(
         screen.say(str(repeated))
     _list_documents(folder, train, held_out, skipped, repeated)
     tokenizer = given or _new_tokenizer(folder, config, documents, train, screen)
+    found = spelled_tokens(tokenizer, text_parts(documents))
+    if (report := report_of(tokenizer, found, "the text")) is not None:
+        screen.say(report)
     after = () if _hides(config) else _ending(tokenizer)
     with _megabytes(screen, documents.num_bytes, "tokenising") as done:
         stream = write_tokens(train, tokenizer, folder.train_tokens, done, after=after)
@@ -205,7 +211,7 @@ def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Scree
     model, mask = config.model, _hides(config)
     tokenizer = ByteTokenizer.train(_sample(train, share), model.vocab_size, mask=mask)
     tokenizer.save(folder.tokenizer)
-    return tokenizer
+    return parsing_special(tokenizer) if config.parse_special else tokenizer
 
 
 def _ending(tokenizer) -> list[int]:

@@ -11,7 +11,8 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.byte_vocabulary import NUM_BYTES
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.tokenizer import Tokenizer, lowercased
+from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
+from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.bleu import score_pairs
@@ -120,6 +121,9 @@ class Pairs:
         folder.tokens.mkdir(parents=True, exist_ok=True)
         tokenizer = reader if given else _new_tokenizer(train, config)
         tokenizer.save(folder.tokenizer)
+        found = spelled_tokens(tokenizer, (f"{side}\n" for pair in gathered for side in pair))
+        if (report := report_of(tokenizer, found, "the pairs")) is not None:
+            screen.say(report)
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
             fitting, left_out = _fitting(pairs, tokenizer, config)
@@ -233,7 +237,8 @@ def _new_tokenizer(pairs: list[Pair], config: PairTraining) -> Tokenizer:
     texts = (side for pair in pairs for side in pair)
     texts = map(str.lower, texts) if config.lowercase else texts
     tokenizer = ByteTokenizer.train(texts, config.model.vocab_size, split_digits=True)
-    return lowercased(tokenizer) if config.lowercase else tokenizer
+    tokenizer = lowercased(tokenizer) if config.lowercase else tokenizer
+    return parsing_special(tokenizer) if config.parse_special else tokenizer
 
 
 def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):

@@ -9,6 +9,7 @@ from tests.mutation.changes import Replace, gives, inside, takes, then
 TESTS = "artifacts/test_checkpoint.py"
 DAMAGE = "artifacts/test_damage.py"
 LOSSLESS = "artifacts/test_lossless.py"
+SPECIAL = "artifacts/test_special_words.py"
 RUN = "artifacts/test_run.py"
 
 
@@ -173,6 +174,24 @@ BUGS = (
         "artifacts.byte_vocabulary:spelled",
         Replace("{end_of_text: special[end_of_text]}", "{}"),
         f"{LOSSLESS}::test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer",
+    ),
+    Bug(
+        "a special token in a text is plain text even if the caller allows it",
+        "artifacts.tokenizer:Tokenizer._ids_of_pieces",
+        Replace("self._parser if allow_special else self._backend", "self._backend"),
+        f"{SPECIAL}::test_allowed_special_tokens_get_the_ids_of_the_library",
+    ),
+    Bug(
+        "a special token at the end of a part of a text is not counted",
+        "artifacts.spelled_tokens:spelled_tokens",
+        Replace("len(text) - overlap", "len(text)"),
+        f"{SPECIAL}::test_spelled_out_special_tokens_are_counted_in_any_parts_of_a_text",
+    ),
+    Bug(
+        "a run forgets that it reads special tokens in a text",
+        "artifacts.saved:_parses_special",
+        gives(False),
+        f"{SPECIAL}::test_runs_and_saved_folders_remember_how_special_tokens_are_read",
     ),
     Bug(
         "long texts are split for every tokenizer",

@@ -9,6 +9,7 @@ from tests.mutation.changes import Replace, gives, inside, takes, then
 CORPUS, RECORDS = "training/data/test_corpus.py", "training/data/test_records.py"
 SPLIT, HELD_OUT = "training/data/test_split.py", "training/data/test_held_out.py"
 PACKING, PARALLEL = "training/data/test_packing.py", "training/data/test_parallel.py"
+SEPARATORS = "training/data/test_separators.py"
 TOKENS, WINDOWS = "training/data/test_tokens.py", "training/data/test_windows.py"
 
 WRITTEN = '_ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize'
@@ -26,6 +27,25 @@ def of_own_key(hidden):
 
 
 BUGS = (
+    Bug(
+        "a file with written separators is one document",
+        "training.data.separators:with_separators",
+        lambda divide: lambda source: source,
+        f"{SEPARATORS}::test_a_written_end_of_text_separates_documents "
+        f"{SEPARATORS}::test_a_run_learns_the_end_of_each_document",
+    ),
+    Bug(
+        "a text that mentions the end of text is divided there",
+        "training.data.separators:_is_mentioned",
+        gives(False),
+        f"{SEPARATORS}::test_a_text_that_mentions_the_end_of_text_is_one_document",
+    ),
+    Bug(
+        "a separator at the end of a part of a text is missed",
+        "training.data.separators:divided",
+        Replace("len(text) - _LONGEST + 1", "len(text)"),
+        f"{SEPARATORS}::test_a_text_is_divided_in_the_same_way_in_any_parts",
+    ),
     Bug(
         "documents of a window see each other",
         "training.data.windows:document_segments",

@@ -1,6 +1,6 @@
 """Checkpoints that the command line names: RUN of most verbs, and --from of `train`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,8 +10,9 @@ import tyro
 
 from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.train_arguments import Selection
+from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of
+from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.training.config import PairTraining, TrainingConfig
 from jaxformer.training.fine_tuning import check_same_model, check_tokenizer, fine_tuning
@@ -27,6 +28,26 @@ class RunArguments:
     mesh: Mesh | None = field(default=None, kw_only=True)
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
     device"""
+
+    def adapted(self, model):
+        """Returns the model with the changes that the arguments ask for."""
+        return model
+
+
+@dataclass(frozen=True)
+class DecodingArguments(RunArguments):
+    """Arguments of every verb that generates text."""
+
+    ignore_generation_config: IgnoredOptions = field(default=(), kw_only=True)
+    """option of the checkpoint's generation_config.json to leave out, such as one that is not
+    implemented; may be repeated"""
+
+    def adapted(self, model):
+        """Returns the model without the options that --ignore-generation-config names."""
+        from jaxformer.hub.generation import without_options
+
+        generation = without_options(model.generation, self.ignore_generation_config)
+        return model.clone(generation=generation)
 
 
 @contextmanager
@@ -47,7 +68,8 @@ def load_model(arguments: RunArguments) -> Iterator:
 
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        yield load(arguments.run, mesh=mesh)
+        checkpoint = load(arguments.run, mesh=mesh)
+        yield checkpoint._replace(model=arguments.adapted(checkpoint.model))
 
 
 class Base(NamedTuple):
@@ -86,6 +108,16 @@ class Base(NamedTuple):
         if training.lora.lora_rank is not None:
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
+    def ignoring(self, names: Iterable[str]) -> "Base":
+        """Returns the checkpoint without these options for generation.
+
+        Raises:
+            ValueError: An option has an unknown name, or the run could not generate its samples
+                because of an option that is not implemented.
+        """
+        generation = usable_generation(self.stored.generation, names, self.training)
+        return self._replace(stored=self.stored._replace(generation=generation))
+
     def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
         """Copies the tokenizer into the folder of a new run.
 
@@ -120,6 +152,19 @@ class Base(NamedTuple):
         special = None if special is None else asdict(special)
         digest = digest_of(params)
         return params, Origin(self.path, digest, stored.family, special, stored.generation)
+
+
+def usable_generation(
+    generation: GenerationDefaults, names: Iterable[str], training: TrainingConfig
+) -> GenerationDefaults:
+    """Returns a checkpoint's settings for the samples of a run; see `Base.ignoring`."""
+    from jaxformer.decoding.constraints import check_supported
+    from jaxformer.hub.generation import without_options
+
+    generation = without_options(generation, names)
+    if training.model.learns != "hidden tokens":  # such a run generates nothing
+        check_supported(generation)
+    return generation
 
 
 def open_base(source: str, selection: Selection) -> Base:

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.checkpoints import DecodingArguments, load_model
 from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class GenerateArguments(RunArguments):
+class GenerateArguments(DecodingArguments):
     """Print a prompt and its continuation.
 
     A model that translates reads the prompt as its source, and only the target is printed. The same
@@ -24,7 +24,8 @@ class GenerateArguments(RunArguments):
     than fit into max_length"""
     temperature: float | None = None
     """divisor of the logits before sampling; 0: always choose the most probable token; None: the
-    checkpoint's setting, or 0.8"""
+    checkpoint's setting, or 0.8. A checkpoint in Hugging Face format that does not set do_sample
+    has 0, unless another flag for sampling is given"""
     top_k: int | None = None
     """sample only from the k most probable tokens; 0: from all tokens; None: the checkpoint's
     setting, or 0"""
@@ -62,15 +63,14 @@ def main(argv: list[str]) -> int:
 def _print(checkpoint, arguments: GenerateArguments) -> None:
     import jax
 
+    from jaxformer.decoding.constraints import check_supported
     from jaxformer.decoding.generate import generate
-    from jaxformer.decoding.sampling import Sampler, default_sampler
     from jaxformer.models.autoregressive import require_autoregressive
 
     model, variables, tokenizer = checkpoint
     require_autoregressive(model)
-    defaults = model.generation
-    usual = Sampler(0.8, top_p=0.95) if defaults.do_sample is None else default_sampler(defaults)
-    sampler = replace(usual, **arguments.sampling)
+    check_supported(model.generation)
+    sampler = _sampler(model.generation, arguments.sampling)
     if tokenizer is None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
@@ -78,7 +78,7 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
     max_length = model.config.max_length
-    usual_length = defaults.most_new_tokens(len(prompt), max_length) or 200
+    usual_length = model.generation.most_new_tokens(len(prompt), max_length) or 200
     max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
     write("" if source else arguments.prompt)
     generate(
@@ -93,6 +93,17 @@ def _print(checkpoint, arguments: GenerateArguments) -> None:
         on_tokens=lambda rows: write(stream.push(rows[0])),
     )
     write(f"{stream.flush()}\n")
+
+
+def _sampler(defaults, given: dict[str, Any]):
+    """Returns the `Sampler` of a checkpoint's settings and of the flags that were given."""
+    from jaxformer.decoding.sampling import Sampler, default_sampler
+
+    if defaults.do_sample is None:
+        return replace(Sampler(0.8, top_p=0.95), **given)
+    if given and "temperature" not in given:  # a truncation asks for sampling
+        defaults = replace(defaults, do_sample=True)
+    return replace(default_sampler(defaults), **given)
 
 
 def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:

@@ -14,8 +14,9 @@ from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
 from jaxformer.artifacts.tokenizer import parsing_special
-from jaxformer.cli.train_arguments import Selection
+from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of
+from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import PairTraining, TrainingConfig
@@ -38,6 +39,10 @@ class RunArguments:
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
     device"""
 
+    def adapted(self, checkpoint):
+        """Returns the checkpoint with the changes that the arguments ask for."""
+        return checkpoint
+
 
 @dataclass(frozen=True)
 class TextArguments(RunArguments):
@@ -48,6 +53,31 @@ class TextArguments(RunArguments):
     )
     """read special tokens that the text spells out, such as <|im_start|>, as these tokens, not as
     plain text; a run that was trained with --parse-special always does"""
+
+    def adapted(self, checkpoint):
+        """Returns the checkpoint with a tokenizer that reads special tokens, if asked to."""
+        checkpoint = super().adapted(checkpoint)
+        if checkpoint.tokenizer is None or not self.parse_special:
+            return checkpoint
+        return checkpoint._replace(tokenizer=parsing_special(checkpoint.tokenizer))
+
+
+@dataclass(frozen=True)
+class DecodingArguments(TextArguments):
+    """Arguments of every verb that generates text."""
+
+    ignore_generation_config: IgnoredOptions = field(default=(), kw_only=True)
+    """option of the checkpoint's generation_config.json to leave out, such as one that is not
+    implemented; may be repeated"""
+
+    def adapted(self, checkpoint):
+        """Returns the checkpoint without the options that --ignore-generation-config names."""
+        from jaxformer.hub.generation import without_options
+
+        checkpoint = super().adapted(checkpoint)
+        model = checkpoint.model
+        generation = without_options(model.generation, self.ignore_generation_config)
+        return checkpoint._replace(model=model.clone(generation=generation))
 
 
 @contextmanager
@@ -69,9 +99,7 @@ def load_model(arguments: RunArguments) -> Iterator:
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
         checkpoint = load(arguments.run, mesh=mesh)
-        if checkpoint.tokenizer is not None and getattr(arguments, "parse_special", False):
-            checkpoint = checkpoint._replace(tokenizer=parsing_special(checkpoint.tokenizer))
-        yield checkpoint
+        yield arguments.adapted(checkpoint)
 
 
 def report_special(tokenizer, where: str, parts: Iterable[str]) -> None:
@@ -127,6 +155,16 @@ class Base(NamedTuple):
         if training.lora.lora_rank is not None:
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
+    def ignoring(self, names: Iterable[str]) -> "Base":
+        """Returns the checkpoint without these options for generation.
+
+        Raises:
+            ValueError: An option has an unknown name, or the run could not generate its samples
+                because of an option that is not implemented.
+        """
+        generation = usable_generation(self.stored.generation, names, self.training)
+        return self._replace(stored=self.stored._replace(generation=generation))
+
     def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
         """Copies the tokenizer into the folder of a new run.
 
@@ -161,6 +199,19 @@ class Base(NamedTuple):
         special = None if special is None else asdict(special)
         digest = digest_of(params)
         return params, Origin(self.path, digest, stored.family, special, stored.generation)
+
+
+def usable_generation(
+    generation: GenerationDefaults, names: Iterable[str], training: TrainingConfig
+) -> GenerationDefaults:
+    """Returns a checkpoint's settings for the samples of a run; see `Base.ignoring`."""
+    from jaxformer.decoding.constraints import check_supported
+    from jaxformer.hub.generation import without_options
+
+    generation = without_options(generation, names)
+    if training.model.learns != "hidden tokens":  # such a run generates nothing
+        check_supported(generation)
+    return generation
 
 
 def open_base(source: str, selection: Selection) -> Base:

@@ -12,7 +12,7 @@ import tyro
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import check_positive, parse
-from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
+from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
 from jaxformer.training.data.records import HasRecords
@@ -21,7 +21,7 @@ BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
-class EvaluateArguments(TextArguments):
+class EvaluateArguments(DecodingArguments):
     """Score a model on files.
 
     Language models: loss and bits per byte of the text, compared with gzip -9 and xz -9e. Encoders:
@@ -51,7 +51,8 @@ class EvaluateArguments(TextArguments):
     stride: int | None = None
     """tokens between the starts of successive windows; None: half of max_length"""
     beam_width: int | None = None
-    """for models that translate: beam width; None: the checkpoint's setting, or 1 (greedy)"""
+    """for models that translate: beam width of the translations that BLEU scores; 1: greedy
+    decoding; None: the checkpoint's setting, or 4, as in translate and in training"""
     bleu_tokenize: str | None = None
     """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; None: the run's
     setting, or 13a"""
@@ -208,9 +209,11 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
 
 
 def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
+    from jaxformer.decoding.constraints import check_supported
     from jaxformer.training.bleu import score_pairs
 
     model, variables, tokenizer = checkpoint
+    check_supported(model.generation)
     targets = [target for _, target in pairs]
     sources = [tokenizer.encode_source(source) for source, _ in pairs]
     encoded = list(zip(sources, tokenizer.encode_many(targets), strict=True))

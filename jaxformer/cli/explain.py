@@ -7,13 +7,13 @@ from typing import Annotated
 import tyro
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
+from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
 
 @dataclass(frozen=True)
-class ExplainArguments(TextArguments):
+class ExplainArguments(DecodingArguments):
     """Write an interactive page about a model and a text, as one HTML file.
 
     It shows attention, predictions after each layer, norms, dependencies and decoding. The file

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
+from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.unread import refuse_unread
 from jaxformer.models.config.needs import Above, Needs
 from jaxformer.terminal import write
@@ -12,7 +12,7 @@ from jaxformer.training.config import check_seed
 
 
 @dataclass(frozen=True)
-class GenerateArguments(TextArguments):
+class GenerateArguments(DecodingArguments):
     """Print a prompt and its continuation.
 
     A model that translates reads the prompt as its source, and only the target is printed. The same
@@ -30,7 +30,8 @@ class GenerateArguments(TextArguments):
     than fit into max_length"""
     temperature: float | None = None
     """divisor of the logits before sampling; 0: always choose the most probable token; None: the
-    checkpoint's setting, or 0.8"""
+    checkpoint's setting, or 0.8. A checkpoint in Hugging Face format that does not set do_sample
+    has 0, unless another flag for sampling is given"""
     top_k: int | None = None
     """sample only from the k most probable tokens; 0: from all tokens; None: the checkpoint's
     setting, or 0"""
@@ -61,30 +62,22 @@ def main(argv: list[str]) -> int:
 
     Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
     with load_model(arguments) as checkpoint:
-        sampler = _sampler(checkpoint.model, arguments)
+        sampler = _sampler(checkpoint.model.generation, arguments.sampling)
         refuse_unread(replace(arguments, temperature=sampler.temperature), argv)
         _print(checkpoint, arguments, sampler)
     return 0
 
 
-def _sampler(model, arguments: GenerateArguments):
-    """Returns the `Sampler`: the arguments, otherwise the checkpoint's settings."""
-    from jaxformer.decoding.sampling import Sampler, default_sampler
-
-    defaults = model.generation
-    usual = Sampler(0.8, top_p=0.95) if defaults.do_sample is None else default_sampler(defaults)
-    return replace(usual, **arguments.sampling)
-
-
 def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
     import jax
 
+    from jaxformer.decoding.constraints import check_supported
     from jaxformer.decoding.generate import generate
     from jaxformer.models.autoregressive import require_autoregressive
 
     model, variables, tokenizer = checkpoint
     require_autoregressive(model)
-    defaults = model.generation
+    check_supported(model.generation)
     if tokenizer is None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
@@ -93,7 +86,7 @@ def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
     prompt, source = prompt_of(model, tokenizer, arguments.prompt)
     stream = tokenizer.stream(prompt)
     max_length = model.config.max_length
-    usual_length = defaults.most_new_tokens(len(prompt), max_length) or 200
+    usual_length = model.generation.most_new_tokens(len(prompt), max_length) or 200
     max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
     write("" if source else arguments.prompt)
     generate(
@@ -108,6 +101,17 @@ def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
         on_tokens=lambda rows: write(stream.push(rows[0])),
     )
     write(f"{stream.flush()}\n")
+
+
+def _sampler(defaults, given: dict[str, Any]):
+    """Returns the `Sampler` of a checkpoint's settings and of the flags that were given."""
+    from jaxformer.decoding.sampling import Sampler, default_sampler
+
+    if defaults.do_sample is None:
+        return replace(Sampler(0.8, top_p=0.95), **given)
+    if given and "temperature" not in given:  # a truncation asks for sampling
+        defaults = replace(defaults, do_sample=True)
+    return replace(default_sampler(defaults), **given)
 
 
 def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:

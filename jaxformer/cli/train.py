@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from signal import SIGINT
 
+from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, next_free
-from jaxformer.cli.checkpoints import Base, open_base, origin_of
+from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation
 from jaxformer.cli.help import asks_for_help
 from jaxformer.cli.train_arguments import (
     Selection,
@@ -60,6 +61,7 @@ def _resume(selection: Selection, argv: list[str]) -> int:
         arguments = parse_train(kind, argv, default)
         _require_out(arguments)
         check_unchanged(folder, training, arguments)
+        inputs = inputs._replace(origin=_ignoring(inputs.origin, arguments))
         if unfinished:
             run = f"{folder.path} ({kind}, step {unfinished.step})"
             say(f"resuming {run}, the newest unfinished run")
@@ -80,15 +82,21 @@ def _start(selection: Selection, argv: list[str]) -> int:
         _require_out(arguments)
         name = run_name(arguments.inputs, kind, tuned=base is not None)
         folder = RunFolder(arguments.out or next_free(RUNS, name))
-        _accept(base, arguments.training)
+        base = _accepted(base, arguments)
         return _train(folder, arguments.inputs, arguments, resume=False, base=base)
 
 
-def _accept(base: Base | None, config: TrainingConfig) -> None:
-    """Raises ValueError for settings that do not match the initial parameters of the run."""
+def _accepted(base: Base | None, arguments: TrainArguments) -> Base | None:
+    """Returns the checkpoint of --from without the options that the arguments ignore.
+
+    Raises:
+        ValueError: Settings do not match the initial parameters of the run.
+    """
+    config = arguments.training
     if base is not None:
         base.accept(config)
-        return
+        return base.ignoring(arguments.ignore_generation_config)
+    _check_nothing_ignored(arguments)
     if config.lora.lora_rank is not None:
         raise ValueError(
             f"--lora-rank is {config.lora.lora_rank}, but --from is missing: a LoRA adapter is "
@@ -105,6 +113,27 @@ def _accept(base: Base | None, config: TrainingConfig) -> None:
             f"source_vocab_size is {model.source_vocab_size}; it must be vocab_size "
             f"({model.vocab_size}), since one tokenizer is trained for both sides"
         )
+    return None
+
+
+def _check_nothing_ignored(arguments: TrainArguments) -> None:
+    """Raises ValueError for --ignore-generation-config in a run without a checkpoint."""
+    if names := arguments.ignore_generation_config:
+        raise ValueError(
+            f"--ignore-generation-config is {names[0]}, but the run does not start from a "
+            "checkpoint (--from)"
+        )
+
+
+def _ignoring(origin: Origin | None, arguments: TrainArguments) -> Origin | None:
+    """Returns the origin of a resumed run with the settings for its samples."""
+    if origin is None:
+        _check_nothing_ignored(arguments)
+        return None
+    names = arguments.ignore_generation_config
+    return origin._replace(
+        generation=usable_generation(origin.generation, names, arguments.training)
+    )
 
 
 def _require_out(arguments: TrainArguments) -> None:

@@ -36,6 +36,10 @@ from jaxformer.training.processes import Processes
 MAIN_FLAGS = ("--model", "--preset", "--from", "--out", "--resume", "--steps", "--minutes")
 MAIN_FLAGS += ("--learning-rate", "--num-layers", "--embed-dim")
 
+# Names of options, one for each --ignore-generation-config.
+IgnoredOptions = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")
+]
 Training = TypeVar("Training")
 
 
@@ -72,6 +76,9 @@ class TrainArguments(Generic[Training]):
     no flag sets follow from those that flags set (--embed-dim also scales the heads and the
     feed-forward width); with --from, only its training settings apply, and without --preset the
     learning rate is 0.0001"""
+    ignore_generation_config: IgnoredOptions = ()
+    """with --from: option of the checkpoint's generation_config.json to leave out, such as one that
+    is not implemented; may be repeated"""
     out: Path | None = None
     """run folder; None: runs/NAME, where NAME comes from the text and the kind of model"""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -15,14 +15,14 @@ import tyro
 from jaxformer.artifacts.files import BYTE_ORDER_MARK
 from jaxformer.artifacts.spelled_tokens import spelled_tokens
 from jaxformer.cli.arguments import check_positive, parse
-from jaxformer.cli.checkpoints import TextArguments, load_model, print_special
+from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
 from jaxformer.terminal import write
 
 LINES = 1024  # number of lines that are translated before their translations are written
 
 
 @dataclass(frozen=True)
-class TranslateArguments(TextArguments):
+class TranslateArguments(DecodingArguments):
     """Translate the lines of files or, without FILE, of standard input.
 
     Each input line gives one line on standard output.
@@ -31,7 +31,7 @@ class TranslateArguments(TextArguments):
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
     """UTF-8 text files with one sentence per line; may be .gz"""
     beam_width: int | None = None
-    """beam width; 1: greedy decoding; None: the checkpoint's setting, or 5"""
+    """beam width; 1: greedy decoding; None: the checkpoint's setting, or 4"""
     batch_size: int = 64
     """number of lines per batch"""
 
@@ -60,8 +60,7 @@ def _translate(checkpoint, arguments: TranslateArguments) -> None:
             f"{arguments.run} has no tokenizer; the Python function jaxformer.beam_search takes ids"
         )
     longest = model.config.max_source_length
-    beam_width = arguments.beam_width or model.generation.num_beams or 5
-    options = {"beam_width": beam_width, "batch_size": arguments.batch_size}
+    options = {"beam_width": arguments.beam_width, "batch_size": arguments.batch_size}
     if not arguments.files and sys.stdin.isatty():
         Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")
     found: Counter[str] = Counter()

@@ -2,9 +2,9 @@
 
 Each step continues every live hypothesis by every token and selects the `beam_width` most probable
 results. A hypothesis that ends with a stop token is finished, and the next most probable live one
-takes its place. A row is done when it has `beam_width` finished hypotheses (see
-`beam_steps.Ending`). A beam of width 1 is therefore greedy decoding, and a beam of the width of all
-texts is an exhaustive search.
+takes its place. A row is done when it has `beam_width` finished hypotheses and no live one is
+likely to become better (see `beam_steps.Ending`). A beam of width 1 is greedy decoding, and a beam
+of the width of all texts is an exhaustive search.
 
 The score of a hypothesis is log P / length^length_penalty, where the length includes the stop
 token. A penalty of 0 ranks by probability, which favours short texts, and 1 by the mean over the
@@ -31,6 +31,8 @@ from jaxformer.models.config.generation import Constraints
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, with_batch_size
+
+BEAM_WIDTH = 4  # beam width where neither the call nor the checkpoint sets one
 
 
 class Hypotheses(NamedTuple):
@@ -73,12 +75,13 @@ def beam_search(
         variables: its variables, or the result of `prepare`.
         prompts: see `generate`.
         max_new_tokens: see `generate`.
-        beam_width: number of live hypotheses of each row. None: that of `model.generation`, or 4.
+        beam_width: number of live hypotheses of each row. None: that of `model.generation`, or 4,
+            as in `translate` and on the command line.
         num_hypotheses: number of hypotheses to return, at most `beam_width`.
         length_penalty: the exponent p of the score log P / length^p. None: that of
             `model.generation`, or 1.0.
         early_stopping: when the search of a row is over; see `beam_steps.Ending`. None: that of
-            `model.generation`, or True.
+            `model.generation`, or False. With a beam width of 1 it is always True.
         stop_tokens: see `generate`.
         source: see `generate`.
         constraints: see `generate`. They apply to log P, and thereby to scores.
@@ -90,11 +93,12 @@ def beam_search(
     require_autoregressive(model)
     check_not_traced("beam_search", variables, prompts, source)
     constraints, defaults = constraints_of_call(model, constraints), model.generation
-    beam_width = whole_number("beam_width", _first(beam_width, defaults.num_beams, 4), 1)
+    beam_width = beam_width_of_call(model, beam_width)
     exponent: float = _first(length_penalty, defaults.length_penalty, 1.0)
-    early_stopping = _first(early_stopping, defaults.early_stopping, True)
+    early_stopping = _first(early_stopping, defaults.early_stopping, False)
     if early_stopping not in (True, False, "never"):
         raise ValueError(f"early_stopping is {early_stopping!r}; it must be True, False or 'never'")
+    early_stopping = beam_width == 1 or early_stopping  # one hypothesis follows the greedy text
     if whole_number("num_hypotheses", num_hypotheses, 1) > beam_width:
         raise ValueError(
             f"num_hypotheses is {num_hypotheses}; it must be in 1 … beam_width ({beam_width})"
@@ -111,7 +115,7 @@ def beam_search(
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache)
     search = _begin(passed, beam_width, live - width, np.int32(batch_size))
     ending = Ending(np.float32(exponent), np.int32(max_new_tokens), early_stopping)
-    rules = rules_of(constraints, texts, width, max_new_tokens, stops)
+    rules = rules_of(constraints, texts, width, max_new_tokens, stops, source)
     limits = Limits(stops, ending, rules)
     until, over = 0, False
     while until < max_new_tokens and not over:  # one call fills the slots, the next has more
@@ -127,6 +131,15 @@ def beam_search(
     lengths = np.where(np.isfinite(log_probs), lengths, 0)
     found = (_first_tokens(tokens, lengths, max_new_tokens), lengths, scores, log_probs)
     return Hypotheses(*(x[:batch_size, :num_hypotheses] for x in found))
+
+
+def beam_width_of_call(model: LanguageModel, given: int | None) -> int:
+    """Returns the beam width of a call, or else that of the model's checkpoint, or else BEAM_WIDTH.
+
+    Raises:
+        ValueError: `given` is not a whole number of at least 1.
+    """
+    return whole_number("beam_width", _first(given, model.generation.num_beams, BEAM_WIDTH), 1)
 
 
 def _first(*values: Any) -> Any:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.models.config.generation import NO_CONSTRAINTS, Constraints
+from jaxformer.models.config.generation import NO_CONSTRAINTS, Constraints, GenerationDefaults
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.rows import bucket
 
 NO_TOKEN = -1  # in a text: padding and tokens that are not generated yet
 
@@ -42,12 +43,15 @@ class Rules:
         prompts: int [batch, width], with NO_TOKEN on the left of shorter ones.
         last_step: the step that generates the last token, at max_new_tokens.
         stop_tokens: int [stops], ids that end a row.
+        read: int [batch, length], the sources or, without sources, the prompts, with NO_TOKEN on
+            the left of shorter ones; None: no constraint depends on them.
     """
 
     constraints: Constraints = field(metadata={"static": True})
     prompts: Any  # not annotated as an array: JAX also fills the fields with placeholders
     last_step: Any
     stop_tokens: Any
+    read: Any
 
     def apply(
         self,
@@ -66,11 +70,19 @@ class Rules:
         Returns:
             The scores, −∞ for tokens that may not come next.
         """
-        prompts = jnp.repeat(self.prompts, len(generated) // len(self.prompts), axis=0)
+        prompts = self._of_rows(self.prompts, len(generated))
         lengths = (prompts != NO_TOKEN).sum(axis=1)
         tokens = jnp.concatenate([prompts, generated.astype(prompts.dtype)], axis=1)
         text = Text(tokens, prompts.shape[1] + step, lengths + step)
         return constrain(self, scores, text, step)
+
+    def read_by(self, rows: int) -> Int[Array, "rows length"]:
+        """Returns what the constraints on the encoder's tokens refer to, for each row."""
+        return self._of_rows(self.read, rows)
+
+    @staticmethod
+    def _of_rows(ids: Any, rows: int) -> Array:
+        return jnp.repeat(jnp.asarray(ids), rows // len(ids), axis=0)
 
 
 def rules_of(
@@ -79,6 +91,7 @@ def rules_of(
     width: int,
     max_new_tokens: int,
     stop_tokens: Int[np.ndarray, " stops"],
+    source: Any = None,
 ) -> Rules | None:
     """Returns the constraints of a call as a value; None if there are none.
 
@@ -88,11 +101,30 @@ def rules_of(
         width: number of slots of the longest prompt.
         max_new_tokens: the most tokens to generate.
         stop_tokens: ids that end a row.
+        source: the source of each prompt, rows of ids; None: the model reads none.
+
+    Raises:
+        ValueError: a constraint depends on the source, which is not given as ids.
     """
     if constraints == NO_CONSTRAINTS:
         return None
-    rows = [np.pad(row, (width - len(row), 0), constant_values=NO_TOKEN) for row in prompts]
-    return Rules(constraints, np.stack(rows), np.int32(max_new_tokens - 1), stop_tokens)
+    texts, read = _stacked(prompts, width), None
+    if constraints.reads_encoder and source is None:
+        read = texts
+    elif constraints.reads_encoder:
+        sources = [np.asarray(row) for row in source]
+        if not all(np.issubdtype(row.dtype, np.integer) for row in sources):
+            raise ValueError(
+                "source holds embeddings; encoder_repetition_penalty and "
+                "encoder_no_repeat_ngram_size need token ids"
+            )
+        read = _stacked(sources, bucket(max(map(len, sources))))
+    return Rules(constraints, texts, np.int32(max_new_tokens - 1), stop_tokens, read)
+
+
+def _stacked(rows: Sequence[Int[np.ndarray, " length"]], width: int) -> np.ndarray:
+    """Returns rows of ids as an array [rows, width], with NO_TOKEN on the left of shorter ones."""
+    return np.stack([np.pad(x, (width - len(x), 0), constant_values=NO_TOKEN) for x in rows])
 
 
 def constraints_of_call(model: LanguageModel, given: Constraints | None) -> Constraints:
@@ -102,16 +134,23 @@ def constraints_of_call(model: LanguageModel, given: Constraints | None) -> Cons
         ValueError: a constraint names a token that the model lacks, or `given` is None and the
             checkpoint has options that are not implemented.
     """
-    defaults = model.generation
-    if given is None and defaults.unsupported:
-        raise ValueError(
-            f"this checkpoint generates with {', '.join(defaults.unsupported)}, which is not "
-            "implemented; give constraints (jaxformer.Constraints() for none) to generate without "
-            "it"
-        )
-    constraints = defaults.constraints if given is None else given
+    if given is None:
+        check_supported(model.generation)
+    constraints = model.generation.constraints if given is None else given
     constraints.check_ids(model.config.vocab_size)
     return constraints
+
+
+def check_supported(defaults: GenerationDefaults) -> None:
+    """Raises ValueError if the checkpoint has options for generation that are not implemented."""
+    if defaults.unsupported:
+        names = (option.split("=", 1)[0] for option in defaults.unsupported)
+        flags = " ".join(f"--ignore-generation-config {name}" for name in names)
+        raise ValueError(
+            f"this checkpoint generates with {', '.join(defaults.unsupported)}, which is not "
+            f"implemented; to go on without it, add {flags} on the command line, or give "
+            "constraints (jaxformer.Constraints() for none) in Python"
+        )
 
 
 def constrain(
@@ -119,10 +158,19 @@ def constrain(
 ) -> Float[Array, "batch vocab"]:
     """Applies the constraints one after the other, in the order of transformers."""
     constraints, stops = rules.constraints, rules.stop_tokens
+    for word, bias in dict(constraints.sequence_bias).items():  # a repeated word: its last bias
+        completes = _ends_with(text, word[:-1])
+        scores = scores.at[:, word[-1]].add(jnp.where(completes, bias, 0.0))
+    if constraints.encoder_repetition_penalty != 1.0:
+        penalty = 1 / constraints.encoder_repetition_penalty
+        scores = penalize_repetition(scores, rules.read_by(len(scores)), penalty)
     if constraints.repetition_penalty != 1.0:
         scores = penalize_repetition(scores, text.tokens, constraints.repetition_penalty)
-    if constraints.no_repeat_ngram_size:
-        repeated = repeated_ngrams(text, constraints.no_repeat_ngram_size, scores.shape[-1])
+    if size := constraints.no_repeat_ngram_size:
+        repeated = repeated_ngrams(text, text.tokens, size, scores.shape[-1])
+        scores = jnp.where(repeated, -jnp.inf, scores)
+    if size := constraints.encoder_no_repeat_ngram_size:
+        repeated = repeated_ngrams(text, rules.read_by(len(scores)), size, scores.shape[-1])
         scores = jnp.where(repeated, -jnp.inf, scores)
     for word in constraints.bad_words_ids:
         may_stop = (len(word) == 1) & (word[0] == stops).any()  # a stop token stays possible
@@ -136,6 +184,11 @@ def constrain(
         scores = _force((constraints.forced_bos_token_id,), scores, is_second[:, None])
     if constraints.forced_eos_token_id:
         scores = _force(constraints.forced_eos_token_id, scores, step == rules.last_step)
+    if constraints.exponential_decay_length_penalty is not None:
+        start, factor = constraints.exponential_decay_length_penalty
+        grown = scores + jnp.abs(scores) * (factor ** jnp.maximum(step - start, 0) - 1)
+        grows = _one_of(stops, scores) & jnp.isfinite(scores)
+        scores = jnp.where(grows & (step > start), grown, scores)
     if constraints.suppress_tokens:
         scores = jnp.where(_one_of(constraints.suppress_tokens, scores), -jnp.inf, scores)
     if constraints.begin_suppress_tokens:
@@ -145,28 +198,32 @@ def constrain(
             is_first = jnp.where(text.lengths - step == 1, step == 1, step == 0)[:, None]
         suppressed = _one_of(constraints.begin_suppress_tokens, scores) & is_first
         scores = jnp.where(suppressed, -jnp.inf, scores)
+    if constraints.renormalize_logits:
+        is_possible = scores > -jnp.inf  # without any possible token, the result would be NaN
+        normalized = jax.nn.log_softmax(scores, axis=-1)
+        scores = jnp.where(is_possible, normalized, scores)
     return scores
 
 
 def penalize_repetition(
     scores: Float[Array, "batch vocab"], tokens: Int[Array, "batch slots"], penalty: float
 ) -> Float[Array, "batch vocab"]:
-    """Divides positive scores of tokens in the text by the penalty, multiplies negative ones."""
+    """Divides positive scores of these tokens by the penalty and multiplies negative ones by it."""
     penalized = jnp.where(scores < 0, scores * penalty, scores / penalty)
     return jnp.where(_mark(tokens, scores.shape[-1]), penalized, scores)
 
 
-def repeated_ngrams(text: Text, size: int, vocab_size: int) -> Array:
-    """Returns bool [batch, vocab]: tokens that would repeat an n-gram of the text."""
-    slots = text.tokens.shape[1]
+def repeated_ngrams(
+    text: Text, read: Int[Array, "batch slots"], size: int, vocab_size: int
+) -> Array:
+    """Returns bool [batch, vocab]: tokens that would repeat an n-gram of `read` in the text."""
     before = size - 1  # tokens of an n-gram before its last
-    starts = jnp.arange(slots)
-    matches = (starts >= before) & (starts < text.end) & (text.end >= before)
+    matches = (jnp.arange(read.shape[1]) >= before) & (text.end >= before)
     for offset in range(1, before + 1):
-        earlier = jnp.roll(text.tokens, offset, axis=1)  # at slot s: the token at s − offset
+        earlier = jnp.roll(read, offset, axis=1)  # at slot s: the token at s − offset
         last = jnp.take(text.tokens, jnp.maximum(text.end - offset, 0), axis=1)[:, None]
         matches = matches & (earlier == last) & (last != NO_TOKEN)
-    return _mark(jnp.where(matches, text.tokens, NO_TOKEN), vocab_size)
+    return _mark(jnp.where(matches, read, NO_TOKEN), vocab_size)
 
 
 def _ends_with(text: Text, word: tuple[int, ...]) -> Array:

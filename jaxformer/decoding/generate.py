@@ -103,7 +103,7 @@ def generate(
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], max_new_tokens
     num_keys = slots(width + -(-(max_new_tokens - 1) // STEPS) * STEPS)
-    rules = rules_of(constraints, texts, width, max_new_tokens, stops)
+    rules = rules_of(constraints, texts, width, max_new_tokens, stops, source)
     choice = Choice(sampler.arrays(), key, stops, rules)
     generated = None if rules is None else np.full((rows, num_keys), NO_TOKEN, np.int32)
     state, new = first_token(passed, choice, np.int32(batch_size), generated)

@@ -1,12 +1,12 @@
 """Sampling: truncates the distribution of the next token and draws from it.
 
-Temperature, top-k, top-p and min-p are arguments of the compiled step, not constants in it.
+The temperature and the truncations are arguments of the compiled step, not constants in it.
 Thresholds are found exactly and without a sort, by bisection of the bit patterns of the logits.
 That takes 32 passes of compare-and-sum; sorting 50,000 logits takes many times as long on a CPU.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxformer.models.config.check import check_at_least
+from jaxformer.models.config.check import check_at_least, check_fraction
 from jaxformer.models.config.generation import GenerationDefaults
 
 # Temperatures whose reciprocal is also a float32 that no device flushes to zero: XLA replaces the
@@ -24,9 +24,10 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 @dataclass(frozen=True)
 class Sampler:
-    """How to choose a token: first temperature, then top-k, top-p and min-p, each on the rest.
+    """How to choose a token: first temperature, then the truncations, each on the rest.
 
-    Tokens whose logits equal a threshold are all kept.
+    The truncations apply in the order of the attributes. All tokens that equal a threshold are
+    kept.
 
     Attributes:
         temperature: divisor of the logits, at most 2¹²⁶; 0 is greedy (the most probable token,
@@ -35,6 +36,12 @@ class Sampler:
         top_p: keep the fewest, most probable tokens with at least this total probability (Holtzman
             et al. 2020).
         min_p: keep the tokens with at least this fraction of the largest probability.
+        typical_p: keep the fewest tokens with at least this total probability, first those whose
+            −log P is closest to the entropy (Meister et al. 2022); 1: all.
+        epsilon_cutoff: keep the tokens with at least this probability, and the most probable token
+            (Hewitt et al. 2022); 0: all.
+        eta_cutoff: like epsilon_cutoff, with the probability min(η, √η · e^−entropy) for η =
+            eta_cutoff (Hewitt et al. 2022); 0: all.
 
     Raises:
         ValueError: a field is not a number or is out of range.
@@ -44,19 +51,24 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
 
     def __post_init__(self) -> None:
         """Converts the fields to numbers and checks them."""
         check_at_least(0, self, "top_k")
-        for name in ("temperature", "top_p", "min_p"):
+        for name in (field.name for field in fields(self) if field.name != "top_k"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
         if not 0.0 <= self.temperature <= _LARGEST:
             raise ValueError(
                 f"temperature is {self.temperature}; it must be 0 (greedy) or above, and at most "
                 f"{_LARGEST:.8g}"
             )
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1]")
+        for name in ("top_p", "typical_p"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in (0, 1]")
+        check_fraction(self, "epsilon_cutoff", "eta_cutoff")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1]")
 
@@ -74,26 +86,21 @@ class Sampler:
             jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # larger than any vocabulary
             jnp.float32(self.top_p),
             jnp.float32(math.log(self.min_p) if self.min_p else -math.inf),
+            jnp.float32(self.typical_p),
+            jnp.float32(self.epsilon_cutoff),
+            jnp.float32(self.eta_cutoff),
         )
 
 
 def default_sampler(defaults: GenerationDefaults) -> Sampler:
     """Returns a checkpoint's sampler, for calls without one.
 
-    As in transformers, temperature and truncation apply only if the checkpoint samples, and top_k
-    is 50 if the checkpoint has none.
+    As in transformers, it is greedy unless the checkpoint samples. Its truncations then apply to a
+    sampler with another temperature: `replace(default_sampler(…), temperature=0.7)`.
     """
-    if defaults.do_sample is None:
-        return Sampler()
-    if not defaults.do_sample:
-        return Sampler(temperature=0.0)
-    temperature, top_p, min_p = defaults.temperature, defaults.top_p, defaults.min_p
-    return Sampler(
-        temperature=1.0 if temperature is None else temperature,
-        top_k=50 if defaults.top_k is None else defaults.top_k,
-        top_p=1.0 if top_p is None else top_p,
-        min_p=0.0 if min_p is None else min_p,
-    )
+    named = {field.name: getattr(defaults, field.name) for field in fields(Sampler)}
+    sampler = Sampler(**{name: value for name, value in named.items() if value is not None})
+    return replace(sampler, temperature=0.0) if defaults.do_sample is False else sampler
 
 
 def _number(name: str, value: Any) -> float:
@@ -115,6 +122,9 @@ class SamplerArrays(NamedTuple):
     top_k: Array
     top_p: Array
     log_min_p: Array
+    typical_p: Array
+    epsilon_cutoff: Array
+    eta_cutoff: Array
 
 
 def sample_tokens(
@@ -170,7 +180,7 @@ def _tempered(
 def truncate(
     arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
 ) -> Float[Array, "batch vocab"]:
-    """Sets the logits of tokens outside of top-k, then top-p, then min-p to −∞.
+    """Sets the logits of tokens outside of the truncations of `Sampler` to −∞, in their order.
 
     Logits are compared before the division by the temperature, which may make different ones equal.
     """
@@ -186,14 +196,50 @@ def truncate(
         return _keep(truncated, probabilities, arrays.top_p)
 
     truncated = jax.lax.cond(arrays.top_p < 1.0, nucleus, lambda: truncated)
-    return jnp.where(_tempered(arrays, truncated) >= arrays.log_min_p, truncated, -jnp.inf)
+    truncated = jnp.where(_tempered(arrays, truncated) >= arrays.log_min_p, truncated, -jnp.inf)
+    is_used = (arrays.typical_p < 1.0) | (arrays.epsilon_cutoff > 0.0) | (arrays.eta_cutoff > 0.0)
+    return jax.lax.cond(is_used, lambda: _truncate_by_entropy(arrays, truncated), lambda: truncated)
+
+
+def _truncate_by_entropy(
+    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
+) -> Float[Array, "batch vocab"]:
+    """Applies typical_p, epsilon_cutoff and eta_cutoff."""
+
+    def statistics(logits: Float[Array, "batch vocab"]) -> tuple[Array, Array, Array]:
+        log_probs = jax.nn.log_softmax(_tempered(arrays, logits), axis=-1)
+        probs = jnp.exp(log_probs)
+        entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(axis=-1, keepdims=True)
+        return log_probs, probs, entropy
+
+    def typical() -> Float[Array, "batch vocab"]:
+        log_probs, probs, entropy = statistics(logits)
+        return _keep(logits, probs, arrays.typical_p, -jnp.abs(log_probs + entropy))
+
+    def at_least(
+        logits: Float[Array, "batch vocab"], least: Float[Array, "..."], probs: Array
+    ) -> Float[Array, "batch vocab"]:
+        is_largest = logits == logits.max(axis=-1, keepdims=True)
+        return jnp.where((probs >= least) | is_largest, logits, -jnp.inf)
+
+    logits = jax.lax.cond(arrays.typical_p < 1.0, typical, lambda: logits)
+    logits = at_least(logits, arrays.epsilon_cutoff, statistics(logits)[1])
+    _, probs, entropy = statistics(logits)
+    eta = arrays.eta_cutoff
+    return at_least(logits, jnp.minimum(eta, jnp.sqrt(eta) * jnp.exp(-entropy)), probs)
 
 
 def _keep(
-    logits: Float[Array, "batch vocab"], mass: Float[Array, "batch vocab"], wanted: Float[Array, ""]
+    logits: Float[Array, "batch vocab"],
+    mass: Float[Array, "batch vocab"],
+    wanted: Float[Array, ""],
+    ranks: Float[Array, "batch vocab"] | None = None,
 ) -> Float[Array, "batch vocab"]:
-    """Keeps logits at or above the highest threshold whose tokens have at least `wanted` mass."""
-    order = _ordered(logits)
+    """Keeps tokens at or above the highest threshold whose tokens have at least `wanted` mass.
+
+    The threshold is one of `ranks`; None: of the logits.
+    """
+    order = _ordered(logits if ranks is None else ranks)
 
     def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # the mass at or above low suffices; at or above high it does not

@@ -59,6 +59,7 @@ def score(
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
         rows = batch_bucket(batch_size)
         inputs = jax.tree.map(lambda x: with_batch_size(x, rows), inputs)
+    model = model.clone(execution=model.execution.for_decoding)  # any length is accepted
     scores = _score(model, variables["params"], inputs)
     scores = scores if len(scores) == batch_size else scores[:batch_size]
     if not isinstance(scores, jax.core.Tracer):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.decoding.beam import beam_search
+from jaxformer.decoding.beam import beam_search, beam_width_of_call
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare
 from jaxformer.decoding.sampling import Sampler
@@ -31,8 +31,7 @@ def translate(
         variables: its variables.
         tokenizer: its tokenizer.
         texts: the texts to translate.
-        beam_width: number of hypotheses of each text; 1: greedy. None: that of `model.generation`,
-            or 1.
+        beam_width: number of hypotheses of each text; 1: greedy. None: see `beam_search`.
         batch_size: number of texts in a batch.
 
     Raises:
@@ -55,7 +54,7 @@ def translate_ids(
 ) -> list[str]:
     """Translates rows of ids; see `translate`."""
     check_translates(model)
-    beam_width = beam_width or model.generation.num_beams or 1
+    beam_width = beam_width_of_call(model, beam_width)
     ready, found = prepare(model, variables), [""] * len(sources)
     for number, source in enumerate(sources, 1):
         if len(source) > model.config.max_source_length:

@@ -99,7 +99,8 @@ def explain_attention(
             is_first=True,
         )
         _trace(model, inputs, run, is_cached=rows == PROMPTS)
-        found += _by_part(rows, recorder.calls, config, _naming(execution, target))
+        chosen = execution.for_decoding if rows == PROMPTS else execution
+        found += _by_part(rows, recorder.calls, config, _naming(chosen, target))
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from jaxformer.hub.generation import OPTIONS
 from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
@@ -115,6 +116,7 @@ class Family:
         repeated: Options that repeat another one if a file has both.
         constants: Returns the tensors that their class stores but does not train, by name. An
             import checks only their shapes.
+        generation: Options for generation that their class of configs has by default.
     """
 
     model_type: str
@@ -130,6 +132,7 @@ class Family:
     older: dict = field(default_factory=dict)
     repeated: dict = field(default_factory=dict)
     constants: Callable[[Any], dict[str, Constant]] = lambda config: {}
+    generation: dict[str, Any] = field(default_factory=dict)
 
     def to_config(self, options: Options):
         """Returns our config.
@@ -148,7 +151,7 @@ class Family:
             raise ValueError(f"{options.file}: {error}") from None
         options.require(self.demanded)
         options.require({x: options.options.get(same) for x, same in self.repeated.items()})
-        options.nothing_left(HARMLESS)
+        options.nothing_left(HARMLESS | OPTIONS)
         try:
             return self.config(**ours).resolved
         except (TypeError, ValueError) as error:

@@ -81,7 +81,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
 
     about = (family.model_type, family.class_name(options), len(tensors))
     updates = 0 if adapter is None else len(adapter.factors)
-    generation = read_generation(folder, config.vocab_size)
+    generation = read_generation(folder, config.vocab_size, family.generation)
     return Foreign(config, read, tokenizer, *about, updates, generation)
 
 

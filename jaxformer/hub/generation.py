@@ -1,11 +1,13 @@
 """Reader and writer of the options for generation in Hugging Face's files.
 
 transformers reads them from generation_config.json or, if that is missing, from config.json. An
-option either sets a field of `GenerationDefaults` or `Constraints`, or does not change which tokens
-are generated, or is stored as unsupported. Generation then refuses it by name.
+option that the file leaves out has the default of transformers. Each option sets a field of
+`GenerationDefaults` or `Constraints`, or does not change which tokens are generated, or is stored
+as unsupported. Generation then refuses it by name.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +20,37 @@ _CONSTRAINTS = frozenset(field.name for field in fields(Constraints))
 _DEFAULTS = frozenset(field.name for field in fields(GenerationDefaults))
 _DEFAULTS -= {"constraints", "unsupported"}
 _LISTS = ("eos_token_id", "forced_eos_token_id")  # a single id means a list with that id
+# Defaults of transformers for options that have no neutral value. Its default of max_length, 20
+# tokens, is not among them: it is only meant to make a first call short.
+_USUAL: dict[str, Any] = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+}
 
 # Options that change the output and are not implemented, by the value that has no effect.
 _BY_NEUTRAL_VALUE = {
-    None: """constraints dola_layers exponential_decay_length_penalty force_words_ids
-        forced_decoder_ids max_time renormalize_logits sequence_bias stop_strings token_healing
-        top_h watermarking_config""",
-    0: "diversity_penalty encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff penalty_alpha",
-    1: "encoder_repetition_penalty guidance_scale num_beam_groups typical_p",
+    None: """constraints dola_layers force_words_ids max_time stop_strings token_healing top_h
+        watermarking_config""",
+    0: "diversity_penalty penalty_alpha",
+    1: "guidance_scale num_beam_groups",
 }
 _UNSUPPORTED = {x: value for value, names in _BY_NEUTRAL_VALUE.items() for x in names.split()}
-# Options of generation_config.json that do not change which tokens are generated.
+# Options of generation_config.json that do not change which tokens are generated. transformers has
+# not read forced_decoder_ids since version 5.
 _HARMLESS = frozenset(
     """
     _from_model_config assistant_confidence_threshold assistant_early_exit
     assistant_ensemble_weight assistant_lookbehind assistant_token_id cache_config
     cache_implementation chat_format compile_config continuous_batching_config disable_compile
-    is_assistant low_memory max_cache_len max_matching_ngram_size max_window_size
+    forced_decoder_ids is_assistant low_memory max_cache_len max_matching_ngram_size max_window_size
     num_assistant_tokens num_assistant_tokens_schedule num_return_sequences output_attentions
     output_hidden_states output_logits output_scores prefill_chunk_size prompt_lookup_num_tokens
     remove_invalid_values return_dict_in_generate speculation_type target_lookbehind
@@ -45,8 +61,16 @@ OPTIONS = _CONSTRAINTS | _DEFAULTS | _UNSUPPORTED.keys()
 _EMPTY = (None, False, [], {}, "")
 
 
-def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
+def read_generation(
+    folder: Path, vocab_size: int, class_defaults: Mapping[str, Any]
+) -> GenerationDefaults:
     """Reads the settings for generation in a folder.
+
+    Args:
+        folder: The folder.
+        vocab_size: The number of tokens of the model.
+        class_defaults: The options that their class of configs has where config.json has none. As
+            in transformers, they only apply without generation_config.json.
 
     Raises:
         ValueError: If an option has a wrong type, or an id that the model lacks. The message names
@@ -57,7 +81,11 @@ def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
         content = read_json(path)
     else:
         path = folder / "config.json"
-        content = {key: value for key, value in read_json(path).items() if key in OPTIONS}
+        config = read_json(path)
+        stored = {key: value for key, value in config.items() if key in OPTIONS}
+        content = {**class_defaults, **stored}
+        if config.get("force_bos_token_to_be_generated"):  # an older name
+            content["forced_bos_token_id"] = content.get("bos_token_id")
     unsupported = tuple(
         f"{key}={json_text(value)}"
         for key, value in sorted(content.items())
@@ -65,8 +93,9 @@ def read_generation(folder: Path, vocab_size: int) -> GenerationDefaults:
         and value not in (*_EMPTY, _UNSUPPORTED.get(key))
     )
     content = {key: _parsed(key, value) for key, value in content.items()}
-    rules = {key: content[key] for key in _CONSTRAINTS if content.get(key) is not None}
-    others = {key: content[key] for key in _DEFAULTS if content.get(key) is not None}
+    content = _USUAL | {key: value for key, value in content.items() if value is not None}
+    rules = {key: content[key] for key in _CONSTRAINTS if key in content}
+    others = {key: content[key] for key in _DEFAULTS if key in content}
     try:
         constraints = from_fields(Constraints, rules)
         constraints.check_ids(vocab_size)
@@ -81,6 +110,27 @@ def _parsed(key: str, value: Any) -> Any:
     if value is None or (key.endswith("_token_id") and value == -1 and type(value) is int):
         return None
     return [value] if key in _LISTS and not isinstance(value, list) else value
+
+
+def without_options(defaults: GenerationDefaults, names: Iterable[str]) -> GenerationDefaults:
+    """Returns the settings that a checkpoint has if its files leave these options out.
+
+    Raises:
+        ValueError: There is no such option. The message lists the unsupported options.
+    """
+    names = set(names)
+    unsupported = {option.split("=", 1)[0]: option for option in defaults.unsupported}
+    if unknown := names - OPTIONS - _HARMLESS - unsupported.keys():
+        found = ", ".join(unsupported) or "none"
+        raise ValueError(
+            f"{min(unknown)!r} is no option of generation_config.json; the options of this "
+            f"checkpoint that are not implemented: {found}"
+        )
+    rules = {key: getattr(NO_CONSTRAINTS, key) for key in names & _CONSTRAINTS}
+    usual = {key: _USUAL.get(key, getattr(GenerationDefaults(), key)) for key in names & _DEFAULTS}
+    remaining = tuple(option for name, option in unsupported.items() if name not in names)
+    constraints = replace(defaults.constraints, **rules)
+    return replace(defaults, constraints=constraints, unsupported=remaining, **usual)
 
 
 def written_generation(defaults: GenerationDefaults) -> dict[str, Any]:

@@ -181,11 +181,13 @@ class LanguageModel(nn.Module):
         hooks: Hooks = NO_HOOKS,
         *,
         is_first: bool = False,
+        is_decoding: bool = False,
     ) -> Run:
         """Returns how a pass of this model runs on the devices in context."""
         check_own_mask(self.mask, self.config, self.functions.masks is not None)
         placement = placement_here(self.execution.attention)
-        return Run(self.execution, dropout_key, hooks, self.mask, placement, is_first)
+        execution = self.execution.for_decoding if is_decoding else self.execution
+        return Run(execution, dropout_key, hooks, self.mask, placement, is_first)
 
     @nn.nowrap
     def forward(
@@ -202,7 +204,7 @@ class LanguageModel(nn.Module):
 
         If the cache is empty (`is_first`), the tokens need not attend to its slots.
         """
-        run = self.run(dropout_key, hooks, is_first=is_first)
+        run = self.run(dropout_key, hooks, is_first=is_first, is_decoding=cache is not None)
         return self.functions.forward(weights, inputs, self.config, run, cache)
 
     @nn.nowrap
@@ -215,7 +217,8 @@ class LanguageModel(nn.Module):
         """
         if self.functions.start is None:
             raise ValueError(f"a {type(self).__name__} has no cache to start")
-        return self.functions.start(weights, source, self.config, self.run(None, hooks), size)
+        run = self.run(None, hooks, is_decoding=True)
+        return self.functions.start(weights, source, self.config, run, size)
 
     @nn.nowrap
     def prepare(self, params: Weights, parts: int = 1) -> Weights:

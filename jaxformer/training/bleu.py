@@ -90,7 +90,7 @@ def score_pairs(
     *,
     tokens: int = 2048,
     widths: list[int] | None = None,
-    beam_width: int | None = 1,
+    beam_width: int | None = None,
     bleu_tokenize: str | None = None,
     on_scored: OnScored = noop,
 ) -> PairScore:
@@ -107,7 +107,7 @@ def score_pairs(
         references: The text of each target.
         tokens: Tokens per batch (see `PairBatches`).
         widths: Widths of batches (see `PairBatches`).
-        beam_width: The beam width of the translations.
+        beam_width: The beam width of the translations; None: see `beam_search`.
         bleu_tokenize: The tokenizer of BLEU (see `bleu_metric`).
         on_scored: Called with the number of targets scored so far.
     """

@@ -13,6 +13,7 @@ import numpy as np
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.losses import token_losses
+from jaxformer.models.config.generation import Constraints
 
 PEERS = ("torch", "transformers")
 TEXT = (
@@ -94,6 +95,7 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     expected = _greedy(theirs, torch, inputs, start, max_new_tokens, bool(read))
     source, greedy = [ids.tolist()] if read else None, Sampler(temperature=0.0)
     options = {"max_new_tokens": max_new_tokens, "sampler": greedy, "source": source}
+    options["constraints"] = Constraints()  # none: `_greedy` applies none either
     (tokens,) = generate(model, variables, [start.tolist()], **options).tokens
     same = int(np.cumprod(np.asarray(tokens) == expected).sum())
     return Parity(*differences, perplexities, same, max_new_tokens)

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -158,6 +159,19 @@ def test_a_model_without_a_cache_is_rejected_with_the_reason():
     ):
         with pytest.raises(ValueError, match=r"Encoder is not autoregressive .*no cache"):
             call()
+
+
+def test_a_search_goes_on_while_a_live_hypothesis_is_better():
+    """Unless `early_stopping` is True, which is not the default. Some texts then score better."""
+    model, variables, _ = setup("decoder", 3)
+    variables = jax.tree.map(lambda x: 2 * x, variables)
+    how = {"max_new_tokens": 12, "stop_tokens": (0,), "beam_width": 2, "length_penalty": 1.0}
+    early, late, default = (
+        jf.beam_search(model, variables, PROMPTS, **how, **asked).scores[:, 0]
+        for asked in ({"early_stopping": True}, {"early_stopping": False}, {})
+    )
+    np.testing.assert_array_equal(default, late)
+    assert (late >= early).all() and (late > early + 0.1).any()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxformer.decoding.constraints import NO_TOKEN, rules_of
 from jaxformer.models.config.generation import Constraints
+from tests.properties import oracle
 
 VOCAB, SLOTS, BATCH = 7, 10, 3
 IDS = st.integers(0, VOCAB - 1)
@@ -24,21 +25,48 @@ CONSTRAINTS = st.builds(
     forced_eos_token_id=SOME,
     suppress_tokens=SOME,
     begin_suppress_tokens=SOME,
+    sequence_bias=st.lists(
+        st.tuples(st.lists(IDS, min_size=1, max_size=3).map(tuple), st.sampled_from([-2.0, 1.5])),
+        max_size=3,
+        unique_by=lambda pair: pair[0],
+    ).map(tuple),
+    encoder_repetition_penalty=st.sampled_from([1.0, 1.3, 0.5]),
+    encoder_no_repeat_ngram_size=st.integers(0, 3),
+    exponential_decay_length_penalty=st.none() | st.tuples(st.integers(0, 3), st.just(1.4)),
+    renormalize_logits=st.booleans(),
 )
 
 
-def expected(constraints, scores, words, prompt, step, last_step, stops):
-    """Constrains the scores of one text, `words`, whose first `prompt` tokens are the prompt."""
+def has_repeated(ngram, words):
+    """Returns whether the words have this n-gram."""
+    size = len(ngram)
+    return ngram in [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+
+
+def expected(constraints, scores, words, prompt, step, last_step, stops, read):
+    """Constrains the scores of one text, `words`, whose first `prompt` tokens are the prompt.
+
+    `read` is the source, or the prompt.
+    """
     scores = scores.copy()
+    for token in range(VOCAB):
+        for word, bias in constraints.sequence_bias:
+            if (*words, token)[-len(word) :] == word:
+                scores[token] += bias
+    for token in set(read):
+        by = constraints.encoder_repetition_penalty
+        scores[token] = scores[token] / by if scores[token] < 0 else scores[token] * by
     for token in set(words):
         by = constraints.repetition_penalty
         scores[token] = scores[token] * by if scores[token] < 0 else scores[token] / by
-    size = constraints.no_repeat_ngram_size
     for token in range(VOCAB):
-        ngram = (*words, token)[-size:] if size else ()
-        ngrams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
-        if size and len(ngram) == size and ngram in ngrams:
-            scores[token] = -np.inf
+        for size, earlier in (
+            (constraints.no_repeat_ngram_size, words),
+            (constraints.encoder_no_repeat_ngram_size, read),
+        ):
+            ngram = (*words, token)[-size:] if size else ()
+            if size and len(ngram) == size and has_repeated(ngram, earlier):
+                scores[token] = -np.inf
         for word in constraints.bad_words_ids:
             is_free = len(word) == 1 and word[0] in stops
             if not is_free and (*words, token)[-len(word) :] == word:
@@ -52,16 +80,22 @@ def expected(constraints, scores, words, prompt, step, last_step, stops):
         scores = np.where(np.arange(VOCAB) == first, 0.0, -np.inf)
     if last and step == last_step:
         scores = np.where(np.isin(np.arange(VOCAB), last), 0.0, -np.inf)
+    start, factor = constraints.exponential_decay_length_penalty or (step, 1.0)
+    for token in set(stops):
+        if step > start and np.isfinite(scores[token]):
+            scores[token] += abs(scores[token]) * (factor ** (step - start) - 1)
     scores[list(constraints.suppress_tokens)] = -np.inf
     if step == (1 if prompt == 1 and first is not None else 0):
         scores[list(constraints.begin_suppress_tokens)] = -np.inf
+    if constraints.renormalize_logits and scores.max() > -np.inf:
+        scores = oracle.log_softmax(scores)
     return scores
 
 
 @pytest.mark.slow
-@given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME)
-def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
-    """Prompts of several lengths are padded on the left."""
+@given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME, st.booleans())
+def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops, has_source):
+    """Prompts and sources of several lengths are padded on the left."""
     random = np.random.default_rng(seed)
     prompts = random.integers(1, SLOTS - 5, BATCH)
     width = prompts.max()
@@ -71,7 +105,9 @@ def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
     scores = random.normal(size=(BATCH, VOCAB)).astype(np.float32)
     last_step = int(random.integers(step, step + 2))
     shorter = [tokens[row, width - n : width] for row, n in enumerate(prompts)]
-    rules = rules_of(constraints, shorter, width, last_step + 1, np.array(stops, int))
+    sources = [random.integers(0, VOCAB, length) for length in random.integers(1, 6, BATCH)]
+    source = sources if has_source else None
+    rules = rules_of(constraints, shorter, width, last_step + 1, np.array(stops, int), source)
     generated = np.full((BATCH, 6), NO_TOKEN)
     generated[:, :step] = tokens[:, width : width + step]
     found = scores
@@ -80,8 +116,9 @@ def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
             found = rules.apply(jnp.asarray(scores), jnp.asarray(generated), jnp.int32(step))
     for row, length in enumerate(prompts):
         words = tuple(tokens[row, width - length : width + step].tolist())
-        wanted = expected(constraints, scores[row], words, length, step, last_step, stops)
-        np.testing.assert_allclose(found[row], wanted, rtol=1e-6)
+        read = tuple((sources if has_source else shorter)[row].tolist())
+        wanted = expected(constraints, scores[row], words, length, step, last_step, stops, read)
+        np.testing.assert_allclose(found[row], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +129,12 @@ def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops):
         ("bad_words_ids", ((),), "bad_words_ids has"),
         ("suppress_tokens", (1.5,), "suppress_tokens is"),
         ("forced_bos_token_id", True, "forced_bos_token_id is True"),
+        ("sequence_bias", (((), 1.0),), "sequence_bias has"),
+        ("sequence_bias", ((1,),), "sequence_bias is"),
+        ("encoder_repetition_penalty", -1.0, "encoder_repetition_penalty is -1.0"),
+        ("exponential_decay_length_penalty", (1, 0.0), "exponential_decay_length_penalty is"),
+        ("exponential_decay_length_penalty", (1,), "exponential_decay_length_penalty is"),
+        ("renormalize_logits", 1, "renormalize_logits is 1"),
     ],
 )
 def test_invalid_constraints_are_rejected_by_name(field, value, said):

@@ -64,6 +64,33 @@ def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
     np.testing.assert_array_equal(found[expected], logits[expected])
 
 
+shares = st.floats(0.01, 0.99)
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(
+    seed=st.integers(0, 2**31),
+    top_k=st.sampled_from([0, 5]),
+    top_p=st.sampled_from([0.8, 1.0]),
+    thresholds=st.tuples(st.just(1.0) | shares, st.just(0.0) | shares, st.just(0.0) | shares),
+)
+def test_the_entropy_truncations_keep_what_their_definitions_keep(seed, top_k, top_p, thresholds):
+    """typical_p, epsilon_cutoff and eta_cutoff, after top-k and top-p."""
+    random = np.random.default_rng(seed)
+    logits, temperature = np.float32(random.normal(size=SIZE) * 2), random.choice([0.5, 1.0, 2.0])
+    sampler = jf.Sampler(temperature, top_k, top_p, 0.0, *thresholds)
+
+    def nearly(factor):
+        typical_p, *cutoffs = thresholds
+        typical_p = min(1.0, typical_p * factor)
+        cutoffs = [cutoff * factor for cutoff in cutoffs]
+        return oracle.kept(logits, temperature, top_k, top_p * factor, 0.0, typical_p, *cutoffs)
+
+    assume((nearly(1 - 1e-4) == nearly(1 + 1e-4)).all())
+    found = np.asarray(truncation()(sampler.arrays(), logits[None]))[0]
+    np.testing.assert_array_equal(found > -np.inf, nearly(1.0))
+
+
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
 def test_the_two_zeros_are_one_number(zeros):
     """If −0.0 and 0.0 tie at the threshold, both are kept."""
@@ -114,7 +141,7 @@ def test_draws_have_the_frequencies_of_what_is_left():
     assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / number)).all()
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])
+@pytest.mark.parametrize("name", list(jf.Sampler.__dataclass_fields__))
 @pytest.mark.parametrize(
     "value", [True, np.True_, "0.7", None, float("nan"), float("inf"), 1j, [0.5], -1]
 )

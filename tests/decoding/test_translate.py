@@ -5,8 +5,12 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.cli import main
+from jaxformer.decoding import beam
+from jaxformer.decoding import translate as module
 from jaxformer.decoding.translate import translate
 from jaxformer.models.parameters import init
+from jaxformer.training.bleu import score_pairs
 from tests.slow import mostly_slow
 
 TEXTS = [f"{word} {number}" for word in ("one", "two", "three") for number in range(8)]
@@ -45,3 +49,28 @@ def test_untranslatable_texts_and_models_are_rejected(variables):
     )
     with pytest.raises(ValueError, match="model is a Decoder; to translate it must read a source"):
         translate(decoder, {}, TOKENIZER, ["one"])
+
+
+@pytest.mark.parametrize("num_beams", [None, 1, 3])
+def test_every_translation_has_the_same_default_beam_width(
+    num_beams, variables, monkeypatch, tmp_path, quick_compilation
+):
+    """That of the checkpoint or 4: in Python, for BLEU, on the command line and in training."""
+    widths = []
+
+    def decode(model, variables, tokenizer, sources, beam_width):
+        widths.append(beam_width)
+        return [[]] * len(sources)
+
+    monkeypatch.setattr(module, "_decode", decode)
+    monkeypatch.chdir(tmp_path)
+    model = MODEL.clone(generation=jf.GenerationDefaults(num_beams=num_beams))
+    jf.save("saved", model, variables, TOKENIZER)
+    (tmp_path / "lines.txt").write_text(TEXTS[0])
+    (tmp_path / "pairs.tsv").write_text(f"{TEXTS[0]}\t{TEXTS[1]}\n")
+    translate(model, variables, TOKENIZER, TEXTS[:1])
+    pair = tuple(map(TOKENIZER.encode_source, TEXTS[:2]))
+    score_pairs(model, variables, TOKENIZER, [pair], TEXTS[:1])
+    assert main(["translate", "saved", "lines.txt"]) == 0
+    assert main(["evaluate", "saved", "--source", "pairs.tsv"]) == 0
+    assert widths == [num_beams or 4] * 4 == [beam.beam_width_of_call(model, None)] * 4

@@ -24,7 +24,9 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def kept(logits, temperature, top_k, top_p, min_p):
+def kept(
+    logits, temperature, top_k, top_p, min_p, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0
+):
     """Returns bool [vocab]: the tokens that a sampler may draw. Tied logits are kept together."""
     logits = np.asarray(logits, np.float64)
     left = np.ones(len(logits), bool)
@@ -36,7 +38,20 @@ def kept(logits, temperature, top_k, top_p, min_p):
         largest_first = np.argsort(-logits)
         enough = np.searchsorted(np.cumsum(probabilities[largest_first]), top_p)
         left &= logits >= logits[largest_first[min(enough, len(logits) - 1)]]
-    return left & (gaps >= (np.log(min_p) if min_p else -np.inf))
+    left &= gaps >= (np.log(min_p) if min_p else -np.inf)
+    if typical_p < 1.0:
+        log_probs = log_softmax(np.where(left, gaps, -np.inf))
+        away = np.abs(log_probs - (np.exp(log_probs[left]) * log_probs[left]).sum())
+        nearest_first = np.argsort(away)
+        enough = np.searchsorted(np.cumsum(np.exp(log_probs[nearest_first])), typical_p)
+        left &= away <= away[nearest_first[min(enough, left.sum() - 1)]]
+    for cutoff, depends_on_entropy in ((epsilon_cutoff, False), (eta_cutoff, True)):
+        log_probs = log_softmax(np.where(left, gaps, -np.inf))
+        if depends_on_entropy:
+            entropy = -(np.exp(log_probs[left]) * log_probs[left]).sum()
+            cutoff = min(cutoff, math.sqrt(cutoff) * math.exp(-entropy))
+        left &= (np.exp(log_probs) >= cutoff) | (log_probs == log_probs.max())
+    return left
 
 
 def attention(query, key, value, seen, scale=None, cap=None, bias=None):

@@ -72,6 +72,7 @@ BART = Family(
     fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
     demanded=DEMANDED
     | {"extra_pos_embeddings": 2, "normalize_embedding": True, "static_position_embeddings": False},
+    generation={"forced_eos_token_id": 2},
 )
 
 
@@ -111,6 +112,7 @@ MARIAN = Family(
     },
     parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
+    generation={"forced_eos_token_id": 0},
 )
 
 
@@ -145,5 +147,6 @@ PEGASUS = Family(
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     base="model.",
     repeated={"num_hidden_layers": "encoder_layers"},
+    generation={"forced_eos_token_id": 1},
 )
 FAMILIES = (BART, MARIAN, PEGASUS)

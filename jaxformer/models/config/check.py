@@ -123,7 +123,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if kind is Literal:
         return _choice(value, inner)
     if kind is tuple:
-        return _sequence(name, value, inner[0])
+        return _sequence(name, value, inner)
     if kind is dict:
         return _mapping(name, value, inner[1])
     if hint in _WORDS:
@@ -138,10 +138,15 @@ def _choice(value: Any, choices: tuple) -> Any:
     return next((x for x in choices if type(x) is type(value) and x == value), _MISMATCH)
 
 
-def _sequence(name: str, value: Any, hint: Any) -> Any:
+def _sequence(name: str, value: Any, hints: tuple) -> Any:
+    """Converts the entries of a tuple. `hints` are the arguments of the annotation `tuple[…]`."""
     if not isinstance(value, list | tuple):
         return _MISMATCH
-    found = tuple(_convert(name, entry, hint) for entry in value)
+    if hints[-1] is Ellipsis:
+        hints = hints[:1] * len(value)
+    if len(value) != len(hints):
+        return _MISMATCH
+    found = tuple(_convert(name, entry, hint) for entry, hint in zip(value, hints, strict=True))
     return _MISMATCH if any(entry is _MISMATCH for entry in found) else found
 
 
@@ -183,6 +188,8 @@ def _words(hint: Any) -> str:
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Literal:
         return f"one of {inner}" if len(inner) > 1 else repr(inner[0])
+    if kind is tuple and inner[-1] is not Ellipsis:
+        return f"a list of {' and '.join(map(_words, inner))}"
     if kind is tuple:
         return f"a list, each entry {_words(inner[0])}"
     if kind is dict:

@@ -1,6 +1,6 @@
 """Execution options of a model: attention implementation, layer loop and rematerialisation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from jaxformer.models.config.check import check_fields
@@ -18,7 +18,9 @@ class Execution:
     """Execution options of a model.
 
     They change neither the parameters nor, except for rounding, the outputs. They apply to forward
-    passes over whole sequences, to passes with a cache and to the compiled steps of `generate`.
+    passes over whole sequences, to passes with a cache and to the compiled steps of `generate`. In
+    decoding (`start`, `advance`, `generate`, `beam_search`, `score`), attention is auto if it is
+    fused here, because no fused kernel supports the steps of decoding.
     """
 
     needs: ClassVar[Needs] = {
@@ -28,8 +30,8 @@ class Execution:
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
     """attention implementation: explicit computes all scores at once; blockwise computes them in
-    blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU;
-    auto is fused where that is supported, else blockwise"""
+    blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU,
+    and auto when decoding; auto is fused where that is supported, else blockwise"""
     layers: Literal["auto", "scan", "unrolled"] = "auto"
     """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
     unrolled up to 24 layers and in decoding steps, else scan. RNNs and CNNs are always unrolled"""
@@ -40,6 +42,11 @@ class Execution:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
+
+    @property
+    def for_decoding(self) -> "Execution":
+        """How the model runs in decoding: with attention auto in place of fused."""
+        return replace(self, attention="auto") if self.attention == "fused" else self
 
     def scans(self, num_layers: int, few_tokens: bool) -> bool:
         """Returns whether a scan runs the layers.

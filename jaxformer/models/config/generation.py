@@ -39,23 +39,56 @@ class Constraints:
     """tokens that are never generated"""
     begin_suppress_tokens: Ids = ()
     """tokens that are excluded from the first step (the second one after a forced first token)"""
+    sequence_bias: tuple[tuple[Ids, float], ...] = ()
+    """pairs of a token sequence and a number, which is added to the score of the sequence's last
+    token after the other ones"""
+    encoder_repetition_penalty: float = 1.0
+    """the score of a token of the source (without a source: of the prompt) is multiplied by this if
+    it is positive, and divided by this if it is negative"""
+    encoder_no_repeat_ngram_size: int = 0
+    """no n-gram of this size of the source (without a source: of the prompt) is generated; 0: no
+    such constraint"""
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    """(start, factor): n tokens after `start` generated ones, the score s of a stop token grows by
+    |s| · (factorⁿ − 1)"""
+    renormalize_logits: bool = False
+    """the log-probabilities of the tokens that are not excluded are normalized again; this changes
+    the scores of a beam search"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_fields(self)
         check_at_least(0, self, "no_repeat_ngram_size", "min_length", "min_new_tokens")
         check_at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
-        check_at_least(0, self, "begin_suppress_tokens")
-        check_positive(self, "repetition_penalty")
-        for word in self.bad_words_ids:
-            if not word or min(word) < 0:
-                raise ValueError(f"bad_words_ids has {word}; it must have ids of at least 0")
+        check_at_least(0, self, "begin_suppress_tokens", "encoder_no_repeat_ngram_size")
+        check_positive(self, "repetition_penalty", "encoder_repetition_penalty")
+        for name, words in (("bad_words_ids", self.bad_words_ids), ("sequence_bias", self._biased)):
+            for word in words:
+                if not word or min(word) < 0:
+                    raise ValueError(f"{name} has {word}; it must have ids of at least 0")
+        if self.exponential_decay_length_penalty is not None:
+            start, factor = self.exponential_decay_length_penalty
+            if start < 0 or not 0.0 < factor < float("inf"):
+                raise ValueError(
+                    f"exponential_decay_length_penalty is {(start, factor)}; it must be a start of "
+                    "at least 0 and a factor that is above 0 and finite"
+                )
+
+    @property
+    def _biased(self) -> tuple[Ids, ...]:
+        return tuple(word for word, _ in self.sequence_bias)
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether a constraint depends on the source."""
+        return self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size > 0
 
     def check_ids(self, vocab_size: int) -> None:
         """Checks that every token id is below `vocab_size`; raises ValueError otherwise."""
         forced_first = self.forced_bos_token_id
         named = {
             "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
+            "sequence_bias": tuple(token for word in self._biased for token in word),
             "forced_bos_token_id": () if forced_first is None else (forced_first,),
             "forced_eos_token_id": self.forced_eos_token_id,
             "suppress_tokens": self.suppress_tokens,
@@ -75,17 +108,22 @@ NO_CONSTRAINTS = Constraints()
 class GenerationDefaults:
     """Defaults for the arguments of `generate`, `beam_search` and the command line.
 
-    A field is None if the checkpoint does not set it. The callers then use their own defaults.
+    A field is None if nothing sets it. The callers then use their own defaults. For a checkpoint
+    from transformers, options that its files leave out have the defaults of transformers.
     """
 
     constraints: Constraints = NO_CONSTRAINTS
     do_sample: bool | None = None
     """sample each token from its distribution; False: choose the most probable token"""
     temperature: float | None = None
-    """this field and the next three: see `Sampler`; they apply only if do_sample is True"""
+    """this field and the next six: see `Sampler`; without do_sample, a call applies them only if it
+    sets a temperature"""
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
     num_beams: int | None = None
     """beam width; 1: greedy decoding"""
     length_penalty: float | None = None
@@ -104,7 +142,8 @@ class GenerationDefaults:
     decoder_start_token_id: int | None = None
     unsupported: tuple[str, ...] = ()
     """options of the checkpoint, as "name=value", that affect generation and are not implemented.
-    With any of them, generation raises an error unless the call passes `constraints`"""
+    With any of them, generation raises an error unless the call passes `constraints`, or the
+    command line --ignore-generation-config"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -220,7 +220,7 @@ class Pairs:
         """Returns held-out sources with the model's translations and the correct ones."""
         pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
         sources = [source for source, _ in pairs]
-        translations = translate_ids(model, variables, self.tokenizer, sources, beam_width=1)
+        translations = translate_ids(model, variables, self.tokenizer, sources)
         texts = [[self.tokenizer.decode(side.tolist()) for side in pair] for pair in pairs]
         return "\n".join(
             f"{source}\n  → {text}\n  = {target}"

@@ -46,6 +46,21 @@ BUGS = (
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
+        "a beam search stops as soon as it has enough hypotheses",
+        "decoding.beam:beam_search",
+        Replace(
+            "_first(early_stopping, defaults.early_stopping, False)",
+            "_first(early_stopping, defaults.early_stopping, True)",
+        ),
+        f"{BEAM}::test_a_search_goes_on_while_a_live_hypothesis_is_better",
+    ),
+    Bug(
+        "BLEU scores greedy translations",
+        "training.bleu:score_pairs",
+        takes(beam_width=lambda width: width or 1),
+        "decoding/test_translate.py::test_every_translation_has_the_same_default_beam_width",
+    ),
+    Bug(
         "all beams start with equal scores",
         "decoding.beam_steps:_begin",
         scores_alike,

@@ -102,7 +102,7 @@ def test_a_group_is_held_out_as_a_whole(num_groups, seed, held_out):
         ({"held_out": 1.0}, "held_out is 1.0; it must be between 0 and 1"),
         ({"steps": 0}, "steps is 0"),
         ({"groups": np.arange(3)}, r"groups are int64 \(3,\)"),
-        ({"groups": np.zeros(EXAMPLES, int)}, "held_out is 0.25, which .* holds out [01] of 1 groups"),
+        ({"groups": np.zeros(EXAMPLES, int)}, "which with this seed holds out [01] of 1 groups"),
         ({"held_out": 1e-9}, "holds out 0 of 600 groups"),
         ({"held_out": 1 - 1e-9}, "holds out 600 of 600 groups"),
     ],

@@ -65,8 +65,7 @@ def attention_maps(
     weights = np.asarray(seen.captured[point], np.float32)
     weights = weights[:, 0] if weights.ndim == 5 else weights  # an LSTM attends once, with one head
     tokens, source_names = (
-        tuple(name.replace(" ", "␣") for name in token_names(tokenizer, ids or ()))
-        for ids in (text.tokens, text.source)
+        tuple(token_names(tokenizer, ids or ())) for ids in (text.tokens, text.source)
     )
     queries = source_names if which == "encoder" else tokens
     keys = tokens if which == "self" else source_names

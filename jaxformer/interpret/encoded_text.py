@@ -1,5 +1,7 @@
 """Tokens of the page: checks a text, encodes it, and names tokens for the screen."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,19 +57,50 @@ def encode_text(
     return EncodedText(tokens, source)
 
 
+# Signs of characters that have no glyph. A text is unclear if it is empty, contains such a sign
+# itself or ends like an id.
+_SIGNS = str.maketrans({" ": "·", "\n": "⏎", "\t": "→"})
+_UNCLEAR = re.compile(r"\A\Z|[·⏎→]|#\d+\Z")
+
+
 def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    """Returns a text for each id, with control characters as escapes."""
-    return [token_name(tokenizer, token) for token in ids]
+    """Returns a name of each id for pages and pictures; different ids have different names.
+
+    A name is the text that the token adds to a text before it. Spaces, line feeds and tabs are
+    shown as `·`, `⏎` and `→`, and control characters as escapes. If this does not identify the
+    token, its id follows: `the #4`. A token without text has the name `#4`.
+    """
+    ids = [int(token) for token in ids]
+    context = _context(tokenizer)
+    texts = {token: _token_text(tokenizer, context, token) for token in set(ids)}
+    uses = Counter(text for text in texts.values() if not _UNCLEAR.search(text))
+    names = {
+        token: text.translate(_SIGNS) + ("" if uses[text] == 1 else f" #{token}")
+        for token, text in texts.items()
+    }
+    return [names[token].lstrip(" ") for token in ids]
 
 
-def token_name(tokenizer: Any, token: int) -> str:
+def _context(tokenizer: Any) -> list[int]:
+    """Returns a token after which every token is decoded as the continuation of a text.
+
+    Many tokenizers drop the space before the first word of a text, so that `▁the` and `the` alone
+    both decode to "the".
+    """
+    ids = () if tokenizer is None else tokenizer.text_ids
+    return next(([token] for token in ids if tokenizer.decode([token]).strip().isalnum()), [])
+
+
+def _token_text(tokenizer: Any, context: list[int], token: int) -> str:
     """Returns the text of a token: its bytes if they are no text, its name if it has none."""
     if tokenizer is None or token >= tokenizer.vocab_size:
-        return f"#{token}"
-    text = tokenizer.decode([token])
-    if "\ufffd" in text and hasattr(tokenizer, "token_bytes"):
-        text = "".join(f"\\x{byte:02x}" for byte in tokenizer.token_bytes(token))
-    return visible(text or tokenizer.name_of(token) or f"#{token}")
+        return ""
+    before, whole = tokenizer.decode(context), tokenizer.decode([*context, token])
+    text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([token])
+    if "\ufffd" in text:  # bytes that are no text
+        read = getattr(tokenizer, "token_bytes", lambda _: b"")
+        text = "".join(f"\\x{byte:02x}" for byte in read(token))
+    return visible(text or tokenizer.name_of(token))
 
 
 def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:

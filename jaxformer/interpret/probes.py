@@ -5,6 +5,9 @@ little. The control task gives each id a random label, with the frequencies of t
 difference between the two accuracies, the selectivity, is what the layer has beyond the identity of
 the token.
 
+The tokens of a text share much more than the label. A probe that was trained on some tokens of a
+text recognizes the text by the others, so `groups` holds out whole texts.
+
 Reference:
     Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt
     & Liang 2019, "Designing and Interpreting Probes with Control Tasks".
@@ -50,6 +53,7 @@ def train_probes(
     held_out: float = 0.25,
     steps: int = 300,
     seed: int = 0,
+    groups: Int[Array, " examples"] | None = None,
 ) -> Probes:
     """Trains a probe for every layer, and one for its control task, in one `vmap`.
 
@@ -58,19 +62,24 @@ def train_probes(
             with the axes of batch and positions folded into one.
         labels: the label of each example, from 0.
         token_ids: the id of each example, from which the control task draws its labels.
-        held_out: the share of the examples that are held out.
+        held_out: the share of the groups that are held out; each group is held out with this
+            probability.
         steps: the number of steps of Adam, each over all training examples.
         seed: of the split and of the control task.
+        groups: the group of each example, which is held out as a whole: the number of its text if
+            the examples are tokens of texts. None: each example is a group, which suits only
+            examples that are independent of one another.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: an argument is not accepted, or no example is held out, or all are.
     """
     features = jnp.asarray(features, jnp.float32)
     real, ids = np.asarray(labels), np.asarray(token_ids)
-    _check(features, real, ids, held_out)
+    group = np.arange(len(real)) if groups is None else np.asarray(groups)
+    _check(features, {"labels": real, "token_ids": ids, "groups": group}, held_out)
     whole_number("steps", steps, 1)
     rng = np.random.default_rng(seed)
-    trains = rng.random(len(real)) >= held_out
+    trains = _trains(group, held_out, rng)
     kinds, kind = np.unique(ids, return_inverse=True)
     control = rng.choice(real, len(kinds))[kind]
     num_labels = int(real.max()) + 1
@@ -79,15 +88,33 @@ def train_probes(
     return Probes(kernel, bias, accuracy, control_accuracy)
 
 
-def _check(features: Array, labels: np.ndarray, token_ids: np.ndarray, held_out: float) -> None:
+def _trains(groups: np.ndarray, held_out: float, rng: np.random.Generator) -> np.ndarray:
+    """Returns which examples train the probes: all of a group or none.
+
+    Raises:
+        ValueError: one of the two sides has no example.
+    """
+    names, index = np.unique(groups, return_inverse=True)
+    trains = rng.random(len(names)) >= held_out
+    if trains.all() or not trains.any():
+        raise ValueError(
+            f"held_out is {held_out}, which with this seed holds out {(~trains).sum()} of "
+            f"{len(names)} groups; it must be at least one, and not all. Give more groups, another "
+            "held_out or another seed"
+        )
+    return trains[index]
+
+
+def _check(features: Array, integers: dict[str, np.ndarray], held_out: float) -> None:
     if features.ndim != 3:
         raise ValueError(f"features are {features.shape}; they must be [layers, examples, dim]")
-    for name, x in (("labels", labels), ("token_ids", token_ids)):
+    for name, x in integers.items():
         if x.shape != features.shape[1:2] or not np.issubdtype(x.dtype, np.integer):
             raise ValueError(
                 f"{name} are {x.dtype} {x.shape}; they must be int ({features.shape[1]},)"
             )
-    if labels.min() < 0 or labels.min() == labels.max():
+    labels = integers["labels"]
+    if labels.min(initial=0) < 0 or len(np.unique(labels)) < 2:
         raise ValueError("labels must be at least 0 and have at least two values")
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is {held_out}; it must be between 0 and 1")

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.interpret import explain, explanation, page_data, page_weights
 from jaxformer.interpret.atlas import HeadAtlas
+from jaxformer.interpret.encoded_text import token_names
 from jaxformer.models.parameters import init
 from tests.interpret.pages import NO_MATRIX, OPTIONS, TEXT, jax_logits, model_of, tokenizer
 from tests.properties import tiny
@@ -242,6 +244,123 @@ def test_every_control_works_from_the_keyboard(opened):
     tab.focus(".theme")
     press("Enter")
     assert read("document.documentElement.dataset.theme") == "dark"
+
+
+# The page believes that every look at the clock takes 6 ms, so it computes in many slices.
+SLOW_CLOCK = "(() => { let t = 0; performance.now = () => (t += 6); })()"
+BUTTONS = {
+    "Append the best token": "#view-decoding",
+    "Remove the last token": "#view-decoding",
+    "Replace": ".tools",
+    "Insert after": ".tools",
+    "Delete": ".tools",
+    "Reset text": ".tools",
+    "Switch off": "#view-attention",
+    "Reset all heads": "#view-attention",
+}
+
+
+def press(tab, names):
+    """Presses buttons without giving the page time to compute; returns whether it computes."""
+    return tab.evaluate(
+        "(names) => { for (const [name, part] of names) {"
+        " [...document.querySelectorAll(`${part} button`)]"
+        ".find((x) => x.textContent === name).click(); } return jaxformerPage.store.busy; }",
+        [[name, BUTTONS[name]] for name in names],
+    )
+
+
+def state_of(tab):
+    state = tab.evaluate(
+        "(() => { const { tokens, selection, values } = jaxformerPage.store;"
+        " return { tokens, position: selection.position, strengths: [...values.strengths] }; })()"
+    )
+    return state, logits_of(tab, len(state["tokens"]))
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 0))
+def test_buttons_pressed_while_the_page_computes_act_one_after_another(seed, opened):
+    """The result is that of a page that has computed before each press."""
+    model, variables = model_of()
+    page = explain(model, variables, TEXT, tokenizer())
+    rng = np.random.default_rng(seed)
+    # The heads are switched first: a strength acts on a text at once, before its edits.
+    names = [*rng.choice(list(BUTTONS)[-2:], 2), *rng.choice(list(BUTTONS)[:-2], 7)]
+    names = ["Append the best token"] * 5 if seed == 0 else names
+    found = []
+    for waits in (True, False):
+        tab = opened(page)
+        tab.evaluate(SLOW_CLOCK)
+        tab.fill("[role=combobox]", "z")
+        for group in [[name] for name in names] if waits else [names]:
+            assert press(tab, group) or waits
+            wait(tab)
+        found.append(state_of(tab))
+    (expected, expected_logits), (state, logits) = found
+    assert state == expected
+    np.testing.assert_array_equal(logits, expected_logits)
+    if seed == 0:
+        assert len(state["tokens"]) == page.num_tokens + 5
+
+
+def test_a_token_selected_while_the_page_computes_stays_selected(opened):
+    model, variables = model_of()
+    tab = opened(explain(model, variables, list(range(5, 17))))
+    tab.evaluate(SLOW_CLOCK)
+    tab.evaluate(
+        "(() => { const { store } = jaxformerPage; store.select({ position: 3 });"
+        " store.edit((tokens) => ({ tokens: tokens.toSpliced(4, 0, 200), first: 3, select: 4 }));"
+        " store.select({ position: 7 });"  # the token 12, which the insertion moves
+        " store.edit((tokens, at) => ({ tokens: tokens.with(at, 100), first: at })); })()"
+    )
+    wait(tab)
+    expected = [5, 6, 7, 8, 200, 9, 10, 11, 100, 13, 14, 15, 16]
+    assert tab.evaluate("jaxformerPage.store.tokens") == expected
+    check_logits(tab, model, variables["params"], expected)
+
+
+def test_views_that_are_hidden_stop_computing_an_old_text(opened):
+    model, variables = model_of()
+    tab = opened(explain(model, variables, list(range(40))))
+    tab.evaluate(SLOW_CLOCK)
+    tab.evaluate(
+        "(() => { const { store, tabs } = jaxformerPage, { lens } = store.values;"
+        " globalThis.beyond = 0; store.values.lens = (state, position) => {"
+        " beyond += position >= store.tokens.length; return lens(state, position); };"
+        " tabs.choose(tabs.views[1]); tabs.choose(tabs.views[3]); store.setTokens([1, 2]); })()"
+    )
+    wait(tab)
+    time.sleep(0.5)
+    assert tab.evaluate("beyond") == 0
+
+
+def test_every_token_of_a_list_can_be_chosen(opened):
+    """Spaces, line feeds and tabs have signs, which are tokens themselves."""
+    words = ByteTokenizer.train(["·\n→\n⏎\n\t\n ·x x→"] * 9, 300)
+    model, variables = model_of()
+    tab = opened(explain(model, variables, "a → b · c", words))
+    names = token_names(words, range(300))
+    seen = set()
+    for typed in ("·", "→", "⏎"):
+        tab.fill("[role=combobox]", typed)
+        options = tab.locator("[role=combobox] ~ .matches li").all_inner_texts()
+        for number, name in enumerate(options):
+            for keyboard in (True, False):
+                tab.fill("[role=combobox]", "")
+                tab.fill("[role=combobox]", typed)
+                if keyboard:
+                    for _ in range(number + 1):
+                        tab.press("[role=combobox]", "ArrowDown")
+                    tab.press("[role=combobox]", "Enter")
+                else:
+                    tab.locator("[role=combobox] ~ .matches li").nth(number).click()
+                    press(tab, ["Replace"])
+                wait(tab)
+                position = tab.evaluate("jaxformerPage.store.selection.position")
+                token = tab.evaluate(f"jaxformerPage.store.tokens[{position}]")
+                assert names[token] == name
+                seen.add(token)
+    assert {words.encode(x)[0] for x in (" ", "\n", "\t", "·", "→", "⏎")} <= seen
 
 
 def test_temperature_and_top_p_act_on_the_logits(opened):

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxformer.interpret.probes import train_probes
+from jaxformer.interpret.probes import _trains, train_probes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,6 +62,36 @@ def test_the_accuracy_is_that_of_the_returned_probe_on_held_out_examples():
     assert right[~test].mean() > right[test].mean()
 
 
+def test_a_random_label_of_whole_groups_is_not_readable():
+    """The features of a text's tokens have a common part, by which a probe recognizes the text."""
+    rng = np.random.default_rng(5)
+    groups = np.repeat(np.arange(60), 10)
+    labels = rng.permutation(np.arange(60) % 2)[groups]
+    features = rng.normal(size=(60, 64))[groups] + 0.3 * rng.normal(size=(600, 64))
+    ids = rng.integers(0, KINDS, 600)
+    found = {
+        name: np.mean(
+            [
+                train_probes(features[None], labels, ids, seed=seed, groups=value).accuracy[0]
+                for seed in range(5)
+            ]
+        )
+        for name, value in {"tokens": None, "texts": groups}.items()
+    }
+    assert found["tokens"] > 0.9 and abs(found["texts"] - 0.5) < 0.15, found
+
+
+@given(st.integers(2, 40), st.integers(0, 2**31), st.floats(0.1, 0.9))
+def test_a_group_is_held_out_as_a_whole(num_groups, seed, held_out):
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(-5, num_groups, 200)
+    try:
+        trains = _trains(groups, held_out, rng)
+    except ValueError:
+        return  # one side had no group
+    assert not set(groups[trains]) & set(groups[~trains]) and 0 < trains.sum() < 200
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -69,6 +101,10 @@ def test_the_accuracy_is_that_of_the_returned_probe_on_held_out_examples():
         ({"labels": np.zeros(EXAMPLES, int)}, "at least two values"),
         ({"held_out": 1.0}, "held_out is 1.0; it must be between 0 and 1"),
         ({"steps": 0}, "steps is 0"),
+        ({"groups": np.arange(3)}, r"groups are int64 \(3,\)"),
+        ({"groups": np.zeros(EXAMPLES, int)}, "which with this seed holds out [01] of 1 groups"),
+        ({"held_out": 1e-9}, "holds out 0 of 600 groups"),
+        ({"held_out": 1 - 1e-9}, "holds out 600 of 600 groups"),
     ],
 )
 def test_invalid_probe_arguments_are_rejected(change, message):

@@ -1,6 +1,6 @@
 // Attention weights: an overview of all heads, one heat map, and the strength of a head.
 
-import { button, card, choice, el, note, percent, rovingKeys, shownToken, slider } from "./dom.js";
+import { button, card, choice, el, note, percent, rovingKeys, slider } from "./dom.js";
 import { heatmap, thumbnail } from "./heatmap.js";
 import { createWorker, firstHead } from "./store.js";
 
@@ -12,7 +12,7 @@ export function attentionView(store, panel) {
     view.update = () => panel.shade(null);
     return view;
   }
-  const names = (what) => (what === "source" ? store.source : store.tokens).map((id) => shownToken(store.name(id)));
+  const names = (what) => (what === "source" ? store.source : store.tokens).map((id) => store.name(id));
   const kind = () => values.kinds[store.selection.kind];
   const map = heatmap({
     label: "Attention weights of the selected head, queries in rows and keys in columns",
@@ -61,7 +61,7 @@ export function attentionView(store, panel) {
 /** Returns the grid of small pictures: a row for each layer, with the mean of its heads first. */
 function headOverview(store) {
   const { values } = store;
-  const work = createWorker();
+  const work = createWorker(store);
   const grid = el("div", { class: "heads", role: "group", "aria-label": "Heads. Arrow keys move, Enter selects." });
   let shownKind = -1, cells = [], columns = 1;
 

@@ -1,25 +1,23 @@
-// A field that finds a token of the vocabulary by its text.
+// A field that finds a token of the vocabulary by its name and returns its id.
 
-import { el, nextId, shownToken } from "./dom.js";
+import { el, nextId } from "./dom.js";
 
 const MOST_MATCHES = 8;
 
-/** Returns {element, input, value}: `value()` is the id of the chosen token, or null. */
+/**
+ * Returns {element, input, value}: `value()` is the id of the token that was chosen from the list
+ * or, if none was chosen, of the best match, or null. `names[id]` is the name of a token.
+ */
 export function tokenField({ label, names, onChoose }) {
   const id = nextId("token"), listId = nextId("matches");
-  const shown = names.map(shownToken);
+  const keys = names.map(searchKey);
   const list = el("ul", { id: listId, role: "listbox", class: "matches", hidden: true, "aria-label": "matching tokens" });
   const input = el("input", {
     id, type: "text", role: "combobox", autocomplete: "off", spellcheck: "false",
     "aria-expanded": "false", "aria-controls": listId, "aria-autocomplete": "list",
   });
-  const field = { input, matches: [], at: -1 };
-  const typed = () => shownToken(input.value === "" ? " " : input.value);
-
-  field.value = () => {
-    const exact = shown.indexOf(input.value === "" ? "" : typed());
-    return exact >= 0 ? exact : (field.matches[0] ?? null);
-  };
+  const field = { input, matches: [], at: -1, chosen: null };
+  field.value = () => field.chosen ?? field.matches[0] ?? null;
   function close() {
     list.hidden = true;
     field.at = -1;
@@ -27,9 +25,10 @@ export function tokenField({ label, names, onChoose }) {
     input.removeAttribute("aria-activedescendant");
   }
   function open() {
-    field.matches = input.value === "" ? [] : findTokens(shown, typed());
+    field.chosen = null;
+    field.matches = input.value === "" ? [] : findTokens(names, keys, input.value);
     list.replaceChildren(...field.matches.map((token, i) =>
-      el("li", { role: "option", id: `${listId}-${i}`, class: "token", text: shown[token] })));
+      el("li", { role: "option", id: `${listId}-${i}`, class: "token", text: names[token] })));
     list.hidden = field.matches.length === 0;
     input.setAttribute("aria-expanded", String(!list.hidden));
     mark(-1);
@@ -40,7 +39,8 @@ export function tokenField({ label, names, onChoose }) {
     if (at >= 0) input.setAttribute("aria-activedescendant", `${listId}-${at}`);
   }
   function choose(at) {
-    input.value = shown[field.matches[at]];
+    field.chosen = field.matches[at];
+    input.value = names[field.chosen];
     close();
   }
   input.addEventListener("input", open);
@@ -66,14 +66,22 @@ export function tokenField({ label, names, onChoose }) {
   return field;
 }
 
-/** Returns tokens that are, begin with or contain a text, in this order. */
-function findTokens(shown, text) {
-  const ranked = [[], [], []];
-  const lower = text.toLowerCase();
-  for (let token = 0; token < shown.length; token++) {
-    if (shown[token] === text) ranked[0].push(token);
-    else if (shown[token].toLowerCase().startsWith(lower)) ranked[1].push(token);
-    else if (shown[token].toLowerCase().includes(lower)) ranked[2].push(token);
-  }
+/** Returns tokens whose name is, begins with or contains a text, in this order. */
+function findTokens(names, keys, text) {
+  const ranked = [[], [], [], []];
+  const sought = searchKey(text);
+  names.forEach((name, token) => {
+    const key = keys[token];
+    if (name === text) ranked[0].push(token);
+    else if (key === sought) ranked[1].push(token);
+    else if (key.startsWith(sought)) ranked[2].push(token);
+    else if (key.includes(sought)) ranked[3].push(token);
+  });
   return ranked.flat().slice(0, MOST_MATCHES);
+}
+
+/** Returns a text in lower case with the signs that names have for spaces, line feeds and tabs. */
+function searchKey(text) {
+  const signs = { " ": "·", "\n": "⏎", "\t": "→" };
+  return text.toLowerCase().replace(/[ \n\t]/g, (c) => signs[c]);
 }

@@ -1,6 +1,6 @@
 // Decoding step by step: the cache, and the distribution of the next token.
 
-import { barList, button, card, el, note, percent, shownToken, slider, svg } from "./dom.js";
+import { barList, button, card, el, note, percent, slider, svg } from "./dom.js";
 import { drawToken, nextTokens } from "./sampling.js";
 
 const NUM_BARS = 12;
@@ -26,12 +26,15 @@ export function decodingView(store) {
   const reads = store.tokens.length;
   view.read = reads; // the number of tokens in the cache, for captured values
   view.position = () => (values.live ? store.tokens.length : view.read) - 1;
-  const append = (id) => store.setTokens([...store.tokens, id], store.tokens.length, store.tokens.length);
+  const append = (choose) => () => store.edit((tokens) =>
+    ({ tokens: [...tokens, choose(tokensOf())], first: tokens.length, select: tokens.length }));
+  const removeLast = () => store.edit((tokens) =>
+    ({ tokens: tokens.slice(0, -1), first: tokens.length - 1, select: tokens.length - 2 }));
   const buttons = values.live
     ? [
-        button("Append the best token", () => append(tokensOf()[0].id)),
-        button("Sample a token", () => append(drawToken(tokensOf(), Math.random()))),
-        button("Remove the last token", () => store.setTokens(store.tokens.slice(0, -1), store.tokens.length - 1, store.tokens.length - 2)),
+        button("Append the best token", append((best) => best[0].id)),
+        button("Sample a token", append((best) => drawToken(best, Math.random()))),
+        button("Remove the last token", removeLast),
       ]
     : [
         button("Previous step", () => { view.read = Math.max(1, view.read - 1); show(); }),
@@ -53,7 +56,7 @@ export function decodingView(store) {
     if (what === "strengths" || what === "busy") return;
     const read = view.position() + 1;
     const tokens = tokensOf();
-    const shown = store.tokens.slice(Math.max(0, read - 40), read).map((id) => shownToken(store.name(id)));
+    const shown = store.tokens.slice(Math.max(0, read - 40), read).map((id) => store.name(id));
     text.textContent = `${read > 40 ? "… " : ""}${shown.join(" ")}`;
     cache.replaceChildren(cachePicture(data.config, read));
     const kept = tokens.filter((token) => token.kept).length;

@@ -1,12 +1,12 @@
 // The dependency matrix: which output depends on which input, measured and as the rule says.
 
-import { card, el, note, shownToken } from "./dom.js";
+import { card, el, note } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 
 export function dependencyView(store) {
   const { dependency } = store.data;
   const size = dependency.matrix.length;
-  const names = store.data.tokens.slice(0, size).map((id) => shownToken(store.name(id)));
+  const names = store.data.tokens.slice(0, size).map((id) => store.name(id));
   const flat = dependency.matrix.flat(), rule = dependency.rule.flat();
   const wrong = flat.flatMap((found, i) => (found !== rule[i] ? [[Math.floor(i / size), i % size]] : []));
   const { data: effects } = dependency.effects;

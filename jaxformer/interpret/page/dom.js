@@ -26,12 +26,6 @@ function build(element, options, children) {
 
 export const nextId = (stem) => `${stem}-${++lastId}`;
 
-/** Returns a token's text with spaces and line ends as visible signs. */
-export function shownToken(text) {
-  const signs = { " ": "·", "\n": "⏎", "\t": "→" };
-  return text === "" ? "∅" : text.replace(/[ \n\t]/g, (c) => signs[c]);
-}
-
 export const percent = (share) =>
   share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 
@@ -69,7 +63,7 @@ export const button = (text, onClick, options = {}) =>
 export function barList(rows, label, { areTokens = true } = {}) {
   const items = rows.map(({ text, share, shown = percent(share), quiet = false, mark = "" }) =>
     el("li", { class: quiet ? "bar quiet" : "bar" }, [
-      el("span", { class: areTokens ? "bar-name token" : "bar-name", text: areTokens ? shownToken(text) : text }),
+      el("span", { class: areTokens ? "bar-name token" : "bar-name", text }),
       el("span", { class: "bar-track" }, [
         el("span", { class: "bar-fill", style: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }),
       ]),

@@ -6,7 +6,7 @@
 // feedforward: [layers], embedding, rest, logit, target}
 
 import { attributeLogit, attributionReason } from "./attribution.js";
-import { barList, card, choice, el, note, shownToken } from "./dom.js";
+import { barList, card, choice, el, note } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { runLogits } from "./model.js";
 import { largestIndices } from "./maths.js";
@@ -88,7 +88,7 @@ function attributionPart(store) {
     const best = largestIndices(logits, 8);
     const next = store.tokens[position + 1];
     const ids = next === undefined || best.includes(next) ? best : [next, ...best];
-    const options = ids.map((id) => [id, `${shownToken(store.name(id))}${id === next ? " (follows in the text)" : ""}`]);
+    const options = ids.map((id) => [id, `${store.name(id)}${id === next ? " (follows in the text)" : ""}`]);
     const token = ids.includes(Number(part.token)) && part.token !== "best" ? Number(part.token) : best[0];
     target.setOptions(options, String(token));
     return { ...attributeLogit(values.model, values.run, position, token), name: store.name(token) };
@@ -97,7 +97,7 @@ function attributionPart(store) {
 }
 
 function sumText({ logit, name, rest }) {
-  return `How much each part adds to the logit of ${shownToken(name)}. All parts together: ${logit.toFixed(3)}, of which the biases are ${rest.toFixed(3)}.`;
+  return `How much each part adds to the logit of ${name}. All parts together: ${logit.toFixed(3)}, of which the biases are ${rest.toFixed(3)}.`;
 }
 
 function largestParts({ heads, cross, feedforward, embedding }) {

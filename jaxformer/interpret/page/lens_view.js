@@ -1,6 +1,6 @@
 // The residual stream through the layers: what the model would predict after each of them.
 
-import { card, el, note, percent, shownToken } from "./dom.js";
+import { card, el, note, percent } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { createWorker } from "./store.js";
 
@@ -16,14 +16,14 @@ export function lensView(store) {
     return view;
   }
   const stateName = (state) => (state === 0 ? "embedding" : `layer ${state - 1}`);
-  const work = createWorker();
+  const work = createWorker(store);
   const map = heatmap({
     label: "Probability of the best token after each layer, layers in rows and positions in columns",
     height: 300,
     describe: (state, position) => {
       const [best] = values.lens(state, position);
-      return `${stateName(state)}, token ${position} ${shownToken(store.name(store.tokens[position]))}: ` +
-        `predicts ${shownToken(store.name(best.id))}, ${percent(best.share)}`;
+      return `${stateName(state)}, token ${position} ${store.name(store.tokens[position])}: ` +
+        `predicts ${store.name(best.id)}, ${percent(best.share)}`;
     },
     pick: (_, position) => store.select({ position }),
   });
@@ -39,7 +39,7 @@ export function lensView(store) {
     const rows = values.numStates, columns = store.tokens.length;
     const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1, isGrowing: true };
     matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
-    matrix.columnNames = store.tokens.map((id) => shownToken(store.name(id)));
+    matrix.columnNames = store.tokens.map((id) => store.name(id));
     let drawn = performance.now();
     for (let position = 0; position < columns; position++) {
       for (let state = 0; state < rows; state++) {
@@ -65,7 +65,7 @@ function lensTable(store, stateName) {
   const first = Math.max(0, Math.min(position - (wide >> 1), tokens.length - wide));
   const places = Array.from({ length: Math.min(wide, tokens.length) }, (_, i) => first + i);
   const heads = places.map((place) =>
-    el("th", { scope: "col", class: place === position ? "token here" : "token", text: shownToken(store.name(tokens[place])) }));
+    el("th", { scope: "col", class: place === position ? "token here" : "token", text: store.name(tokens[place]) }));
   const rows = Array.from({ length: values.numStates }, (_, i) => values.numStates - 1 - i).map((state) =>
     el("tr", {}, [
       el("th", { scope: "row", text: stateName(state) }),
@@ -74,7 +74,7 @@ function lensTable(store, stateName) {
         const isRight = tokens[place + 1] === best.id;
         const title = `${percent(best.share)}${isRight ? ", the token that follows" : ""}`;
         return el("td", { class: isRight ? "lens right" : "lens", title, style: { "--weight": best.share.toFixed(3) } }, [
-          el("span", { class: "token", text: shownToken(store.name(best.id)) }),
+          el("span", { class: "token", text: store.name(best.id) }),
           el("span", { class: "share", text: percent(best.share) }),
         ]);
       }),
@@ -89,7 +89,7 @@ function lensDetail(store, stateName) {
       el("th", { scope: "row", text: stateName(state) }),
       ...values.lens(state, position).map(({ id, share }) =>
         el("td", { class: "lens", style: { "--weight": share.toFixed(3) } }, [
-          el("span", { class: "token", text: shownToken(store.name(id)) }),
+          el("span", { class: "token", text: store.name(id) }),
           el("span", { class: "share", text: percent(share) }),
         ])),
     ]));

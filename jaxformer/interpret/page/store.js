@@ -10,8 +10,9 @@ export function createStore(data) {
   const store = { data, values, tokens: data.tokens, source: data.source, busy: false };
   store.selection = { position: data.tokens.length - 1, layer: 0, head: firstHead(values.kinds[0]), kind: 0 };
   store.name = (id) => data.names[id] ?? `#${id}`;
-  const listeners = [];
-  let job = 0;
+  const listeners = [], edits = [];
+  let job = 0, edited = null; // the text that is being computed
+  store.version = 0; // counts the changes of the values
 
   store.subscribe = (listener) => listeners.push(listener);
   /** Tells the views what changed: "values", "selection", "strengths", "busy" or "view". */
@@ -33,26 +34,50 @@ export function createStore(data) {
       if (!step.done) return void setTimeout(slice, 0);
       store.busy = false;
       done();
+      store.version++;
       store.notify("values");
       store.notify("busy");
+      nextEdit();
     };
     slice();
     if (store.busy) store.notify("busy");
   }
 
-  /** Computes other tokens, of which `position` is the first that may differ. */
-  store.setTokens = (tokens, position = 0, select = store.selection.position) => {
-    store.wanted = tokens;
-    const first = values.baseline ? commonLength(values.baseline.tokens, tokens, position) : 0;
-    run(values.begin(tokens, first), () => {
-      store.tokens = tokens;
-      store.selection.position = Math.min(select, tokens.length - 1);
-    });
+  /**
+   * Edits the text. `change(tokens, position)` takes the text and the selected position, and returns
+   * {tokens, first, select}: the new text, the first position that may differ and the one to select.
+   *
+   * An edit waits until everything before it is computed, so it never acts on an old text or on old
+   * values. An edit to a text that the model cannot read has no effect.
+   */
+  store.edit = (change) => {
+    edits.push(change);
+    if (!store.busy) nextEdit();
   };
+  function nextEdit() {
+    while (edits.length && !store.busy) {
+      const { position } = store.selection;
+      const edit = { first: 0, select: position, ...edits.shift()([...store.tokens], position) };
+      const { length } = edit.tokens;
+      if (length >= 1 && length <= data.config.max_length) compute({ ...edit, from: position });
+    }
+  }
+  /** Computes an edit or, if there is none, the same text again. */
+  function compute(edit) {
+    edited = edit;
+    if (!edit) return run(values.beginAgain(), () => {});
+    const first = values.baseline ? commonLength(values.baseline.tokens, edit.tokens, edit.first) : 0;
+    run(values.begin(edit.tokens, first), () => {
+      store.selection.position = selectedAfter(edit, store);
+      store.tokens = edit.tokens;
+      edited = null;
+    });
+  }
+  store.setTokens = (tokens, first = 0, select = undefined) =>
+    store.edit((_, position) => ({ tokens, first, select: select ?? position }));
   store.recompute = () => {
     store.notify("strengths");
-    if (store.wanted !== values.baseline?.tokens) store.setTokens(store.wanted);
-    else run(values.beginAgain(), () => {});
+    compute(edited);
   };
   store.setStrength = (layer, head, strength) => {
     values.strengths[layer * data.config.num_heads + head] = strength;
@@ -68,6 +93,12 @@ export function createStore(data) {
 /** Returns the head to show first; for a large model only the mean of the heads is stored. */
 export const firstHead = (kind) => (kind?.onlyMean ? "mean" : 0);
 
+/** Returns the position to select: that of the edit, unless another token was selected meanwhile. */
+function selectedAfter({ tokens, first, select, from }, { tokens: old, selection: { position } }) {
+  const moved = position > first ? position + tokens.length - old.length : position;
+  return Math.max(0, Math.min(position === from ? select : moved, tokens.length - 1));
+}
+
 /** Returns the number of first tokens, at most `most`, that two texts share. */
 function commonLength(a, b, most) {
   const end = Math.min(most, a.length, b.length);
@@ -75,13 +106,13 @@ function commonLength(a, b, most) {
   return end;
 }
 
-/** Runs slow work in slices, and only the latest work of its kind. */
-export function createWorker() {
+/** Runs slow work in slices: only the latest of its kind, and only while the values are the same. */
+export function createWorker(store) {
   let job = 0;
   return (generator) => {
-    const mine = ++job;
+    const mine = ++job, { version } = store;
     const slice = () => {
-      if (mine !== job) return;
+      if (mine !== job || version !== store.version) return;
       const until = performance.now() + SLICE;
       while (performance.now() < until) if (generator.next().done) return;
       setTimeout(slice, 0);

@@ -1,6 +1,6 @@
 // The tokens of a text as a list from which one is selected, with the weights of a query.
 
-import { el, shownToken, svg } from "./dom.js";
+import { el, svg } from "./dom.js";
 
 const MOST_LINES = 10;
 const LEAST_LINE = 0.03; // attention weights below this have no line
@@ -13,8 +13,8 @@ export function tokenStrip({ label, onSelect }) {
   strip.setTokens = (names) => {
     strip.items = names.map((name, i) => {
       const id = `${label.replace(/\W/g, "")}-${i}`;
-      const spoken = `${i}: ${shownToken(name)}`;
-      return el("span", { class: "token", role: "option", id, title: spoken, text: shownToken(name), "aria-selected": "false" });
+      const spoken = `${i}: ${name}`;
+      return el("span", { class: "token", role: "option", id, title: spoken, text: name, "aria-selected": "false" });
     });
     // A space lets the line break between tokens.
     element.replaceChildren(...strip.items.flatMap((item) => [item, document.createTextNode(" ")]));

@@ -1,6 +1,6 @@
 // The text with its selected token, the prediction there, and the controls that edit it.
 
-import { barList, button, card, el, note, shownToken, svg } from "./dom.js";
+import { barList, button, card, el, note, svg } from "./dom.js";
 import { tokenField } from "./combobox.js";
 import { drawLines, tokenStrip } from "./strip.js";
 import { nextTokens, sortedLogits } from "./sampling.js";
@@ -62,7 +62,7 @@ function showPrediction(store, element) {
     return { text, share, mark: `${change >= 0 ? "+" : "−"}${Math.abs(change).toFixed(1)}` };
   });
   const what = store.data.config.bidirectional ? "Prediction at" : "Prediction after";
-  const title = `${what} token ${position}, ${shownToken(store.name(store.tokens[position]))}`;
+  const title = `${what} token ${position}, ${store.name(store.tokens[position])}`;
   element.replaceChildren(
     el("h3", { class: "token-title", text: title }),
     barList(rows, title),
@@ -72,14 +72,10 @@ function showPrediction(store, element) {
 
 /** Returns the field and the buttons that replace, insert and delete tokens. */
 function editTools(store) {
-  const edit = (change, select) => {
-    const { position } = store.selection;
-    const tokens = [...store.tokens];
+  const edit = (change, move) => store.edit((tokens, position) => {
     change(tokens, position);
-    if (tokens.length && tokens.length <= store.data.config.max_length) {
-      store.setTokens(tokens, position, position + select);
-    }
-  };
+    return { tokens, first: position, select: position + move };
+  });
   const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
   const field = tokenField({ label: "Other token", names: store.data.names, onChoose: replace });
   const withToken = (action) => () => { const id = field.value(); if (id !== null) action(id); };

@@ -7,6 +7,8 @@ SCORES = "interpret/test_head_scores.py"
 ABLATION = "interpret/test_ablation.py"
 ATLAS = "interpret/test_atlas.py"
 GRADIENTS = "interpret/test_gradients.py"
+PROBES = "interpret/test_probes.py"
+NAMES = "interpret/test_token_names.py"
 LOOPS = f"{SCORES}::test_scores_are_those_of_loops"
 CROSS = f"{SCORES}::test_cross_scores_are_those_of_loops"
 PATCH = f"{ABLATION}::test_each_head_is_that_of_a_patch"
@@ -158,6 +160,27 @@ BUGS = (
         "artifacts.checkpoint:Checkpoints.read",
         Replace("str(step)", "str(max(self.steps()))"),
         f"{ATLAS}::test_checkpoints_of_a_run_are_read_one_at_a_time",
+    ),
+    # ---- names of tokens
+    Bug(
+        "tokens with the same text have the same name",
+        "interpret.encoded_text:token_names",
+        Replace("uses[text] == 1", "uses[text]"),
+        f"{NAMES}::test_different_tokens_have_different_names_without_invisible_characters",
+    ),
+    Bug(
+        "the space before a word is not part of its name",
+        "interpret.encoded_text:_context",
+        gives([]),
+        f"{NAMES}::test_the_space_before_a_word_is_part_of_its_name",
+    ),
+    # ---- probes
+    Bug(
+        "tokens of a text are on both sides of the split",
+        "interpret.probes:_trains",
+        Replace("np.unique(groups, return_inverse=True)", "(groups, np.arange(len(groups)))"),
+        f"{PROBES}::test_a_group_is_held_out_as_a_whole "
+        f"{PROBES}::test_a_random_label_of_whole_groups_is_not_readable",
     ),
     # ---- gradients
     Bug(

@@ -1,4 +1,7 @@
-"""Command lines of experiments, and records of results with the details to repeat them."""
+"""Command lines of experiments, and records of results with the details to repeat them.
+
+`python experiments/record.py NAME COMMAND…` runs any other command and writes results/NAME.json.
+"""
 
 import argparse
 import json
@@ -7,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -148,3 +152,25 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def record_command(name: str, command: list[str]) -> None:
+    """Runs a command and records its exit status, its time and what it printed.
+
+    The record holds the JSON object that the command printed, or else its last line.
+    """
+    begin, lines = time.perf_counter(), []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+    figures = {"exit_status": process.returncode, "seconds": time.perf_counter() - begin}
+    try:
+        figures["output"] = json.loads("".join(lines))
+    except json.JSONDecodeError:
+        figures["output"] = lines[-1].strip() if lines else ""
+    conclude(figures, name)
+
+
+if __name__ == "__main__":
+    record_command(sys.argv[1], sys.argv[2:])

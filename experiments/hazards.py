@@ -1,0 +1,195 @@
+"""Measures the slow programs that docs/hazards.md describes, on a CPU.
+
+    python experiments/hazards.py --record hazards-cpu
+    python experiments/hazards.py --only products loop --rounds 3
+
+- products: bfloat16 and float32 matrix products, and a product whose operand XLA converts first.
+- loop: GPT-2's logits from int8 weights in a loop, with and without the barrier of `Int8Kernel`.
+- faults: a training step with and without `jaxformer.keep_freed_memory()`.
+- arenas: the same step, and decoding from int8 weights, with malloc limited to one arena.
+
+Each measurement runs in its own process, because most settings act when a process starts.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+from record import Parser, at_least, conclude, run
+
+SIZE = "10.8m"  # of `bench_train.py`
+SHAPE = (4096, 384, 1536)  # tokens, features and hidden features of that size
+VOCABULARY, FEATURES, TOKENS = 50_304, 768, 32  # GPT-2's logits, with a padded vocabulary
+
+
+def seconds_of(call: Callable[[], object], rounds: int) -> float:
+    """Returns the median time of a call after one that does not count."""
+    import jax
+
+    times = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def product(formula: str, operands: str, result: str, barrier: bool, rounds: int) -> float:
+    """Returns the seconds of an einsum of two matrices of the shape of the feed-forward layer."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxformer.functional.bfloat16_products import product as own
+    from jaxformer.runtime import keep_freed_memory
+
+    keep_freed_memory()
+    sizes = dict(zip("bio", SHAPE, strict=True))
+    rng = np.random.default_rng(0)
+    x, y = (
+        jnp.asarray(rng.normal(size=[sizes[i] for i in name]), operands)
+        for name in formula.partition("->")[0].split(",")
+    )
+    plain = partial(jnp.einsum, formula, preferred_element_type=result)
+    computed = jax.jit(partial(own, formula, jnp.dtype(result)) if barrier else plain)
+    return seconds_of(lambda: computed(x, y), rounds)
+
+
+def products(rounds: int) -> dict:
+    """Returns GFLOP/s of products, and milliseconds with and without a transposition before."""
+    flops = 2 * SHAPE[0] * SHAPE[1] * SHAPE[2]
+    dtypes = {
+        "float32": ("float32", "float32"),
+        "bfloat16, float32 result": ("bfloat16", "float32"),
+        "bfloat16, bfloat16 result": ("bfloat16", "bfloat16"),
+    }
+    speeds = {
+        name: flops / alone(product, "bi,io->bo", *pair, False, rounds) / 1e9
+        for name, pair in dtypes.items()
+    }
+    gradient = {
+        name: 1e3 * alone(product, "bi,bo->io", "bfloat16", "float32", transposed, rounds)
+        for name, transposed in (("as it is", False), ("transposed in memory", True))
+    }
+    return {"GFLOP/s": speeds, "milliseconds of the gradient of weights": gradient}
+
+
+def int8_step(barrier: bool, rounds: int) -> float:
+    """Returns the seconds per step of a loop that computes GPT-2's logits from int8 weights."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxformer.functional.kernels import Int8Kernel
+    from jaxformer.runtime import keep_freed_memory
+
+    keep_freed_memory()
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.integers(-127, 128, (VOCABULARY, FEATURES)), jnp.int8)
+    scale, offset = jnp.ones(VOCABULARY), jnp.zeros(VOCABULARY)
+
+    def logits(values, x):
+        if barrier:
+            return Int8Kernel(values, scale, offset).times(x, jnp.float32)
+        return (values * x[0]).sum(axis=-1)[None] * scale
+
+    @jax.jit
+    def loop(values, x):
+        def step(x, _):
+            return x + 1e-6 * logits(values, x)[:, :FEATURES], None
+
+        return jax.lax.scan(step, x, length=TOKENS)[0]
+
+    x = jnp.asarray(rng.normal(size=(1, FEATURES)), jnp.float32)
+    return seconds_of(lambda: loop(values, x), rounds) / TOKENS
+
+
+def loop(rounds: int) -> dict:
+    """Returns the milliseconds per step with and without the barrier."""
+    named = (("with the barrier", True), ("without the barrier", False))
+    return {name: 1e3 * alone(int8_step, barrier, rounds) for name, barrier in named}
+
+
+def training(keep: bool, rounds: int) -> dict:
+    """Returns the time, the page faults and the peak memory of a training step."""
+    import resource
+
+    from bench_train import SIZES, jaxformer_step
+
+    from jaxformer.runtime import keep_freed_memory
+
+    if keep:
+        keep_freed_memory()
+    step = jaxformer_step(SIZES[SIZE], "float32", "auto", "none")
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    seconds = seconds_of(step, rounds)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": seconds,
+        "faults": (used.ru_minflt - before) / (rounds + 1),
+        "peak_gigabytes": used.ru_maxrss * 1024 / 1e9,
+    }
+
+
+def decoding(rounds: int) -> float:
+    """Returns the seconds of decoding from int8 weights."""
+    from bench_decode import jaxformer_decoding
+
+    from jaxformer.runtime import keep_freed_memory
+
+    keep_freed_memory()
+    return seconds_of(jaxformer_decoding("gpt2-124m", 1, "float32", int8=True), rounds)
+
+
+def faults(rounds: int) -> dict:
+    """Returns the figures of a step with and without `keep_freed_memory`."""
+    named = (("freed memory kept", True), ("default", False))
+    return {name: alone(training, keep, rounds) for name, keep in named}
+
+
+def arenas(rounds: int) -> dict:
+    """Returns the figures of a step and of decoding, by the number of malloc's arenas."""
+    environments = {"default": {}, "one arena": {"MALLOC_ARENA_MAX": "1"}}
+    return {
+        name: {
+            "training": alone(training, True, rounds, environment=environment),
+            "decoding_seconds": alone(decoding, rounds, environment=environment),
+        }
+        for name, environment in environments.items()
+    }
+
+
+def alone(measure: Callable, *arguments, environment: dict[str, str] | None = None):
+    """Runs a measurement in its own process, with these environment variables added."""
+    before = dict(os.environ)
+    os.environ.update(environment or {})
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(measure, *arguments).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+MEASUREMENTS = {"products": products, "loop": loop, "faults": faults, "arenas": arenas}
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
+    parser.add_argument("--rounds", type=at_least(1), default=7)
+    arguments = parser.parse_args()
+    figures = {}
+    for name in arguments.only:
+        figures[name] = MEASUREMENTS[name](arguments.rounds)
+        print(f"{name}: {figures[name]}", flush=True)
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

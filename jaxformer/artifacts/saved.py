@@ -1,7 +1,8 @@
 """Folders of a model in jaxformer's own format.
 
 Such a folder holds config.json (the model's kind and the version of the format), model.safetensors
-and, if the model has a tokenizer, tokenizer.json.
+and, if the model has a tokenizer, tokenizer.json. If that came from a folder of transformers, its
+settings files are beside it.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from jaxformer.models.language_model import LanguageModel
 
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 # Fields of a model that are saved or do not change its results.
-_RESTORED = {"config", "execution", "family", "generation", "parent", "name"}
+_RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
 
 
 def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
@@ -50,7 +51,8 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
         kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
         ids = None if special is None else asdict(special)
-        content |= source_sections(family or model.family, model.generation, ids)
+        about = (family or model.family, model.generation, ids, model.checkpoint_dtype)
+        content |= source_sections(*about)
         write_json(unfinished / "config.json", content)
         tensors = {name: lambda leaf=leaf: np.asarray(leaf) for name, leaf in leaves.items()}
         write_tensors(unfinished, tensors, {name: x.nbytes for name, x in leaves.items()})

@@ -5,8 +5,33 @@ from tests.mutation.changes import Replace, gives, inside, takes
 
 BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
 ROUND_TRIP = "hub/test_folders.py"
+EXPORTED = "hub/test_exported_tokenizer.py"
 
 BUGS = (
+    Bug(
+        "the settings of a tokenizer are lost on export",
+        "artifacts.tokenizer_files:write_settings_files",
+        gives(None),
+        f"{EXPORTED}::test_templates_in_files_are_kept",
+    ),
+    Bug(
+        "a checkpoint is exported in float32",
+        "hub.foreign:common_dtype",
+        gives("float32"),
+        f"{EXPORTED}::test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one",
+    ),
+    Bug(
+        "a saved model forgets the dtype of its checkpoint",
+        "artifacts.saved:save",
+        Replace("model.checkpoint_dtype", "None"),
+        f"{EXPORTED}::test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one",
+    ),
+    Bug(
+        "the padding of tokenizer.json is lost",
+        "artifacts.tokenizer:Tokenizer.to_json",
+        Replace("not any(self._batching.values())", "True"),
+        f"{EXPORTED}::test_truncation_and_padding_of_tokenizer_json_are_kept",
+    ),
     Bug(
         "an unknown option is ignored",
         "hub.options:Options.nothing_left",

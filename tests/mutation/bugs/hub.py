@@ -1,13 +1,38 @@
 """Bugs of importing and exporting foreign model folders."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, inside, takes
+from tests.mutation.changes import Replace, gives, inside, takes, then
 
 BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
 ROUND_TRIP = "hub/test_folders.py"
 EXPORTED = "hub/test_exported_tokenizer.py"
+GGUF = "hub/test_gguf_vocabulary.py"
 
 BUGS = (
+    Bug(
+        "a GGUF file names GPT-2's pattern for every tokenizer",
+        "hub.gguf_vocabulary:_pre",
+        gives("gpt-2"),
+        f"{GGUF}::test_byte_level_bpe_encodes_as_llama_cpp[qwen2]",
+    ),
+    Bug(
+        "the scores of a GGUF file ignore the order of the merges",
+        "hub.gguf_vocabulary:_scores",
+        then(lambda scores: [0.0] * len(scores)),
+        f"{GGUF}::test_bpe_of_sentencepiece_encodes_as_llama_cpp[llama]",
+    ),
+    Bug(
+        "a GGUF file puts no space before a text",
+        "hub.gguf_vocabulary:_space_prefix",
+        gives(False),
+        f"{GGUF}::test_bpe_of_sentencepiece_encodes_as_llama_cpp[llama]",
+    ),
+    Bug(
+        "byte tokens have the type of words in a GGUF file",
+        "hub.gguf_vocabulary:_type",
+        then(lambda name: "NORMAL" if name == "BYTE" else name),
+        f"{GGUF}::test_the_types_of_tokens",
+    ),
     Bug(
         "the settings of a tokenizer are lost on export",
         "artifacts.tokenizer_files:write_settings_files",

@@ -10,6 +10,12 @@ GGUF = "hub/test_gguf_vocabulary.py"
 
 BUGS = (
     Bug(
+        "an option that the class does not read is refused",
+        "hub.options:Options.nothing_left",
+        Replace("read_by_class is None", "True"),
+        "hub/test_published.py::test_options_that_the_class_does_not_read_are_named_and_ignored[llama]",
+    ),
+    Bug(
         "a GGUF file names GPT-2's pattern for every tokenizer",
         "hub.gguf_vocabulary:_pre",
         gives("gpt-2"),
@@ -61,7 +67,7 @@ BUGS = (
         "an unknown option is ignored",
         "hub.options:Options.nothing_left",
         gives(None),
-        f"{BROKEN}[an-option-is-unknown]",
+        f"{BROKEN}[an-option-is-not-read]",
     ),
     Bug(
         "a duplicate JSON key is accepted",

@@ -21,6 +21,7 @@ from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensor
 from jaxformer.artifacts.tokenizer import AnyTokenizer, SpecialTokens, Tokenizer, bind
 from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_former
 from jaxformer.functional.kernels import is_kernel
+from jaxformer.functional.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
 from jaxformer.models.kinds import build
@@ -68,6 +69,11 @@ def checked_params(model, variables) -> dict:
             something that its files cannot hold.
     """
     check_restorable(model)
+    if any(is_low_rank(x) for x in jax.tree.leaves(variables, is_leaf=is_low_rank)):
+        raise ValueError(
+            "variables hold a LoRA adapter beside the base weights; pass "
+            "jf.merge_adapter(variables)"
+        )
     if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
         raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)

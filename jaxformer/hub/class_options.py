@@ -130,6 +130,8 @@ _OWN = {
 }
 
 
-def read_by_class(model_type: str) -> frozenset[str]:
-    """Returns the options that the family's class reads."""
+def read_by_class(model_type: str) -> frozenset[str] | None:
+    """Returns the options that the family's class reads; None for a family without a list."""
+    if model_type not in _OWN:
+        return None
     return GENERAL | frozenset(_OWN[model_type].split())

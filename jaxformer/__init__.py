@@ -43,6 +43,7 @@ _HOME = {
     "export": "hub.export",
     "keep_freed_memory": "runtime",
     "load": "hub.load",
+    "merge_adapter": "models.lora",
     "parameter_count": "models.parameters",
     "prepare": "decoding.prepared",
     "preset": "models.config",

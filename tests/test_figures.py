@@ -130,8 +130,8 @@ def _cost_of_taint() -> str:
     pairs = all_three["pairs"]
     return (
         f"| taint | all {pairs['taint']:,} | {taint['seconds']:.0f} s | {used[0]} MB | "
-        f"| all three | {pairs['taint']:,} for taint, {pairs['change']:,} for each of the other two "
-        f"| {all_three['seconds']:.0f} s | {used[1]} MB |"
+        f"| all three | {pairs['taint']:,} for taint, {pairs['change']:,} for each of the other "
+        f"two | {all_three['seconds']:.0f} s | {used[1]} MB |"
     )
 
 

@@ -57,7 +57,7 @@ def lossy_part(parts: dict, token_bytes: list[bytes]) -> str | None:
     model, vocabulary = parts["model"], parts["model"]["vocab"]
     if parts["normalizer"] is not None:
         return f"its normalizer ({parts['normalizer']['type']}) may change a text"
-    steps = list(_steps(parts["pre_tokenizer"]))
+    steps = list(pre_tokenizer_steps(parts["pre_tokenizer"]))
     for step in steps:
         removes = step.get("behavior") == "Removed" or step.get("add_prefix_space")
         if step["type"] not in _DIVIDES or removes:
@@ -87,7 +87,7 @@ def divides_at_spaces(parts: dict) -> bool:
     with added tokens that are ordinary or contain spaces, because these are matched before the text
     is split into words.
     """
-    steps = list(_steps(parts["pre_tokenizer"]))
+    steps = list(pre_tokenizer_steps(parts["pre_tokenizer"]))
     kinds = [step["type"] for step in steps]
     is_gpt2 = kinds in (["ByteLevel"], ["Digits", "ByteLevel"]) and steps[-1]["use_regex"]
     plain = any(_plain(parts["added_tokens"]))
@@ -100,11 +100,11 @@ def divides_at_spaces(parts: dict) -> bool:
     )
 
 
-def _steps(part: dict | None) -> Iterator[dict]:
+def pre_tokenizer_steps(part: dict | None) -> Iterator[dict]:
     """Yields the pre-tokenizers of a part in the order in which they run."""
     if part is not None and part["type"] == "Sequence":
         for inner in part["pretokenizers"]:
-            yield from _steps(inner)
+            yield from pre_tokenizer_steps(inner)
     elif part is not None:
         yield part
 

@@ -40,6 +40,7 @@ class Stored(NamedTuple):
         tokenizer: The tokenizer, or None.
         family: The model_type of transformers that the weights came from, or None.
         generation: The checkpoint's settings for generation.
+        checkpoint_dtype: The dtype of that checkpoint's tensors, or None.
     """
 
     config: Any
@@ -47,6 +48,7 @@ class Stored(NamedTuple):
     tokenizer: Tokenizer | None
     family: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
+    checkpoint_dtype: str | None = None
 
 
 def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored:
@@ -69,7 +71,8 @@ def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored
         return stored_run(run, sections, partial(newest_params, run), dtype)
     config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
     read, tokenizer = partial(read_saved, folder, dtype), stored_tokenizer(folder, sections)
-    return Stored(config, read, tokenizer, sections.get("family"), generation)
+    about = (sections.get("family"), generation, sections.get("checkpoint_dtype"))
+    return Stored(config, read, tokenizer, *about)
 
 
 def stored_run(
@@ -89,7 +92,8 @@ def stored_run(
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
     config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
-    return Stored(config, read_converted, run_tokenizer(run), sections.get("family"), generation)
+    about = (sections.get("family"), generation, sections.get("checkpoint_dtype"))
+    return Stored(config, read_converted, run_tokenizer(run), *about)
 
 
 def newest_params(run: RunFolder, like) -> dict:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxformer.artifacts.run import parse_generation, source_sections
+from jaxformer.artifacts.tokenizer_files import NAMES
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.generation import GenerationDefaults
 
@@ -20,6 +21,7 @@ class Origin(NamedTuple):
         family: The model_type of transformers that they came from.
         special_tokens: The special ids of a tokenizer whose file does not name them.
         generation: The checkpoint's settings for generation.
+        checkpoint_dtype: The dtype of its tensors, or None.
     """
 
     path: Path
@@ -27,10 +29,13 @@ class Origin(NamedTuple):
     family: str | None = None
     special_tokens: dict | None = None
     generation: GenerationDefaults = GenerationDefaults()
+    checkpoint_dtype: str | None = None
 
     def sections(self) -> dict:
         """Returns the sections of config.json that `read_origin` reads."""
-        about = source_sections(self.family, self.generation, self.special_tokens)
+        about = source_sections(
+            self.family, self.generation, self.special_tokens, self.checkpoint_dtype
+        )
         return {"from": {"path": str(self.path), "digest": self.digest}, **about}
 
 
@@ -50,7 +55,8 @@ def read_origin(sections: dict, where) -> Origin | None:
     if base.keys() != {"path", "digest"}:
         raise ValueError(f"{where}: from is {shown(base)}; it must have a path and a digest")
     about = sections.get("family"), sections.get("special_tokens")
-    return Origin(Path(base["path"]), base["digest"], *about, parse_generation(sections, where))
+    generation, dtype = parse_generation(sections, where), sections.get("checkpoint_dtype")
+    return Origin(Path(base["path"]), base["digest"], *about, generation, dtype)
 
 
 def keep(run: Path, copy: Path, step: int) -> None:
@@ -70,7 +76,7 @@ def keep(run: Path, copy: Path, step: int) -> None:
             return []
         return [name for name in names if not name.isdecimal() or int(name) > step]
 
-    for name in ("config.json", "tokenizer.json", "checkpoints", "base"):
+    for name in ("config.json", "tokenizer.json", *NAMES, "checkpoints", "base"):
         source = run / name
         if source.is_dir():
             shutil.copytree(source, copy / name, copy_function=_link, ignore=later)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from jaxformer.artifacts.files import json_text, parse_json, read_json, write_whole
 from jaxformer.artifacts.links import check_links
+from jaxformer.artifacts.tokenizer_files import NAMES
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
@@ -32,6 +33,7 @@ SECTIONS: dict[str, Any] = {
     "generation": dict,
     "special_tokens": dict | None,
     "parse_special": bool,
+    "checkpoint_dtype": Literal["float32", "bfloat16", "float16"] | None,
 }
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 
@@ -81,7 +83,7 @@ class RunFolder:
         if not self.path.exists():
             return True
         left = {path.name for path in self.path.iterdir()}
-        ours = (self.lock.name, self.base.name, self.tokenizer.name, f"{self.config.name}.")
+        ours = (self.lock.name, self.base.name, self.tokenizer.name, *NAMES, f"{self.config.name}.")
         return not left or (self.lock.name in left and all(name.startswith(ours) for name in left))
 
     def write_config(self, sections: dict) -> None:
@@ -223,7 +225,10 @@ def parse_generation(sections: dict, where: Path) -> GenerationDefaults:
 
 
 def source_sections(
-    family: str | None, generation: GenerationDefaults, special_tokens: dict | None
+    family: str | None,
+    generation: GenerationDefaults,
+    special_tokens: dict | None,
+    checkpoint_dtype: str | None,
 ) -> dict[str, Any]:
     """Returns the sections of config.json about the checkpoint that the weights came from.
 
@@ -231,9 +236,15 @@ def source_sections(
         family: The model_type of transformers.
         generation: The checkpoint's settings for generation.
         special_tokens: The special ids of a tokenizer whose file does not name them.
+        checkpoint_dtype: The dtype of the checkpoint's tensors, or None.
     """
     settings = None if generation == GenerationDefaults() else asdict(generation)
-    content = {"family": family, "generation": settings, "special_tokens": special_tokens}
+    content = {
+        "family": family,
+        "generation": settings,
+        "special_tokens": special_tokens,
+        "checkpoint_dtype": checkpoint_dtype,
+    }
     return {name: value for name, value in content.items() if value is not None}
 
 

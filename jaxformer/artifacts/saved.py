@@ -1,7 +1,8 @@
 """Folders of a model in jaxformer's own format.
 
 Such a folder holds config.json (the model's kind and the version of the format), model.safetensors
-and, if the model has a tokenizer, tokenizer.json.
+and, if the model has a tokenizer, tokenizer.json. If that came from a folder of transformers, its
+settings files are beside it.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from jaxformer.artifacts.tokenizer import (
 )
 from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_former
 from jaxformer.functional.kernels import is_kernel
+from jaxformer.functional.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
 from jaxformer.models.kinds import build
@@ -33,7 +35,7 @@ from jaxformer.models.language_model import LanguageModel
 
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 # Fields of a model that are saved or do not change its results.
-_RESTORED = {"config", "execution", "family", "generation", "parent", "name"}
+_RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
 
 
 def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
@@ -56,7 +58,8 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
         kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
         ids = None if special is None else asdict(special)
-        content |= source_sections(family or model.family, model.generation, ids)
+        about = (family or model.family, model.generation, ids, model.checkpoint_dtype)
+        content |= source_sections(*about)
         if tokenizer is not None and tokenizer.parses_special:
             content["parse_special"] = True
         write_json(unfinished / "config.json", content)
@@ -74,6 +77,11 @@ def checked_params(model, variables) -> dict:
             something that its files cannot hold.
     """
     check_restorable(model)
+    if any(is_low_rank(x) for x in jax.tree.leaves(variables, is_leaf=is_low_rank)):
+        raise ValueError(
+            "variables hold a LoRA adapter beside the base weights; pass "
+            "jf.merge_adapter(variables)"
+        )
     if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
         raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)

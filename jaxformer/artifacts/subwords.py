@@ -7,7 +7,7 @@ before and after a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,11 @@ from jaxformer.artifacts.backend import (
 )
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
+from jaxformer.artifacts.tokenizer_files import (
+    read_settings_files,
+    with_generic_class,
+    write_settings_files,
+)
 
 _MOST_TOKENS = 2**21
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -36,16 +41,23 @@ class Subwords(Tokenizer):
       text_ids: The ids of text in ascending order: all but those of special tokens. The unknown
         token is special, too.
       base_size: One more than the largest id that is not of an added token.
+      settings_files: Text of the files with the tokenizer's settings in transformers, by path.
     """
 
     special: SpecialTokens = SpecialTokens()  # overrides the abstract property
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        settings_files: Mapping[str, str] | None = None,
+    ):
         """Wraps a backend, whose truncation and padding are switched off.
 
         Args:
           backend: The tokenizer of the library.
           special: The special ids.
+          settings_files: See the class; None: there are no such files.
 
         Raises:
           ValueError: If the backend has no tokens or too many, or added tokens that cannot be told
@@ -53,6 +65,7 @@ class Subwords(Tokenizer):
         """
         super().__init__(backend)
         self.special = special
+        self.settings_files = dict(settings_files or {})
         vocabulary = backend.get_vocab(with_added_tokens=True)
         if not 0 < len(vocabulary) <= _MOST_TOKENS:
             raise ValueError(f"tokenizer: it has {len(vocabulary)} tokens")
@@ -98,21 +111,27 @@ class Subwords(Tokenizer):
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> Subwords:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""
-        return type(self)(backend, self.special)
+        return type(self)(backend, self.special, with_generic_class(self.settings_files))
 
     @classmethod
     def load(cls, path: str | Path, special: SpecialTokens) -> Subwords:
-        """Reads a ``tokenizer.json``.
+        """Reads a ``tokenizer.json`` and the settings files beside it.
 
         Raises:
-          ValueError: If it cannot be read. The message names ``path``.
+          ValueError: If a file cannot be read. The message names it.
         """
+        settings = read_settings_files(Path(path).parent)
         try:
-            return guarded(lambda: cls(read_backend(Path(path)), special), silent=True)
+            return guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
         except OSError:
             raise
         except Exception as error:
             raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Writes ``tokenizer.json`` to ``path`` and the settings files beside it."""
+        super().save(path)
+        write_settings_files(Path(path).parent, self.settings_files)
 
     @cached_property
     def why_lossy(self) -> str | None:

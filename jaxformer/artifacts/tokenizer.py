@@ -22,7 +22,7 @@ from tokenizers import normalizers
 
 from jaxformer.artifacts.backend import guarded, is_quadratic, parts_of
 from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_tokens
-from jaxformer.artifacts.files import write_whole
+from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.models.config.check import check_fields
 
 
@@ -87,11 +87,13 @@ class Tokenizer(ABC):
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
+        parts = parts_of(backend)
+        self._batching = {name: parts[name] for name in ("truncation", "padding")}
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # a spelled-out special token is plain text
         self._backend = backend
-        self._has_quadratic_pattern = is_quadratic(parts_of(backend))
+        self._has_quadratic_pattern = is_quadratic(parts)
 
     @abstractmethod
     def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
@@ -249,8 +251,13 @@ class Tokenizer(ABC):
         write_whole(Path(path), self.to_json())
 
     def to_json(self) -> str:
-        """Returns the content of ``tokenizer.json``."""
-        return self._backend.to_str(pretty=True)
+        """Returns the content of ``tokenizer.json``.
+
+        It has the truncation and padding of the file that was read: transformers applies them.
+        """
+        if not any(self._batching.values()):
+            return self._backend.to_str(pretty=True)
+        return json_text(parts_of(self._backend) | self._batching, indent=2)
 
     @property
     def fingerprint(self) -> str:

@@ -198,7 +198,8 @@ class Base(NamedTuple):
         stored, special = self.stored, self.tokenizer.special
         special = None if special is None else asdict(special)
         digest = digest_of(params)
-        return params, Origin(self.path, digest, stored.family, special, stored.generation)
+        about = (stored.family, special, stored.generation, stored.checkpoint_dtype)
+        return params, Origin(self.path, digest, *about)
 
 
 def usable_generation(

@@ -12,13 +12,15 @@ from jaxformer.models.config.needs import Is, Needs
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 
+DTYPES = ("float32", "bfloat16", "float16")  # hub.export has the same, but imports JAX
+
 
 @dataclass(frozen=True)
 class ExportArguments:
     """Write a model in the format of transformers or, as a GGUF file, of llama.cpp."""
 
     needs: ClassVar[Needs] = {
-        "dtype": (Is("format", "gguf"),),
+        "dtype": (Is("adapter", False),),
         "adapter": (Is("format", "transformers"),),
     }
 
@@ -31,11 +33,22 @@ class ExportArguments:
     family: str | None = None
     """model_type of transformers, such as gpt2; None: the one that the model was imported from, or
     the first that fits"""
-    dtype: Literal["f32", "q8_0"] = "f32"
-    """dtype of the matrices in a gguf file"""
+    dtype: Literal["float32", "bfloat16", "float16", "f32", "q8_0"] | None = None
+    """dtype of the tensors: for transformers float32, bfloat16 or float16 (default: that of the
+    checkpoint that the model was imported from, otherwise float32); for the matrices of a gguf file
+    f32 (default) or q8_0"""
     adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
     added to the weights"""
+
+    def __post_init__(self):
+        """Checks the fields."""
+        accepted = ("f32", "q8_0") if self.format == "gguf" else DTYPES
+        if self.dtype not in (None, *accepted):
+            raise ValueError(
+                f"--dtype is {self.dtype}; for --format {self.format} it must be one of "
+                f"{', '.join(accepted)}"
+            )
 
 
 def main(argv: list[str]) -> int:
@@ -55,11 +68,12 @@ def main(argv: list[str]) -> int:
     elif arguments.format == "gguf":
         from jaxformer.hub.gguf import export_gguf
 
-        export_gguf(out, *load(arguments.run), dtype=arguments.dtype, family=family)
-        say(f"{out}: GGUF, {arguments.dtype}")
+        dtype = arguments.dtype or "f32"
+        export_gguf(out, *load(arguments.run), dtype=dtype, family=family)
+        say(f"{out}: GGUF, {dtype}")
     else:
         from jaxformer.hub.export import export
 
-        name = export(out, *load(arguments.run), family=family)
+        name = export(out, *load(arguments.run), family=family, dtype=arguments.dtype)
         say(f"{out}: open it with transformers.{name}.from_pretrained({out!r})")
     return 0

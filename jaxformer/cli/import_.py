@@ -46,7 +46,12 @@ def main(argv: list[str]) -> int:
             f"{arguments.source} is already in jaxformer's format: every verb can open it"
         )
     stored = foreign_folder(folder, "float32")
-    model = build(stored.config, family=stored.family, generation=stored.generation)
+    model = build(
+        stored.config,
+        family=stored.family,
+        generation=stored.generation,
+        checkpoint_dtype=stored.checkpoint_dtype,
+    )
     loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)
     say(f"family      {stored.family} ({stored.architecture}), a {type(model).__name__}")
     say(f"parameters  {parameter_count(model.config):,} in {stored.tensors} tensors")

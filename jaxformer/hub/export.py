@@ -2,13 +2,14 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import combinations, product
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
@@ -19,7 +20,7 @@ from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
 from jaxformer.hub.table import Entry, entries
-from jaxformer.hub.tokenizers.files import write_tokenizer
+from jaxformer.hub.tokenizers.writing import write_tokenizer
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 
@@ -34,11 +35,23 @@ _ZEROS: tuple[dict[str, int], ...] = (
 )
 
 
-def export(folder, model, variables, tokenizer=None, *, family: str | None = None) -> str:
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export(
+    folder,
+    model,
+    variables,
+    tokenizer=None,
+    *,
+    family: str | None = None,
+    dtype: str | None = None,
+) -> str:
     """Writes a folder that transformers opens as the matching class.
 
     The folder holds config.json, generation_config.json, model.safetensors and the tokenizer's
-    files.
+    files. A tokenizer that was read from a folder of transformers keeps its settings there, such as
+    its chat template.
 
     Args:
         folder: The folder to create.
@@ -47,14 +60,18 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
         tokenizer: Its tokenizer, if it has one.
         family: A model_type of transformers. None: the family that the model came from
             (`model.family`) or, if that family has no such model, the first family that has one.
+        dtype: dtype of the tensors, one of `DTYPES`. None: that of the checkpoint that the model
+            came from (`model.checkpoint_dtype`) or, without one, that of the variables.
 
     Returns:
         The name of the class in transformers.
 
     Raises:
-        ValueError: If no family has such a model, the folder exists, or the variables do not fit
-            the model.
+        ValueError: If no family has such a model, the folder exists, the variables do not fit the
+            model, or a value exceeds the range of the dtype.
     """
+    if dtype not in (None, *DTYPES):
+        raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, DTYPES))} or None")
     params = checked_params(model, variables)
     matching, config, options = counterpart(model.config, preferred(family, model.family))
     leaves = with_zeros(params, config)
@@ -64,16 +81,32 @@ def export(folder, model, variables, tokenizer=None, *, family: str | None = Non
         generation = written_generation(model.generation)
         if tokenizer is None:
             ids |= {name: generation[name] for name in ids.keys() & generation.keys()}
-        dtype = jax.tree.leaves(params)[0].dtype
-        write_json(unfinished / "config.json", {**ids, **options, "dtype": str(dtype)})
+        written = jnp.dtype(
+            dtype or model.checkpoint_dtype or jax.tree.leaves(params)[0].dtype.name
+        )
+        write_json(unfinished / "config.json", {**ids, **options, "dtype": written.name})
         write_json(unfinished / "generation_config.json", generation | ids)
-        tensors = {entry.theirs: lambda entry=entry: of_entry(entry, leaves) for entry in wanted}
-        sizes = {x.theirs: dtype.itemsize * math.prod(x.their_shape) for x in wanted}
-        constants = matching.constants(config)
-        tensors |= {name: partial(x.array, x.shape) for name, x in constants.items()}
-        sizes |= {name: 4 * math.prod(x.shape) for name, x in constants.items()}
-        write_tensors(unfinished, tensors, sizes)
+        tensors = {entry.theirs: partial(of_entry, entry, leaves) for entry in wanted}
+        shapes = {entry.theirs: entry.their_shape for entry in wanted}
+        for name, constant in matching.constants(config).items():
+            tensors[name], shapes[name] = partial(constant.array, constant.shape), constant.shape
+        converted = {name: partial(_converted, name, x, written) for name, x in tensors.items()}
+        sizes = {name: written.itemsize * math.prod(shape) for name, shape in shapes.items()}
+        write_tensors(unfinished, converted, sizes)
     return options["architectures"][0]
+
+
+def _converted(name: str, make: Callable[[], np.ndarray], dtype) -> np.ndarray:
+    """Returns a tensor in another dtype; raises ValueError if a value exceeds the dtype's range."""
+    tensor = make()
+    with np.errstate(over="ignore"):
+        converted = tensor.astype(dtype)
+    if dtype.name == "float16" and not np.array_equal(np.isinf(tensor), np.isinf(converted)):
+        raise ValueError(
+            f"tensor {name} has values beyond the range of float16; export it with dtype "
+            "'bfloat16' or 'float32'"
+        )
+    return converted
 
 
 def of_entry(entry: Entry, leaves: dict):

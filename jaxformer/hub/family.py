@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from jaxformer.hub.class_options import read_by_class
 from jaxformer.hub.generation import OPTIONS
 from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
 from jaxformer.hub.table import Row
@@ -151,7 +152,7 @@ class Family:
             raise ValueError(f"{options.file}: {error}") from None
         options.require(self.demanded)
         options.require({x: options.options.get(same) for x, same in self.repeated.items()})
-        options.nothing_left(HARMLESS | OPTIONS)
+        options.nothing_left(HARMLESS | OPTIONS, read_by_class(self.model_type))
         try:
             return self.config(**ours).resolved
         except (TypeError, ValueError) as error:

@@ -1,14 +1,14 @@
 """Reader of a model in a folder of Hugging Face's format."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.saved import bound
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tensors import stored_tensors
+from jaxformer.artifacts.tensors import DTYPES, Tensor, stored_tensors
 from jaxformer.artifacts.trees import filled, flat, flat_shapes
 from jaxformer.hub.adapter import read_adapter_beside
 from jaxformer.hub.families import FAMILIES
@@ -38,6 +38,7 @@ class Foreign(NamedTuple):
         tensors: Number of the model's tensors.
         updates: Number of linear maps that an adapter in the same folder updates.
         generation: The settings for generation.
+        checkpoint_dtype: The dtype of the model's tensors.
     """
 
     config: Any
@@ -48,6 +49,7 @@ class Foreign(NamedTuple):
     tensors: int
     updates: int
     generation: GenerationDefaults
+    checkpoint_dtype: str
 
 
 def foreign_folder(folder: Path, dtype: str) -> Foreign:
@@ -82,7 +84,15 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     about = (family.model_type, family.class_name(options), len(tensors))
     updates = 0 if adapter is None else len(adapter.factors)
     generation = read_generation(folder, config.vocab_size, family.generation)
-    return Foreign(config, read, tokenizer, *about, updates, generation)
+    stored = common_dtype(tensors[name] for name in tensors if not family.is_ignored(name))
+    return Foreign(config, read, tokenizer, *about, updates, generation, stored)
+
+
+def common_dtype(tensors: Iterable[Tensor]) -> str:
+    """Returns a dtype that represents all tensors: their common one, or float32."""
+    names = {tensor.dtype for tensor in tensors}
+    (name,) = names if len(names) == 1 else ("F32",)
+    return DTYPES[name] if name in ("BF16", "F16") else "float32"
 
 
 def family_of(options: Options) -> Family:

@@ -3,18 +3,17 @@
 The `gguf` package writes the file. It maps the tensor names of transformers to those of the format.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import replacing, require_new
 from jaxformer.artifacts.saved import checked_params
 from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.hub.export import counterpart, of_entry, preferred
 from jaxformer.hub.family import canonical
+from jaxformer.hub.gguf_vocabulary import Vocabulary, vocabulary, write_vocabulary
 from jaxformer.hub.table import Entry, entries
 
 ARCHITECTURES = {
@@ -53,7 +52,10 @@ def export_gguf(
     families = preferred(family, model.family, ARCHITECTURES)
     matching, config, _ = counterpart(model.config, families)
     config, architecture = canonical(config), ARCHITECTURES[matching.model_type]
-    check_supported(config, tokenizer, architecture)
+    if tokenizer is None:
+        raise ValueError("tokenizer is None; a GGUF file needs one")
+    check_supported(config, architecture)
+    words = vocabulary(tokenizer, config.vocab_size)
     number = getattr(gguf.MODEL_ARCH, architecture)
     names = gguf.get_tensor_name_map(number, config.num_layers)
     leaves, tensors = flat(params), {}
@@ -65,7 +67,7 @@ def export_gguf(
         sizes = (config.head_dim, config.rotary_base)
         plain, scaled = (rotary_frequencies(*sizes, x)[0] for x in (None, config.rotary_scaling))
         tensors["rope_freqs.weight"] = np.float32(plain / scaled)
-    write_gguf(path, gguf.MODEL_ARCH_NAMES[number], config, tokenizer, tensors, dtype)
+    write_gguf(path, gguf.MODEL_ARCH_NAMES[number], config, words, tensors, dtype)
 
 
 def of_file(entry: Entry, leaves: dict, config, turns: bool):
@@ -83,14 +85,8 @@ def of_file(entry: Entry, leaves: dict, config, turns: bool):
     return tensor
 
 
-def check_supported(config, tokenizer, architecture: str) -> None:
+def check_supported(config, architecture: str) -> None:
     """Raises ValueError if an architecture of llama.cpp cannot run the model."""
-    if tokenizer is not None and not isinstance(tokenizer, ByteTokenizer):
-        raise ValueError(f"tokenizer is {type(tokenizer).__name__}; GGUF takes byte-level BPE")
-    if tokenizer is None:
-        raise ValueError("tokenizer is None; a GGUF file needs one")
-    if "Digits" in tokenizer.to_json():
-        raise ValueError("tokenizer splits digits; in GGUF it must divide text as GPT-2's does")
     required = {"window": None, "rotary_fraction": 1.0, "attention_scale": None}
     if architecture == "GPT2":
         required |= {"activation": "gelu_tanh"}
@@ -137,16 +133,14 @@ def package():
     return gguf
 
 
-def write_gguf(
-    path, name: str, config, tokenizer: ByteTokenizer, tensors: dict, dtype: str
-) -> None:
+def write_gguf(path, name: str, config, words: Vocabulary, tensors: dict, dtype: str) -> None:
     """Writes a GGUF file, atomically.
 
     Args:
         path: The file to create.
         name: llama.cpp's name of the architecture.
         config: The model's config, for the sizes.
-        tokenizer: The tokenizer, for the vocabulary.
+        words: The vocabulary.
         tensors: Arrays by their GGUF names.
         dtype: "f32", or "q8_0" for matrices (blocks of 32 integers with one scale).
 
@@ -159,7 +153,7 @@ def write_gguf(
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, name)
         write_sizes(writer, gguf, config)
-        write_vocabulary(writer, gguf, tokenizer, config.vocab_size)
+        write_vocabulary(writer, gguf, words)
         for name, tensor in tensors.items():
             add(writer, gguf, name, tensor, dtype)
         writer.write_header_to_file()
@@ -187,28 +181,6 @@ def write_sizes(writer, gguf, config):
     if config.rotary_scaling is not None and config.rotary_scaling.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.rotary_scaling.factor)
-
-
-def write_vocabulary(writer, gguf, tokenizer: ByteTokenizer, vocab_size: int):
-    """Writes the tokens, in the byte alphabet, and the merges into the header."""
-    parts = json.loads(tokenizer.to_json())
-    vocabulary = {token: word for word, token in parts["model"]["vocab"].items()}
-    special = {entry["id"]: entry["content"] for entry in parts["added_tokens"]}
-    words = [special.get(n, vocabulary.get(n, f"<unused{n}>")) for n in range(vocab_size)]
-    kinds = gguf.TokenType
-    types = [
-        kinds.CONTROL if n in special else kinds.NORMAL if n in vocabulary else kinds.UNUSED
-        for n in range(vocab_size)
-    ]
-    merges = [x if isinstance(x, str) else " ".join(x) for x in parts["model"]["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(words)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(tokenizer.end_of_text)
-    writer.add_eos_token_id(tokenizer.end_of_text)
-    writer.add_add_bos_token(True)
 
 
 def add(writer, gguf, name: str, tensor, dtype: str):

@@ -31,7 +31,7 @@ _ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = """config.json generation_config.json model*.safetensors model.safetensors.index.json
     adapter_config.json adapter_model.safetensors""".split()
 _TOKENIZERS = """tokenizer*.json vocab.* merges.txt *.model *.spm special_tokens_map.json
-    added_tokens.json""".split()
+    added_tokens.json chat_template.jinja additional_chat_templates/*.jinja""".split()
 _MOST_BASES = 16  # runs in a chain in which each run is an adapter of the next one
 KERNELS = ("dense", "int8")
 
@@ -74,7 +74,13 @@ def load(
     folder = fetched(source)
     stored = opened(folder, dtype)
     config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
-    model = build(config, execution, family=stored.family, generation=stored.generation)
+    model = build(
+        config,
+        execution,
+        family=stored.family,
+        generation=stored.generation,
+        checkpoint_dtype=dtype or stored.checkpoint_dtype,
+    )
     params = stored.read(parameter_shapes(model, mesh))
     params = params if kernels == "dense" else quantize_all(params)
     return Checkpoint(model, {"params": params}, stored.tokenizer)

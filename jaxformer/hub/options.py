@@ -4,6 +4,7 @@ Reading fails on an option that the family's reader does not use and that is not
 harmless.
 """
 
+import warnings
 from typing import Any, TypeVar
 
 from jaxformer.models.config.check import LARGEST, shown
@@ -36,6 +37,7 @@ HARMLESS = frozenset(
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
+_MOST_UNREAD = 100
 REQUIRED: Any = object()
 Default = TypeVar("Default")
 
@@ -44,9 +46,9 @@ class Options:
     """Options of one config.json, read through a closed schema.
 
     A reader calls `take` (or `whole`, `number`, …) for an option whose value it puts into the
-    config, `require` for one that must have a certain value, and `ignore` for one that the class
-    in transformers does not read. `nothing_left` refuses every other option. The reader must use a
-    value that it takes: tests/hub/test_options.py checks this for each family.
+    config, `require` for one that must have a certain value, and `ignore` for one that does not
+    change the model. `nothing_left` refuses every other option that the class reads. The reader
+    must use a value that it takes: tests/hub/test_options.py checks this for each family.
     """
 
     def __init__(self, options: dict, file, tensors=()):
@@ -60,6 +62,7 @@ class Options:
         self.options, self.file, self.tensors = options, file, tensors
         self.taken: set[str] = set()
         self.ignored: dict[str, str] = {}
+        self.unread: list[str] = []
 
     def __contains__(self, key) -> bool:
         """Whether the option is present and not null."""
@@ -158,12 +161,35 @@ class Options:
             if self.take(key, accepted) != accepted:
                 raise self.error(key, f"only {accepted!r} is implemented")
 
-    def nothing_left(self, harmless):
-        """Raises ValueError for an option that no reader knows, unless it is empty or harmless."""
+    def nothing_left(self, harmless, read_by_class=None):
+        """Checks the options that no reader has taken. Empty and harmless ones pass.
+
+        Args:
+            harmless: Options that do not change the results.
+            read_by_class: Options that the class in transformers reads. Others cannot change the
+                model: a warning names them. None: every option may change the results.
+
+        Raises:
+            ValueError: If an option may change the results. The message names it.
+        """
         known = self.taken | self.ignored.keys() | harmless
         for key, value in self.options.items():
-            if key not in known and value not in (None, False, [], {}):
-                raise self.error(key, "this option is unknown, and might change the results")
+            if key in known or value in (None, False, [], {}):
+                continue
+            if read_by_class is None or key in read_by_class:
+                raise self.error(key, "this option is not implemented, and may change the results")
+            self.unread.append(key)
+        if len(self.unread) > _MOST_UNREAD:
+            raise ValueError(
+                f"{self.file}: the class in transformers does not read {len(self.unread)} of its "
+                f"options, such as {shown(self.unread[0])}; at most {_MOST_UNREAD} are ignored"
+            )
+        if self.unread:
+            names = ", ".join(shown(key)[1:-1] for key in self.unread)
+            warnings.warn(
+                f"{self.file}: ignored, since the class in transformers does not read it: {names}",
+                stacklevel=2,
+            )
 
 
 def pattern(entries: list):

@@ -29,6 +29,8 @@ _FIELDS = {
 _FIELDS_BY_TYPE = _FIELDS | {"yarn": _YARN}
 _REQUIRED = ("factor", "low_freq_factor", "high_freq_factor")
 _ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+# Keys that transformers reads for a kind of scaling and that are not implemented here.
+_NOT_IMPLEMENTED = {"yarn": ("mscale", "mscale_all_dim")}
 _WHOLE_HEADS = "the class rotates whole heads"
 
 
@@ -96,8 +98,11 @@ class Entry(NamedTuple):
         """
         known = self.fields[self.kind]
         given = {key: value for key, value in self.given.items() if value is not None}
-        if unknown := [x for x in given if x not in (*_ELSEWHERE, *known)]:
-            raise self.error(f"{unknown[0]} is not implemented for rope_type {self.kind!r}")
+        others = [x for x in given if x not in (*_ELSEWHERE, *known)]
+        closed = _NOT_IMPLEMENTED.get(self.kind, ())
+        if read := [x for x in others if x in closed or isinstance(given[x], dict | list)]:
+            raise self.error(f"{read[0]} is not implemented for rope_type {self.kind!r}")
+        self.options.unread += [f"{self.name}.{x}" for x in others]
         if missing := [x for x in _REQUIRED if x in known and x not in given]:
             raise self.error(f"{missing[0]} is missing")
         for key in given.keys() & known.keys() - {"truncate"}:

@@ -179,6 +179,7 @@ def build(
     mask: Mask | None = None,
     family: str | None = None,
     generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+    checkpoint_dtype: str | None = None,
 ) -> LanguageModel:
     """Returns the Flax module for a config, chosen by the config's type.
 
@@ -188,9 +189,11 @@ def build(
         mask: see `LanguageModel`.
         family: see `LanguageModel`.
         generation: see `LanguageModel`.
+        checkpoint_dtype: see `LanguageModel`.
 
     Raises:
         ValueError: no module has a config of this type.
     """
     model = kind_of(config).model
-    return model(config, execution, mask, family=family, generation=generation)
+    about: dict[str, Any] = {"family": family, "generation": generation}
+    return model(config, execution, mask, **about, checkpoint_dtype=checkpoint_dtype)

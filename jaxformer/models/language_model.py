@@ -45,6 +45,8 @@ class LanguageModel(nn.Module):
             it, `jf.save` stores it, and `jf.export` prefers it if several families have such a
             model.
         generation: the checkpoint's defaults for generating; calls can override them.
+        checkpoint_dtype: the dtype of the tensors that the weights came from, or None. `jf.load`
+            sets it, `jf.save` stores it, and `jf.export` writes tensors of this dtype.
     """
 
     functions: ClassVar[Family]
@@ -55,6 +57,7 @@ class LanguageModel(nn.Module):
     # Models that differ only in their family are equal, since they compute the same.
     family: str | None = field(default=None, compare=False, kw_only=True)
     generation: GenerationDefaults = field(default=GenerationDefaults(), kw_only=True)
+    checkpoint_dtype: str | None = field(default=None, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Resolves the open sizes of the config."""

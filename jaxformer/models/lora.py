@@ -114,6 +114,17 @@ def merged(params: Any, adapter: Any) -> Any:
     )
 
 
+def merge_adapter(variables: Any) -> Any:
+    """Returns variables in which each `LowRankKernel` is replaced by W + scale · A B.
+
+    The result has the shapes that the model had before `adapt`, so it can be saved and exported.
+
+    Args:
+        variables: `{"params": …}` or the parameters alone.
+    """
+    return jax.tree.map(lambda x: dense(x) if is_low_rank(x) else x, variables, is_leaf=is_low_rank)
+
+
 def _is_none_or_low_rank(x: Any) -> bool:
     return x is None or is_low_rank(x)
 

@@ -185,7 +185,7 @@ BROKEN = {
     "epsilon is infinite": (config(layer_norm_epsilon=float("inf")), ["layer_norm_epsilon"]),
     "epsilon is negative": (config(layer_norm_epsilon=-1.0), ["norm_epsilon", "-1.0"]),
     "tying is text": (config(tie_word_embeddings="yes"), ["tie_word_embeddings", "'yes'"]),
-    "an option is unknown": (config(mixture=8), ["config.json", "mixture", "8"]),
+    "an option is not read": (config(pruned_heads=8), ["config.json", "pruned_heads", "8"]),
     "it is quantised": (config(quantization_config={"bits": 4}), ["quantization_config", "4"]),
     "an option is not implemented": (
         config(scale_attn_by_inverse_layer_idx=True),
@@ -299,7 +299,7 @@ BROKEN_LLAMA = {
         ["config.json", ROTARY, "'2'"],
     ),
     "scaling has an unknown key": (
-        config(rope_parameters={"rope_type": "linear", "factor": 2.0, "mscale": 1.0}),
+        config(rope_parameters={"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}),
         ["config.json", ROTARY, "mscale"],
     ),
     "scaling lacks its factor": (config(rope_parameters={"rope_type": "yarn"}), ["config.json"]),
@@ -315,7 +315,6 @@ BROKEN_LLAMA = {
     "no layers": (config(num_hidden_layers=0), ["config.json", "0"]),
     "base is nothing": (config(rope_parameters={"rope_theta": None}), ["config.json"]),
     "base is zero": (config(rope_parameters={"rope_theta": 0}), ["config.json", "0"]),
-    "experts": (config(num_experts=8), ["config.json", "num_experts", "8"]),
 }
 MOST_MEMORY = 100 * 2**20
 

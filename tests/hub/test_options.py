@@ -14,6 +14,7 @@ from jaxformer.hub.options import Options
 from tests.hub.configs import EDITS, ROPES, base
 from tests.slow import mostly_slow
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*the class in transformers does not read it")
 CHECKED = {"architectures", "num_labels", "id2label"}  # only some classes depend on these
 
 

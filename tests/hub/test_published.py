@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.hub.families import t5
+from jaxformer.hub.families import FAMILIES, t5
 from jaxformer.hub.foreign import family_of
 from jaxformer.hub.options import Options
 from tests.hub import foreign
+from tests.hub.configs import base
 
 BERT = {
     "hidden_size": 768,
@@ -153,6 +154,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*the class in transformers does not read it")
 @pytest.mark.parametrize("name", PUBLISHED, ids="-".join)
 def test_every_option_is_known(name):
     model_type, architecture, *_ = name
@@ -164,10 +166,47 @@ def test_every_option_is_known(name):
 
 
 def test_an_option_that_contradicts_the_one_it_repeats_is_refused():
-    content = PUBLISHED["gpt2", "GPT2LMHeadModel"][0] | {"n_ctx": 512, "model_type": "gpt2"}
+    content = BART | {"num_hidden_layers": 6, "model_type": "bart"}
     options = Options(content, "config.json")
-    with pytest.raises(ValueError, match="n_ctx is 512"):
+    with pytest.raises(ValueError, match="num_hidden_layers is 6"):
         family_of(options).to_config(options)
+
+
+# Options of published files that the class in transformers does not read.
+UNREAD = {
+    "pegasus": {"extra_pos_embeddings": 0, "normalize_before": True},
+    "marian": {"extra_pos_embeddings": 61950},
+    "gpt2": {"author": "Heewon Jeon", "license": "CC-BY-NC-SA 4.0", "n_ctx": 512},
+    "llama": {"max_sequence_length": 2048, "_flash_attn_2_enabled": True},
+    "gpt_neox": {"custom_pipelines": {"text-generation": {"pt": "AutoModelForCausalLM"}}},
+    "qwen3": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8782}},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_options_that_the_class_does_not_read_are_named_and_ignored(name):
+    content = FAMILIES[name].to_options(base(name))
+    added = UNREAD[name]
+    plain = {"rope_parameters": {**added["rope_parameters"]}} if name == "qwen3" else {}
+    plain.get("rope_parameters", {}).pop("attn_factor", None)
+    with pytest.warns(UserWarning) as caught:
+        config = FAMILIES[name].to_config(Options(content | added, "config.json"))
+    assert config == FAMILIES[name].to_config(Options(content | plain, "config.json"))
+    (said,) = [str(warning.message) for warning in caught]
+    named = (
+        ["rope_parameters.attn_factor"]
+        if name == "qwen3"
+        else [key for key, value in added.items() if value]
+    )
+    assert all(key in said for key in named) and "\n" not in said
+
+
+@pytest.mark.parametrize("option", ["pruned_heads", "quantization_config", "tie_encoder_decoder"])
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_options_of_the_class_that_are_not_implemented_stay_refused(name, option):
+    content = FAMILIES[name].to_options(base(name)) | {option: {"0": [1]}}
+    with pytest.raises(ValueError, match=option):
+        FAMILIES[name].to_config(Options(content, "config.json"))
 
 
 def test_a_file_of_a_bare_model_omits_the_prefix(tmp_path):

@@ -51,15 +51,7 @@ SIZES = {
 FIXED = {"norm_position": "post", "share_embeddings": True, "head_bias": True}
 DEMANDED = {
     "tie_word_embeddings": True,
-    "normalize_before": False,
-    "add_final_layer_norm": False,
-    "add_bias_logits": False,
     "is_decoder": False,
-}
-BART_DEMANDED = {
-    "normalize_embedding": True,
-    "static_position_embeddings": False,
-    "extra_pos_embeddings": 2,
 }
 BART = Family(
     "bart",
@@ -70,8 +62,7 @@ BART = Family(
     base="model.",
     repeated={"num_hidden_layers": "encoder_layers"},
     fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
-    demanded=DEMANDED
-    | {"extra_pos_embeddings": 2, "normalize_embedding": True, "static_position_embeddings": False},
+    demanded=DEMANDED,
     generation={"forced_eos_token_id": 2},
 )
 
@@ -104,12 +95,7 @@ MARIAN = Family(
     lambda config: ROWS,
     repeated={"num_hidden_layers": "encoder_layers"},
     fixed=FIXED | {"positions": "sinusoidal_halves"},
-    demanded=DEMANDED
-    | {
-        "share_encoder_decoder_embeddings": True,
-        "normalize_embedding": False,
-        "static_position_embeddings": True,
-    },
+    demanded=DEMANDED | {"share_encoder_decoder_embeddings": True},
     parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     generation={"forced_eos_token_id": 0},
@@ -133,16 +119,7 @@ PEGASUS = Family(
         "positions": "sinusoidal_halves",
         "share_embeddings": True,
     },
-    demanded={
-        "tie_word_embeddings": True,
-        "normalize_before": True,
-        "add_final_layer_norm": True,
-        "normalize_embedding": False,
-        "static_position_embeddings": True,
-        "add_bias_logits": False,
-        "extra_pos_embeddings": 1,
-        "is_decoder": False,
-    },
+    demanded=DEMANDED,
     constants=positions,
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     base="model.",

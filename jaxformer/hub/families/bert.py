@@ -207,7 +207,7 @@ DISTIL = Family(
     },
     lambda config: table(EMBEDDINGS + DISTILBERT, BASE="distilbert"),
     fixed=FIXED | {"norm_epsilon": 1e-12},
-    demanded={"tie_word_embeddings": True, "tie_weights_": True},
+    demanded={"tie_word_embeddings": True},
     ignored=(r"(distilbert\.)?embeddings\.position_ids",),
     base="distilbert.",
     older=OLDER,

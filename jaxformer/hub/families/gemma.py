@@ -36,7 +36,7 @@ RENAMED = {
     **length(8192),
 }
 FIXED = {"norm": "rms_one_plus", "scale_embeddings": True}
-DEMANDED = {"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_tanh"}
+DEMANDED = {"use_bidirectional_attention": False}
 
 
 def read_scale(options: Options) -> dict:

@@ -49,7 +49,6 @@ GPT2 = Family(
     },
     rows=lambda config: ROWS,
     demanded={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    repeated={"n_ctx": "n_positions"},
     ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     base="transformer.",
 )

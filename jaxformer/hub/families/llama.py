@@ -90,7 +90,6 @@ def family(
         (kv_heads_part(kv_heads), *parts),
         ignored=IGNORED,
         base="model.",
-        repeated={"sliding_window_size": "sliding_window"},
     )
 
 

@@ -82,7 +82,6 @@ MODERNBERT = Family(
     },
     demanded={"tie_word_embeddings": True, "classifier_bias": False, "decoder_bias": True},
     parts=(LAYERS, Part(read_head, write_head)),
-    repeated={"layer_norm_eps": "norm_eps"},
     base="model.",
 )
 FAMILIES = (MODERNBERT,)

@@ -1,26 +1,23 @@
-"""Reader and writer of the tokenizer in a folder of Hugging Face's format.
+"""Reader of the tokenizer in a folder of Hugging Face's format.
 
 This covers the special ids in config.json and generation_config.json, too. tokenizer.json alone
 decides the ids of a text. transformers rebuilds some tokenizers from the settings files, so the
 reader warns if these contradict tokenizer.json: the ids of transformers then differ from ours.
 """
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import processors
-
-from jaxformer.artifacts.files import read_json, read_optional, write_json
+from jaxformer.artifacts.files import read_json, read_optional
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_files import CONFIG
 from jaxformer.hub.tokenizers.older_vocabularies import read_older
-from jaxformer.hub.tokenizers.settings import CONFIG, FLAGS, TokenizerSettings, read_settings
+from jaxformer.hub.tokenizers.settings import FLAGS, TokenizerSettings, read_settings
 
-_SPECIAL = {"begin": "bos_token_id", "start": "decoder_start_token_id", "pad": "pad_token_id"}
+SPECIAL = {"begin": "bos_token_id", "start": "decoder_start_token_id", "pad": "pad_token_id"}
 
 
 def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | None:
@@ -41,8 +38,8 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
     special = special_tokens(folder, vocab_size)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        backend = read_older(folder)
-        return None if backend is None else Subwords(backend, special)
+        older = read_older(folder)
+        return None if older is None else Subwords(older.backend, special, older.settings_files)
     tokenizer, settings = Subwords.load(path, special), read_settings(folder)
     for problem in contradictions(read_json(path), tokenizer, settings):
         warnings.warn(f"{folder}: {problem}; tokenizer.json is used", stacklevel=2)
@@ -60,10 +57,10 @@ def special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens
     ids: dict[str, list[int]] = {}
     for path in (folder / name for name in ("config.json", "generation_config.json")):
         content = read_optional(path)
-        for key in ("eos_token_id", *_SPECIAL.values()):
+        for key in ("eos_token_id", *SPECIAL.values()):
             if key in content:
                 ids[key] = _ids(path, key, content[key], vocab_size)
-    others = {ours: next(iter(ids.get(x, ())), None) for ours, x in _SPECIAL.items()}
+    others = {ours: next(iter(ids.get(x, ())), None) for ours, x in SPECIAL.items()}
     return SpecialTokens(tuple(ids.get("eos_token_id", ())), **others)
 
 
@@ -80,45 +77,6 @@ def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
                 f"{path}: {key} is {value!r}; it must be a token id{most}{lists} or null"
             )
     return ids
-
-
-def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config) -> dict:
-    """Writes the tokenizer's files and returns the special ids for config.json."""
-    special = _special_of(tokenizer, config)
-    settings = {theirs: getattr(special, ours) for ours, theirs in _SPECIAL.items()}
-    ends = list(special.stop_tokens)
-    settings["eos_token_id"] = None if not ends else ends[0] if len(ends) == 1 else ends
-    if tokenizer is None:
-        return settings
-    tokenizer.save(folder / "tokenizer.json")
-    content = json.loads((folder / "tokenizer.json").read_text())
-    words = {x["id"]: x["content"] for x in content["added_tokens"]}
-    if tokenizer.special is None:  # our own: the end of a document also begins the next one
-        (end,), name = special.stop_tokens, words[special.stop_tokens[0]]
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        backend.post_processor = processors.TemplateProcessing(f"{name} $A", None, [(name, end)])
-        backend.save(str(folder / "tokenizer.json"))
-    roles = {x: settings[f"{x}_id"] for x in ("eos_token", "bos_token", "pad_token")}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_length}
-    about["clean_up_tokenization_spaces"] = False
-    about |= {x: words[n] for x, n in roles.items() if isinstance(n, int) and n in words}
-    write_json(folder / CONFIG, about)
-    return settings
-
-
-def _special_of(tokenizer: Tokenizer | None, config) -> SpecialTokens:
-    """Returns the special ids of the tokenizer.
-
-    For our own tokenizer or None, they are derived from the class of the config.
-    """
-    if tokenizer is not None and tokenizer.special is not None:
-        return tokenizer.special
-    end = None if tokenizer is None else tokenizer.end_of_text
-    reads = config.reads_source and config.heads
-    start = (end or 0) if reads else None
-    has_pad = reads or config.bidirectional
-    pad = max(getattr(config, "position_offset", 0) - 1, 0) if has_pad else None
-    return SpecialTokens(() if end is None else (end,), end, start, pad)
 
 
 def contradictions(

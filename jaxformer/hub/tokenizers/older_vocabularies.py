@@ -4,13 +4,14 @@ The files are those of BERT, GPT-2, T5 and Marian.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from jaxformer.artifacts.backend import MOST_BYTES
-from jaxformer.artifacts.files import read_json, read_optional, read_text
+from jaxformer.artifacts.files import json_text, read_json, read_optional, read_text
+from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS, read_settings_files
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
 from jaxformer.hub.tokenizers.settings import (
     CONVERT,
@@ -22,14 +23,24 @@ from jaxformer.hub.tokenizers.settings import (
 )
 
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "source.spm")
+# Options that name files or code which an exported folder does not have.
+_OF_CLASS = """auto_map merges_file name_or_path source_spm special_tokens_map_file target_spm
+    target_vocab_file tokenizer_class tokenizer_file vocab_file""".split()
 _SENTENCEPIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-def read_older(folder: Path) -> tokenizers.Tokenizer | None:
+class Older(NamedTuple):
+    """Tokenizer built from older vocabulary files, and the text of its settings files."""
+
+    backend: tokenizers.Tokenizer
+    settings_files: dict[str, str]
+
+
+def read_older(folder: Path) -> Older | None:
     """Builds the tokenizer of a folder from its older vocabulary files.
 
     Returns:
-      The backend, or None if the folder has no vocabulary.
+      The tokenizer, or None if the folder has no vocabulary.
 
     Raises:
       ValueError: If a file is damaged or too large, if a settings file asks for ids in a
@@ -47,11 +58,33 @@ def read_older(folder: Path) -> tokenizers.Tokenizer | None:
         backend = kind.build(folder, options)
         add_tokens(backend, settings, [options[role] for role in kind.named])
         _set_template(backend, kind.template(options), folder)
-        return backend
+        return Older(backend, settings_with_defaults(settings, kind, options))
     except ValueError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
         raise ValueError(f"{folder}: its vocabulary cannot be read: {error}") from None
+
+
+def settings_with_defaults(
+    settings: TokenizerSettings, kind: Kind, options: dict[str, Any]
+) -> dict[str, str]:
+    """Returns settings files that state the defaults of the folder's class.
+
+    The class would rebuild the tokenizer from the older vocabulary files. An exported folder has
+    tokenizer.json instead, which the generic class reads; that class has no such defaults.
+
+    Args:
+      settings: The settings files of the folder.
+      kind: The schema of its vocabulary.
+      options: The checked options.
+    """
+    left = {key: x for key, x in settings.options.items() if key not in _OF_CLASS}
+    roles = {role: options[role] for role in kind.named if role not in left}
+    content = {"model_input_names": list(kind.model_input_names), **roles, **left}
+    content["tokenizer_class"] = GENERIC_CLASS
+    templates = read_settings_files(settings.folder)
+    kept = {name: text for name, text in templates.items() if name.endswith(".jinja")}
+    return {CONFIG: json_text(content, indent=2), **kept}
 
 
 def tokenizer_class(folder: Path, settings: TokenizerSettings) -> Any:
@@ -150,6 +183,7 @@ _WORDPIECE = Kind(
     },
     named={f"{x}_token": f"[{x.upper()}]" for x in ("unk", "sep", "pad", "cls", "mask")},
     flags={"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None},
+    model_input_names=("input_ids", "token_type_ids", "attention_mask"),
     template=lambda options: [options["cls_token"], "$A", options["sep_token"]],
 )
 _GPT2 = Kind(

@@ -18,10 +18,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jaxformer.artifacts.files import read_optional
+from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, MAP
 
-CONFIG = "tokenizer_config.json"
-MAP = "special_tokens_map.json"
-ADDED = "added_tokens.json"
 SETTINGS_FILES = (CONFIG, MAP, ADDED)
 
 # Options that cannot change the ids of a text. They concern the length and the padding of batches,
@@ -62,6 +60,7 @@ class Kind:
       fixed: Roles whose token cannot be changed.
       template: Returns the template of a text (`$A`) from the checked options; an empty list leaves
         the backend's unchanged.
+      model_input_names: The class's default of this option.
     """
 
     classes: tuple[str, ...]
@@ -72,6 +71,7 @@ class Kind:
     numbers: dict[str, int] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     template: Callable[[dict[str, Any]], list[str]] = lambda options: []
+    model_input_names: tuple[str, ...] = ("input_ids", "attention_mask")
 
 
 class TokenizerSettings(NamedTuple):

@@ -1,17 +1,79 @@
 """Bugs of importing and exporting foreign model folders."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, inside, takes
+from tests.mutation.changes import Replace, gives, inside, takes, then
 
 BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
 ROUND_TRIP = "hub/test_folders.py"
+EXPORTED = "hub/test_exported_tokenizer.py"
+GGUF = "hub/test_gguf_vocabulary.py"
 
 BUGS = (
+    Bug(
+        "merging an adapter drops its updates",
+        "models.lora:merge_adapter",
+        inside("dense", lambda _: lambda kernel: kernel.frozen),
+        "hub/test_merged_adapter.py::test_adapted_parameters_are_written_after_merge_adapter",
+    ),
+    Bug(
+        "an option that the class does not read is refused",
+        "hub.options:Options.nothing_left",
+        Replace("read_by_class is None", "True"),
+        "hub/test_published.py::test_options_that_the_class_does_not_read_are_named_and_ignored[llama]",
+    ),
+    Bug(
+        "a GGUF file names GPT-2's pattern for every tokenizer",
+        "hub.gguf_vocabulary:_pre",
+        gives("gpt-2"),
+        f"{GGUF}::test_byte_level_bpe_encodes_as_llama_cpp[qwen2]",
+    ),
+    Bug(
+        "the scores of a GGUF file ignore the order of the merges",
+        "hub.gguf_vocabulary:_scores",
+        then(lambda scores: [0.0] * len(scores)),
+        f"{GGUF}::test_bpe_of_sentencepiece_encodes_as_llama_cpp[llama]",
+    ),
+    Bug(
+        "a GGUF file puts no space before a text",
+        "hub.gguf_vocabulary:_space_prefix",
+        gives(False),
+        f"{GGUF}::test_bpe_of_sentencepiece_encodes_as_llama_cpp[llama]",
+    ),
+    Bug(
+        "byte tokens have the type of words in a GGUF file",
+        "hub.gguf_vocabulary:_type",
+        then(lambda name: "NORMAL" if name == "BYTE" else name),
+        f"{GGUF}::test_the_types_of_tokens",
+    ),
+    Bug(
+        "the settings of a tokenizer are lost on export",
+        "artifacts.tokenizer_files:write_settings_files",
+        gives(None),
+        f"{EXPORTED}::test_templates_in_files_are_kept",
+    ),
+    Bug(
+        "a checkpoint is exported in float32",
+        "hub.foreign:common_dtype",
+        gives("float32"),
+        f"{EXPORTED}::test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one",
+    ),
+    Bug(
+        "a saved model forgets the dtype of its checkpoint",
+        "artifacts.saved:save",
+        Replace("model.checkpoint_dtype", "None"),
+        f"{EXPORTED}::test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one",
+    ),
+    Bug(
+        "the padding of tokenizer.json is lost",
+        "artifacts.tokenizer:Tokenizer.to_json",
+        Replace("not any(self._batching.values())", "True"),
+        f"{EXPORTED}::test_truncation_and_padding_of_tokenizer_json_are_kept",
+    ),
     Bug(
         "an unknown option is ignored",
         "hub.options:Options.nothing_left",
         gives(None),
-        f"{BROKEN}[an-option-is-unknown]",
+        f"{BROKEN}[an-option-is-not-read]",
     ),
     Bug(
         "a duplicate JSON key is accepted",

@@ -32,19 +32,22 @@ ACTS = {
         --source-vocab-size --max-source-length --share-embeddings --num-encoder-layers
         --num-encoder-heads --encoder-mlp-dim --batch-tokens --lengths --lowercase
         --evaluation-pairs --bleu-tokenize --cell --hidden-dim --kernel-size --causal --attends
+        --parse-special --ignore-generation-config
     """,
-    "generate": "--mesh --prompt --max-new-tokens --temperature",
-    "translate": "--mesh --beam-width --batch-size",
-    "fill": "--mesh --text --top-k --json",
-    "evaluate": "--mesh --source --json",
+    "generate": """
+        --mesh --prompt --max-new-tokens --temperature --parse-special --ignore-generation-config
+    """,
+    "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
+    "fill": "--mesh --text --top-k --json --parse-special",
+    "evaluate": "--mesh --source --json --parse-special --ignore-generation-config",
     "compare": "-o --json",
-    "explain": "--mesh -o --target",
+    "explain": "--mesh -o --target --parse-special --ignore-generation-config",
     "import": "",
     "export": "--format --family",
     "doctor": "--preset --json",
     "bench": "-o --dtype --seconds --quick --json",
     "verify": "--mesh --length --batch-size --dtype --seed --json",
-    "attention": "--mesh -o --layer --head --attention",
+    "attention": "--mesh -o --layer --head --attention --parse-special",
 }
 PAIRS = "--model encoder-decoder --source pairs.tsv"
 LEARNED, ROTARY = "--preset shakespeare", "--preset stdlib"

@@ -21,32 +21,40 @@ def moved(primitive):
         operands, places = inputs[:count], inputs[count:]
         if any(x.marks is not None for x in places):
             return everything(params, inputs, outputs)  # the places are unknown
-        ids, table = _numbered(operands)
-        if "fill_value" in params:  # the index of out-of-bounds positions, that of the empty row
-            params = {**params, "fill_value": -1}
-        moved_ids = primitive.bind(*ids, *(jnp.asarray(x.value) for x in places), **params)
-        moved_ids = moved_ids if primitive.multiple_results else [moved_ids]
-        return [m.compressed(table[np.asarray(x)]) for x in moved_ids]
+        table = _table_of_marks(operands)
+        return [m.compressed(table[x]) for x in _moved_ids(primitive, params, operands, places)]
 
     return rule
 
 
-def _numbered(operands):
-    """Numbers the elements of all operands, from 0.
+def _moved_ids(primitive, params, operands, places) -> list[np.ndarray]:
+    """Runs the primitive on the numbers of the elements; −1 are elements that it fills in."""
+    if "fill_value" in params:
+        params = {**params, "fill_value": -1}
+    ids = primitive.bind(*_numbered(operands), *(jnp.asarray(x.value) for x in places), **params)
+    return list(map(np.asarray, ids if primitive.multiple_results else [ids]))
 
-    Returns:
-        (int32 arrays with the shapes of the operands, the marks of all elements in order and then
-        an empty row: [elements + 1, bytes]).
-    """
+
+def _numbered(operands) -> list:
+    """Numbers the elements of all operands, from 0: int32 arrays with their shapes."""
+    ends = np.cumsum([np.size(x.value) for x in operands])
+    return [
+        jnp.asarray(
+            np.arange(end - np.size(x.value), end, dtype=np.int32).reshape(np.shape(x.value))
+        )
+        for x, end in zip(operands, ends, strict=True)
+    ]
+
+
+def _table_of_marks(operands) -> np.ndarray:
+    """Returns the marks of all elements in order and then an empty row: [elements + 1, bytes]."""
     width = next(x.marks.shape[-1] for x in operands if x.marks is not None)
-    ids, rows, count = [], [], 0
-    for x in operands:
-        shape, size = np.shape(x.value), np.size(x.value)
-        ids.append(jnp.asarray(np.arange(count, count + size, dtype=np.int32).reshape(shape)))
-        marks = np.zeros(width, np.uint8) if x.marks is None else x.marks
-        rows.append(m.expand(marks, shape).reshape(size, width))
-        count += size
-    return ids, np.concatenate([*rows, np.zeros((1, width), np.uint8)])
+    empty = np.zeros(width, np.uint8)
+    rows = [
+        m.expand(empty if x.marks is None else x.marks, np.shape(x.value)).reshape(-1, width)
+        for x in operands
+    ]
+    return np.concatenate([*rows, empty[None]])
 
 
 # The number of leading operands whose elements are moved. The other operands are indices.
@@ -57,6 +65,9 @@ MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "stack": _MANY, "unst
 
 def moved_bounds(primitive, params, inputs) -> list[Bounds] | None:
     """Returns the bounds of each output of a primitive that moves elements.
+
+    The primitive moves the numbers of the elements: in the dtype of the values, two bounds that
+    differ could round to the same number, and the element would count as a constant.
 
     Args:
         primitive: The primitive.
@@ -70,15 +81,18 @@ def moved_bounds(primitive, params, inputs) -> list[Bounds] | None:
     operands, places = inputs[:count], inputs[count:]
     if all(x.bounds is None for x in operands) or any(x.marks is not None for x in places):
         return None
-    whole = []
-    for side in zip(*map(bounds_of, operands), strict=True):
-        full = (
-            jnp.asarray(np.broadcast_to(bound, np.shape(x.value)), np.float32)
-            for bound, x in zip(side, operands, strict=True)
-        )
-        found = primitive.bind(*full, *(x.value for x in places), **params)
-        whole.append(found if primitive.multiple_results else [found])
-    return [Bounds(np.float64(low), np.float64(high)) for low, high in zip(*whole, strict=True)]
+    each = [bounds_of(x) for x in operands]
+    shapes = [np.shape(x.value) for x in operands]
+    low = _table([x.low for x in each], shapes, -np.inf)
+    high = _table([x.high for x in each], shapes, np.inf)
+    ids = _moved_ids(primitive, params, operands, places)
+    return [Bounds(low[x], high[x]) for x in ids]
+
+
+def _table(arrays, shapes, last: float) -> np.ndarray:
+    """Returns the elements of all arrays, broadcast to these shapes, in order and then `last`."""
+    full = [np.broadcast_to(x, shape).ravel() for x, shape in zip(arrays, shapes, strict=True)]
+    return np.concatenate([*full, [last]])
 
 
 def gathered(primitive):
@@ -136,7 +150,7 @@ def scattered(params, inputs, outputs):
         return _somewhere(params, *inputs)
     if params["update_jaxpr"] is not None:  # the new value depends on the current element
         return [operand.marks] if updates.marks is None else everything(params, inputs, outputs)
-    (old, new), table = _numbered([operand, updates])
+    (old, new), table = _numbered([operand, updates]), _table_of_marks([operand, updates])
     dims, options = params["dimension_numbers"], _scatter_options(params)
     ids = jax.lax.scatter(old, indices.value, new, dims, **options)
     return [m.compressed(table[np.asarray(ids)])]

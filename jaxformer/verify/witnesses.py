@@ -106,8 +106,8 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
 
     def one_per_position(x):
         y = function(x)
-        y = y.reshape(*y.shape[:num_positions], -1).astype(jnp.float32)
-        return (y @ jnp.cos(jnp.arange(y.shape[-1]) + 1.0)).reshape(-1)
+        y = _widened(y.reshape(*y.shape[:num_positions], -1))
+        return (y @ jnp.cos(jnp.arange(y.shape[-1], dtype=y.dtype) + 1)).reshape(-1)
 
     @jax.jit
     def run(x, rows):
@@ -125,8 +125,8 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
 def by_change(function, inputs, num_positions: int, columns, others):
     """Returns float [outputs, columns]: the change of an output when one input is replaced.
 
-    Two results that differ get at least the smallest normal number, even if their float32
-    difference is 0.
+    Two results that differ get at least the smallest normal number, even if their difference
+    rounds to 0.
 
     Args:
         function: Maps the inputs to an array.
@@ -145,8 +145,8 @@ def by_change(function, inputs, num_positions: int, columns, others):
             z = function(jnp.where(here, others, x))
             y = jnp.where(column < 0, z, y)
             same = (y == z) | ((y != y) & (z != z))
-            by = jnp.abs(z.astype(jnp.float32) - y.astype(jnp.float32))
-            by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(jnp.float32).tiny))
+            by = jnp.abs(_widened(z) - _widened(y))
+            by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(by.dtype).tiny))
             return y, _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
 
         # The first column, −1, replaces nothing and gives the reference outputs. They must come
@@ -160,5 +160,10 @@ def by_change(function, inputs, num_positions: int, columns, others):
 
 def _largest(x, num_positions: int):
     """Returns [positions]: the largest |feature|, where NaN counts as ∞."""
-    sizes = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x).astype(jnp.float32))
+    sizes = jnp.where(jnp.isnan(x), jnp.inf, _widened(jnp.abs(x)))
     return sizes.max(axis=range(num_positions, x.ndim), initial=0.0).reshape(-1)
+
+
+def _widened(x):
+    """Returns the array in float32, or in float64 if it has this dtype."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,0 +1,70 @@
+"""Taint in 64-bit JAX: two bounds that differ stay different, however close they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.verify.dependency import dependency_matrix
+from tests.verify.programs import LENGTH, _moved, _number, _reduced, _reshaped, program
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def edges(function, x, witness):
+    return dependency_matrix(function, x, witnesses=(witness,)).matrix
+
+
+def missed(function, seed):
+    """Returns whether a change shows an edge that taint denies, and the number of edges."""
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=(LENGTH, 3)))
+    found, true = edges(function, x, "taint"), edges(function, x, "change")
+    return bool((true & ~found).any()), int(true.sum())
+
+
+def narrow(x):
+    return 1 + 1e-9 * jnp.tanh(x)
+
+
+def narrow_program(seed, kinds):
+    """Returns a function that moves values between 1 − 1e-9 and 1 + 1e-9, and shows their part."""
+
+    def run(x):
+        rng, arrays = np.random.default_rng(seed), [narrow(x)]
+        for _ in range(4):
+            some, other = (arrays[rng.integers(len(arrays))] for _ in range(2))
+            arrays.append(kinds[rng.integers(len(kinds))](rng, some, other))
+        return 1e9 * (arrays[-1] - 1)
+
+    return run
+
+
+def test_values_in_a_narrow_range_keep_their_dependencies():
+    total = 0
+    for seed in range(12):
+        wrong, num = missed(narrow_program(seed, (_moved, _reshaped)), seed)
+        assert not wrong, seed
+        total += num
+    assert total > 60
+
+
+@pytest.mark.slow
+def test_sums_of_values_in_a_narrow_range_keep_their_dependencies():
+    for seed in range(20):
+        assert not missed(narrow_program(seed, (_moved, _reduced)), seed)[0], seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [(_moved, _reshaped, _number), (_moved, _reduced)])
+def test_programs_in_double_precision_miss_no_dependency(kinds):
+    for seed in range(20):
+        assert not missed(program(seed, kinds), seed)[0], seed
+
+
+def test_a_small_derivative_is_not_rounded_to_zero():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, 3)))
+    assert edges(lambda x: 1e-60 * jnp.cumsum(x, axis=0), x, "derivative").sum() == 15

@@ -1,6 +1,7 @@
 """Records of experiments are complete, and the figures of the pages are those of the records."""
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -190,6 +191,71 @@ def _captions() -> str:
     return " ".join(lines)
 
 
+def _products_of_bfloat16() -> str:
+    return "| {:.0f} | {:.0f} | {:.0f} |".format(
+        *figures("hazards-cpu")["products"]["GFLOP/s"].values()
+    )
+
+
+def _transposition() -> str:
+    found = figures("hazards-cpu")["products"]["milliseconds of the gradient of weights"]
+    return f"takes {found['transposed in memory']:.1f} instead of {found['as it is']:.1f} ms"
+
+
+def _loop_of_integers() -> str:
+    found = figures("hazards-cpu")["loop"]
+    return (
+        f"take {found['without the barrier']:.1f} ms per step this way, and "
+        f"{found['with the barrier']:.1f} ms with integers"
+    )
+
+
+def _page_faults() -> str:
+    kept, default = (figures("hazards-cpu")["faults"][x] for x in ("freed memory kept", "default"))
+    return f"takes {kept['seconds']:.2f} s instead of {default['seconds']:.2f} s"
+
+
+def _one_arena() -> str:
+    one, usual = (figures("hazards-cpu")["arenas"][x] for x in ("one arena", "default"))
+    return f"takes {one['decoding_seconds'] / usual['decoding_seconds']:.2f} times as long"
+
+
+def _this_machine() -> str:
+    found = json.loads((ROOT / "experiments" / "results" / "bench-cpu.json").read_text())["figures"]
+    of = {(x["part"], x["name"]): x for x in found["output"]["measurements"]}
+    product = {key: x["shares"].get("matrix product", 0.0) for key, x in of.items()}
+    small, large = (
+        ("training step", x) for x in ("10.8M, 8 × 256 tokens", "gpt2-124m, 1 × 256 tokens")
+    )
+    one = of["decoding", "gpt2-124m, batch 1"]
+    short, long = (
+        ("attention", x) for x in ("16 × 256 tokens, forward", "4 × 1,024 tokens, forward")
+    )
+    return (
+        f"ran at {product[small]:.0%} of the speed of the matrix product, those of GPT-2 124M (one "
+        f"row of 256 tokens) at {product[large]:.0%}. GPT-2 124M decoded "
+        f"{one['tokens_per_second']:.1f} tokens/s at batch size 1, at "
+        f"{one['shares']['memory']:.0%} of the measured bandwidth of the memory. Attention alone is "
+        f"far below the roof: at "
+        f"{product[short]:.0%} of the matrix product with 256 tokens, and at {product[long]:.0%} "
+        "with 1,024"
+    )
+
+
+def _half_built() -> str:
+    found = figures("build-up-cpu")["taken away"]
+    bits = {name: sum(losses) / len(losses) / math.log(2) for name, losses in found.items()}
+    rise = {name[2:]: x - bits["finished"] for name, x in bits.items()}
+    least = max(abs(rise[name]) for name in ("several heads", "positions", "one activation"))
+    return (
+        f"Without the residual the loss rises by {rise['residual']:.2f} bits per byte: the model "
+        "learns little more than how frequent each byte is. Without the norm it rises by "
+        f"{rise['norm']:.2f}. - Removing several heads, positions or the single activation changes "
+        f"it by at most {least:.2f}. - Without scaling by √d, with heads of 16 features, it falls "
+        f"by {-rise['scaling by √d']:.2f}"
+    )
+
+
 SPEEDS = {  # a line of the table of speeds, and where its figures are
     "GPT-2, training step, 0.8 M parameters, 12 × 64 tokens | AMD EPYC": ("train-cpu", "0.8m"),
     "GPT-2, training step, 10.8 M, 16 × 256 tokens | AMD EPYC": ("train-cpu", "10.8m"),
@@ -214,6 +280,13 @@ SENTENCES = {  # what a page says, from the record
     "losses of each kind": ("docs/results.md", _losses_of_kinds),
     "translated phrases": ("docs/results.md", _phrases),
     "translated captions": ("docs/results.md", _captions),
+    "products of bfloat16": ("docs/hazards.md", _products_of_bfloat16),
+    "transposition": ("docs/hazards.md", _transposition),
+    "loop of integers": ("docs/hazards.md", _loop_of_integers),
+    "page faults": ("docs/hazards.md", _page_faults),
+    "one arena": ("docs/hazards.md", _one_arena),
+    "this machine": ("docs/results.md", _this_machine),
+    "half-built decoder": ("docs/results.md", _half_built),
     "survival": ("docs/training.md", _survival),
 }
 

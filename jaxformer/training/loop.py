@@ -194,8 +194,9 @@ class Training:
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)
         self.state, measured = step(self.state, batch, np.float32(rate))
-        # The clock is then at most one update behind, and the learning rate falls smoothly.
-        jax.block_until_ready(self._unfinished)
+        if self.config.minutes is not None:
+            # The clock is then at most one update behind, and the learning rate falls smoothly.
+            jax.block_until_ready(self._unfinished)
         self.step, self._rate, self._unfinished = self.step + 1, rate, measured
         self.log.update(self.step, rate, measured)
 

@@ -6,9 +6,9 @@ lowest and highest value of its output from those of its inputs. An element with
 is a constant, so no input affects it. exp of a number that is always below −105 is the
 constant 0 in float32.
 
-One assumption enters: an element whose bounds are unknown is no larger than `reach`. Trained
-attention scores reach −15,258, so the limit for float32 and bfloat16 is 2²⁰, and at least 1,024
-times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does not, unless the
+One assumption enters: an element whose bounds are unknown is no larger than `reach`. Attention
+scores of trained models can be below −10⁴. The limit for float32 and bfloat16 is therefore 2²⁰, and
+at least 1,024 times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does not, unless the
 scores are capped (tanh, clip).
 """
 

@@ -44,7 +44,7 @@ def leaks(function) -> bool:
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_a_number_that_scores_may_reach_is_no_mask(dtype, add):
-    """Trained scores have reached −15,258, but never the lowest number of a dtype."""
+    """Scores may fall below −10⁴, but not to the lowest number of a dtype."""
     lowest = float(jnp.finfo(dtype).min)
     how = {"add": add, "dtype": dtype}
     assert leaks(attention(-1e4, **how))

@@ -235,8 +235,8 @@ def _this_machine() -> str:
         f"ran at {product[small]:.0%} of the speed of the matrix product, those of GPT-2 124M (one "
         f"row of 256 tokens) at {product[large]:.0%}. GPT-2 124M decoded "
         f"{one['tokens_per_second']:.1f} tokens/s at batch size 1, at "
-        f"{one['shares']['memory']:.0%} of the measured bandwidth of the memory. Attention alone is "
-        f"far below the roof: at "
+        f"{one['shares']['memory']:.0%} of the measured bandwidth of the memory. Attention alone "
+        "is far below the roof: at "
         f"{product[short]:.0%} of the matrix product with 256 tokens, and at {product[long]:.0%} "
         "with 1,024"
     )

@@ -8,8 +8,8 @@ constant 0 in float32.
 
 One assumption enters: an element whose bounds are unknown is no larger than `reach`. Attention
 scores of trained models can be below −10⁴. The limit for float32 and bfloat16 is therefore 2²⁰, and
-at least 1,024 times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does not, unless the
-scores are capped (tanh, clip).
+at least 1,024 times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does
+not, unless the scores are capped (tanh, clip).
 """
 
 from functools import reduce

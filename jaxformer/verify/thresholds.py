@@ -56,6 +56,6 @@ class Thresholds:
             number = float(f"{self.number:.2g}")
             yield (
                 f"{self.near} scores are masked by about {number:,.0f}, which scores may reach "
-                f"(up to {REACH:,.0f} in size is allowed for): they count as visible. Mask by -jnp.inf or jnp.finfo(dtype).min, or bound "
-                "the scores by a cap (tanh, clip)"
+                f"(up to {REACH:,.0f} in size is allowed for): they count as visible. Mask by "
+                "-jnp.inf or jnp.finfo(dtype).min, or bound the scores by a cap (tanh, clip)"
             )

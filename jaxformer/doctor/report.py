@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxformer.doctor.machines import missing, parse_target
 from jaxformer.runtime import start_jax
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers")
 # Optional modules: (their purpose, the command that installs them).
 OPTIONAL = {
     "huggingface_hub": ("hub ids as checkpoints", 'pip install "jaxformer[hub]"'),

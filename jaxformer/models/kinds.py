@@ -31,6 +31,7 @@ class Decoder(LanguageModel):
     """
 
     functions = DECODER
+    config_type = configs.DecoderConfig
 
 
 class EncoderDecoder(LanguageModel):
@@ -42,6 +43,7 @@ class EncoderDecoder(LanguageModel):
     """
 
     functions = ENCODER_DECODER
+    config_type = configs.EncoderDecoderConfig
 
 
 class Recurrent(LanguageModel):
@@ -51,6 +53,7 @@ class Recurrent(LanguageModel):
     """
 
     functions = RECURRENT
+    config_type = configs.RecurrentConfig
 
 
 class Convolutional(LanguageModel):
@@ -60,6 +63,7 @@ class Convolutional(LanguageModel):
     """
 
     functions = CONVOLUTIONAL
+    config_type = configs.ConvolutionalConfig
 
 
 class RecurrentEncoderDecoder(LanguageModel):
@@ -69,6 +73,7 @@ class RecurrentEncoderDecoder(LanguageModel):
     """
 
     functions = RECURRENT_ENCODER_DECODER
+    config_type = configs.RecurrentEncoderDecoderConfig
 
 
 class Encoder(LanguageModel):
@@ -83,6 +88,7 @@ class Encoder(LanguageModel):
     """
 
     functions = ENCODER
+    config_type = configs.EncoderConfig
 
     def encode(
         self,
@@ -129,15 +135,18 @@ class Kind:
 
     Attributes:
         name: as in `jaxformer train --model`, in runs and in saved folders.
-        config: the class of its configs.
         model: its module.
         partitions: how its parameters are sharded over a mesh.
     """
 
     name: str
-    config: type
     model: type[LanguageModel]
     partitions: tuple[Rule, ...]
+
+    @property
+    def config(self) -> type:
+        """The class of its configs."""
+        return self.model.config_type
 
     @property
     def is_autoregressive(self) -> bool:
@@ -145,17 +154,13 @@ class Kind:
         return self.model.functions.start is not None
 
 
-def _kind(name: str, model: type[LanguageModel], partitions: tuple[Rule, ...]) -> Kind:
-    return Kind(name, configs.KINDS[name], model, partitions)
-
-
 KINDS = (
-    _kind("decoder", Decoder, TRANSFORMER),
-    _kind("encoder", Encoder, TRANSFORMER),
-    _kind("encoder-decoder", EncoderDecoder, TRANSFORMER),
-    _kind("recurrent", Recurrent, ONLY_ENDS),
-    _kind("convolutional", Convolutional, ONLY_ENDS),
-    _kind("recurrent-encoder-decoder", RecurrentEncoderDecoder, ONLY_ENDS),
+    Kind("decoder", Decoder, TRANSFORMER),
+    Kind("encoder", Encoder, TRANSFORMER),
+    Kind("encoder-decoder", EncoderDecoder, TRANSFORMER),
+    Kind("recurrent", Recurrent, ONLY_ENDS),
+    Kind("convolutional", Convolutional, ONLY_ENDS),
+    Kind("recurrent-encoder-decoder", RecurrentEncoderDecoder, ONLY_ENDS),
 )
 _BY_CONFIG = {kind.config: kind for kind in KINDS}
 

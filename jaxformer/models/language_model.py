@@ -28,7 +28,7 @@ Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": 
 
 
 class LanguageModel(nn.Module):
-    """Abstract class of all models; a final class names its `functions`.
+    """Abstract class of all models; a final class names its `functions` and its `config_type`.
 
     Tokens are int [batch, length], or embeddings, float [batch, length, embed_dim]. A pass has
     dropout, its only randomness, only if `rngs` has a dropout key. An autoregressive model's output
@@ -50,6 +50,7 @@ class LanguageModel(nn.Module):
     """
 
     functions: ClassVar[Family]
+    config_type: ClassVar[type]
 
     config: Any
     execution: Execution = Execution()
@@ -60,7 +61,16 @@ class LanguageModel(nn.Module):
     checkpoint_dtype: str | None = field(default=None, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Resolves the open sizes of the config."""
+        """Checks the type of the config and resolves its open sizes.
+
+        Raises:
+            ValueError: the config is of another kind of model.
+        """
+        if type(self.config) is not self.config_type:
+            raise ValueError(
+                f"config is of {type(self.config).__name__}; {type(self).__name__} needs "
+                f"{self.config_type.__name__}. jaxformer.build(config) chooses the class"
+            )
         object.__setattr__(self, "config", self.config.resolved)
         super().__post_init__()
 

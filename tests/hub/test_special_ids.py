@@ -21,7 +21,7 @@ values = st.none() | ids | odd | st.lists(ids | odd | st.none(), max_size=3)
 
 
 def is_id(value):
-    return type(value) is int and 0 <= value < SIZE
+    return type(value) is int and value >= 0
 
 
 @given(st.sampled_from(FILES), st.sampled_from(KEYS), values)
@@ -32,6 +32,7 @@ def test_an_id_is_a_token_or_none_or_an_error_with_file_and_key(tmp_path_factory
     if value is None or is_id(value) or is_list or (type(value) is int and value == -1):
         found = special_tokens(folder, SIZE)
         expected = value if is_list else [value] if is_id(value) else []
+        expected = [token for token in expected if token < SIZE]
         field = {"bos_token_id": found.begin, "pad_token_id": found.pad}.get(key, found.start)
         said = found.stop_tokens if key == "eos_token_id" else () if field is None else (field,)
         assert list(said) == expected
@@ -40,7 +41,7 @@ def test_an_id_is_a_token_or_none_or_an_error_with_file_and_key(tmp_path_factory
         assert str(folder / name) in said and key in said and repr(value) in said
 
 
-@pytest.mark.parametrize("value", [-2, [0, -1], 1.0, "0", True, 10**6, [[0]]])
+@pytest.mark.parametrize("value", [-2, [0, -1], 1.0, "0", True, [[0]]])
 def test_a_command_names_file_and_key(value, tmp_path, capsys):
     foreign.write(tmp_path / "theirs", "gpt2")
     foreign.options(tmp_path / "theirs", eos_token_id=value)

@@ -7,6 +7,8 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.functional import Causal, dot_product_attention
+from jaxformer.models.kinds import KINDS
+from tests.errors import error_of
 from tests.properties import tiny
 
 TOKENS = tiny.tokens(0, 1, 6)
@@ -132,3 +134,14 @@ def test_forward_mode_requires_explicit_attention():
     _, tangent = jax.jvp(lambda x: run(x, "explicit"), (x,), (x,))
     _, pull_back = jax.vjp(lambda x: run(x, "blockwise"), x)
     tiny.close((pull_back(jnp.ones_like(x))[0] * x).sum(), tangent.sum())
+
+
+@pytest.mark.parametrize("model", [kind.model for kind in KINDS])
+@pytest.mark.parametrize("config", [kind.config for kind in KINDS])
+def test_model_class_accepts_only_configs_of_its_kind(model, config):
+    """A Decoder with an EncoderConfig would generate, and see later tokens."""
+    if model.config_type is config:
+        assert type(model(config()).config) is config
+    else:
+        message = error_of(model, config())
+        assert config.__name__ in message and model.config_type.__name__ in message

@@ -65,18 +65,19 @@ def special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens
 
 
 def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
-    """Returns the checked id, or for eos_token_id the list of ids, of one key."""
+    """Returns the checked id, or for eos_token_id the list of ids, of one key.
+
+    Ids beyond the vocabulary are left out: a config with a small vocabulary often keeps the default
+    ids of its class in transformers, which the model can neither read nor generate.
+    """
     if value is None or (type(value) is int and value == -1):
         return []
     ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
     for token in ids:
-        if type(token) is not int or not 0 <= token < (vocab_size or 2**31):
-            most = "" if vocab_size is None else f" below vocab_size ({vocab_size})"
+        if type(token) is not int or token < 0:
             lists = ", a list of ids" if key == "eos_token_id" else ""
-            raise ValueError(
-                f"{path}: {key} is {value!r}; it must be a token id{most}{lists} or null"
-            )
-    return ids
+            raise ValueError(f"{path}: {key} is {value!r}; it must be a token id{lists} or null")
+    return [token for token in ids if token < (vocab_size or 2**31)]
 
 
 def contradictions(

@@ -188,4 +188,10 @@ BUGS = (
         then(lambda found: (*found[:2], found[2][::-1])),
         f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
     ),
+    Bug(
+        "a model class accepts a config of another kind",
+        "models.language_model:LanguageModel.__post_init__",
+        Replace("type(self.config) is not self.config_type", "False"),
+        "models/test_bad_input.py::test_model_class_accepts_only_configs_of_its_kind",
+    ),
 )

@@ -4,13 +4,14 @@ import contextlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxformer.artifacts.origin import read_origin
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
 from jaxformer.models.config import kind_of
 from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.data.documents import HUB
@@ -160,25 +161,50 @@ class Run(NamedTuple):
     is_finished: bool
 
 
+class UnreadableRun(NamedTuple):
+    """A run on disk that cannot be read: it is damaged, or another version wrote it.
+
+    Attributes:
+        folder: Its folder.
+        reason: The error.
+    """
+
+    folder: RunFolder
+    reason: str
+
+
 def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
     """Returns the most recently trained unfinished run below a folder.
+
+    A run that cannot be read is skipped with a warning if it is older.
 
     Args:
         runs: The folder. Runs may be at any depth, under any name.
         kind: The kind of model; None: any kind.
 
     Raises:
-        ValueError: There is none. The message gives the state of the newest run.
+        ValueError: There is none; the message gives the state of the newest run. Or the choice is
+            not certain: a run that cannot be read is newer, or the run has a copy, whose files are
+            newer than those of other runs only because they were copied later.
     """
     folders = sorted(_folders_below(runs), key=_trained_at, reverse=True)
-    candidates = [run for run in map(_read, folders) if run and kind in (None, run.kind)]
+    found = [run for run in map(_read, folders) if run is not None]
+    unreadable = [run for run in found if isinstance(run, UnreadableRun)]
+    candidates = [run for run in found if isinstance(run, Run) and kind in (None, run.kind)]
     unfinished = [run for run in candidates if not run.is_finished]
     for run in unfinished:
         if not is_locked(run.folder.lock):
+            _check_certain(run, runs, found)
+            for skipped in unreadable:
+                warnings.warn(
+                    f"--resume skips {skipped.folder.path}: {skipped.reason}", stacklevel=2
+                )
             return run
     of_kind = "" if kind is None else f" of kind {kind}"
     if unfinished:
         state = f"{unfinished[0].folder.path} is being trained by another process"
+    elif unreadable:
+        state = f"{unreadable[0].folder.path} cannot be read ({unreadable[0].reason})"
     elif candidates:
         path = candidates[0].folder.path
         state = (
@@ -188,6 +214,43 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
     else:
         state = "there is no run; for a run in another folder, give --out FOLDER"
     raise ValueError(f"--resume found no unfinished run{of_kind} below {runs}: {state}")
+
+
+def _check_certain(run: Run, runs: Path, found: Sequence[Run | UnreadableRun]) -> None:
+    """Raises ValueError if another run may be the one that the user means.
+
+    Args:
+        run: The newest unfinished run.
+        runs: The folder that was searched.
+        found: All runs, the newest first.
+    """
+    first = found[0]
+    start = _start_of(run.folder)
+    copies = [x.folder.path for x in found if start and _start_of(x.folder) == start]
+    if isinstance(first, UnreadableRun):
+        state = f"{first.folder.path} is newer, but cannot be read ({first.reason})"
+    elif len(copies) > 1:
+        state = f"{' and '.join(map(str, copies))} are copies of one run"
+    else:
+        return
+    path = run.folder.path
+    raise ValueError(
+        f"--resume cannot choose a run below {runs}: {state}. Name the run with --out, such as "
+        f"--out {path}"
+    )
+
+
+def _start_of(folder: RunFolder) -> tuple[bytes, bytes] | None:
+    """Returns what a run shares only with its copies; None before its first measured time.
+
+    That is its config and its first line of metrics that has the seconds of training. The losses
+    of two runs with one config are equal, but their times differ.
+    """
+    if not folder.metrics.exists():
+        return None
+    with folder.metrics.open("rb") as file:
+        timed = next((line for line in file if b'"seconds"' in line), b"")
+    return (folder.config.read_bytes(), timed) if timed.endswith(b"\n") else None
 
 
 def _folders_below(folder: Path) -> Iterator[RunFolder]:
@@ -204,18 +267,22 @@ def _trained_at(folder: RunFolder) -> float:
     return max(path.stat().st_mtime for path in written if path.exists())
 
 
-def _read(folder: RunFolder) -> Run | None:
-    """Returns the run; None if the folder holds a saved model, or a config that cannot be read."""
+def _read(folder: RunFolder) -> Run | UnreadableRun | None:
+    """Returns the run; None if the folder holds a saved model or a Hugging Face model."""
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.training.optimizer import Schedule
 
     try:
+        sections = read_sections(folder.path)
+        if sections is None or "training" not in sections:
+            return None
         _, config = read_run(folder)
-    except ValueError:
-        return None
-    step, progress = Checkpoints(folder.checkpoints).progress()
+        step, progress = Checkpoints(folder.checkpoints).progress()
+        metrics = folder.read_metrics()
+    except ValueError as error:
+        return UnreadableRun(folder, str(error))
     schedule = Schedule(config.optimizer, config.steps, config.minutes)
     is_finished = schedule.done(step, progress.get("seconds", 0.0)) >= 1 and any(
-        line["step"] == step and "held_out_loss" in line for line in folder.read_metrics()
+        line["step"] == step and "held_out_loss" in line for line in metrics
     )
     return Run(folder, kind_of(config.model), step, is_finished)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +80,7 @@ def make_run(path, kind="decoder", step=0, at=0, steps=60, minutes=None, seconds
         progress.parent.mkdir(parents=True)
         progress.write_text(json.dumps({"data": {}, "seconds": seconds}))
         (folder.checkpoints / str(step) / "_CHECKPOINT_METADATA").touch()
-        line = {"step": step, "held_out_loss" if scored else "loss": 1.0}
+        line = {"step": step, "seconds": at, "held_out_loss" if scored else "loss": 1.0}
         folder.metrics.write_text(json.dumps(line) + "\n")
     for file in (folder.config, folder.metrics, folder.checkpoints):
         with suppress(FileNotFoundError):
@@ -124,12 +126,16 @@ def test_a_run_is_finished_after_its_limit_and_its_final_score(tmp_path):
 
 
 def test_folders_without_runs_and_runs_in_training_are_ignored(tmp_path):
-    """Saved models, damaged configs and the base in the folder of an adapter are ignored."""
+    """Saved and Hugging Face models and the base in the folder of an adapter are ignored."""
     wanted = make_run(tmp_path / "wanted", at=1)
     make_run(wanted.path / "base", at=9)
-    for name, text in (("saved", '{"format": 1, "model": {}}'), ("damaged", "{")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(text)
+    model = json.loads(wanted.config.read_text())
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported/config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/config.json").write_text(
+        json.dumps({x: model[x] for x in ("format", "kind", "model")})
+    )
     training = make_run(tmp_path / "training", at=5)
     with locked(training.lock):
         assert newest_unfinished(tmp_path).folder.path == wanted.path
@@ -138,6 +144,44 @@ def test_folders_without_runs_and_runs_in_training_are_ignored(tmp_path):
         (wanted.path / "base/config.json").unlink()
         with pytest.raises(ValueError, match="training is being trained by another process"):
             newest_unfinished(tmp_path)
+
+
+DAMAGES = {
+    "cut": lambda text: text[:200],
+    "empty": lambda text: "",
+    "unknown option": lambda text: text.replace('"seed"', '"new_option": 1, "seed"', 1),
+    "newer format": lambda text: re.sub(r'"format": \d+', '"format": 999', text),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_resume_names_an_unreadable_run_and_never_replaces_a_newer_one(damage, tmp_path):
+    older, newer = make_run(tmp_path / "older", at=4), make_run(tmp_path / "newer", at=5)
+    text = newer.config.read_text()
+    newer.config.write_text(DAMAGES[damage](text))
+    assert newer.config.read_text() != text
+    for time, error in ((5, True), (3, False)):
+        os.utime(newer.config, (time, time))
+        if error:
+            with pytest.raises(ValueError, match=rf"newer is newer.*--out .*{older.path.name}"):
+                newest_unfinished(tmp_path)
+        else:
+            with pytest.warns(UserWarning, match="skips .*newer: "):
+                assert newest_unfinished(tmp_path).folder.path == older.path
+    shutil.rmtree(older.path)
+    with pytest.raises(ValueError, match="newer cannot be read"):
+        newest_unfinished(tmp_path)
+
+
+def test_resume_asks_for_the_name_of_a_run_that_has_a_copy(tmp_path):
+    """`cp -r` gives the copy of an older run the newest times."""
+    make_run(tmp_path / "older", step=20, at=4)
+    newer = make_run(tmp_path / "newer", step=20, at=5)
+    shutil.copytree(tmp_path / "older", tmp_path / "backup", copy_function=shutil.copy)
+    with pytest.raises(ValueError, match=r"backup and .*older are copies of one run"):
+        newest_unfinished(tmp_path)
+    shutil.rmtree(tmp_path / "backup")
+    assert newest_unfinished(tmp_path).folder.path == newer.path
 
 
 def test_resume_prints_the_run_that_it_continues(tmp_path, monkeypatch, capsys):

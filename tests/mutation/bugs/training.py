@@ -371,4 +371,17 @@ BUGS = (
         gives({}),
         "test_runtime.py::test_a_call_uses_the_memory_of_the_call_before",
     ),
+    Bug(
+        "resuming continues an older run if the newest one is damaged",
+        "training.run_folders:_check_certain",
+        Replace("isinstance(first, UnreadableRun)", "False"),
+        "training/test_run_folders.py::"
+        "test_resume_names_an_unreadable_run_and_never_replaces_a_newer_one",
+    ),
+    Bug(
+        "resuming continues a copy of a run",
+        "training.run_folders:_check_certain",
+        Replace("len(copies) > 1", "False"),
+        "training/test_run_folders.py::test_resume_asks_for_the_name_of_a_run_that_has_a_copy",
+    ),
 )

@@ -36,6 +36,9 @@ SECTIONS: dict[str, Any] = {
     "checkpoint_dtype": Literal["float32", "bfloat16", "float16"] | None,
 }
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
+# A line of a sample that looks like a header is written with one more space before it.
+_LIKE_HEADER = re.compile(r"(?m)^(?= *---- step \d+$)")
+_INDENTED = re.compile(r"(?m)^ (?= *---- step \d+$)")
 
 
 class RunFolder:
@@ -132,7 +135,11 @@ class RunFolder:
         """Returns (step, text) of each sample, without an incomplete last line."""
         parts = _HEADER.split(_whole_lines(self.samples))
         numbered = zip(parts[1::2], parts[2::2], strict=True)
-        return [(int(number), text.removesuffix("\n")) for number, text in numbered if text]
+        return [
+            (int(number), _INDENTED.sub("", text.removesuffix("\n")))
+            for number, text in numbered
+            if text
+        ]
 
     def read_metrics(self) -> list[dict]:
         """Returns one dict per line of metrics.jsonl: `step` and the measurements of that step.
@@ -166,7 +173,7 @@ def _whole_lines(path: Path) -> str:
 
 def _section(step: int, text: str) -> str:
     """Returns a sample in the format of samples.txt."""
-    return f"---- step {step}\n{text}\n"
+    return f"---- step {step}\n{_LIKE_HEADER.sub(' ', text)}\n"
 
 
 def next_free(folder: Path, name: str) -> Path:

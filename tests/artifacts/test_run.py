@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxformer.artifacts.run import RunFolder
 
-SAMPLES = {2: "été\n\n猫 \x85", 4: "\r\u2028é\n---- step 9 of it", 12: "😀"}
+SAMPLES = {2: "été\n---- step 9999\n猫 \x85", 4: "\r\u2028é\n---- step 9 of it", 12: "😀"}
 METRICS = [{"step": step, "loss": step + 0.5} for step in (2, 4, 12)]
 
 
@@ -17,10 +17,13 @@ def folder(tmp_path_factory):
     return RunFolder(tmp_path_factory.mktemp("run"))
 
 
-@given(samples=st.dictionaries(st.integers(0, 99), st.text()))
+lines = st.sampled_from(["", " ", "  ", "x"]).map(lambda before: f"{before}---- step 9999")
+
+
+@given(samples=st.dictionaries(st.integers(0, 99), st.text() | st.lists(lines).map("\n".join)))
 @example(samples=SAMPLES)
 def test_samples_are_read_as_they_were_written(folder, samples):
-    """Except for a sample with a line that looks like the header of the next sample."""
+    """Also those with a line that looks like the header of the next sample."""
     folder.samples.unlink(missing_ok=True)
     for step, text in samples.items():
         folder.add_sample(step, text)

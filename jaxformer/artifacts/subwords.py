@@ -96,9 +96,7 @@ class Subwords(Tokenizer):
 
     @property
     def opening(self) -> list[int]:
-        """The ids that begin a text to generate or to score.
-
-        The model needs at least one token before the first token that it predicts.
+        """The ids of the template before a text, or else the beginning- or end-of-text token.
 
         Raises:
           ValueError: If no such token is known.
@@ -108,6 +106,14 @@ class Subwords(Tokenizer):
         if not ids:
             raise ValueError("tokenizer: it has no token to begin a text with")
         return ids
+
+    @property
+    def text_opening(self) -> list[int]:
+        """The ids of the template before a text, as in transformers; GPT-2's and Qwen's have none.
+
+        A token that only config.json names (`bos_token_id`) is not put before texts.
+        """
+        return list(self.before)
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> Subwords:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""

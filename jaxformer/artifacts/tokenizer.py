@@ -112,13 +112,19 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def opening(self) -> list[int]:
-        """The ids that begin a text to generate or to score.
-
-        The model needs at least one token before the first token that it predicts.
+        """The ids that begin a new document: a model predicts its first token from them.
 
         Raises:
           ValueError: If no such token is known.
         """
+
+    @property
+    def text_opening(self) -> list[int]:
+        """The ids that the tokenizer itself puts before a text; in some tokenizers there are none.
+
+        Tokenizers that were trained here begin each text with `opening`.
+        """
+        return self.opening
 
     @property
     def decoder_opening(self) -> list[int]:

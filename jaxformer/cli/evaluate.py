@@ -33,6 +33,7 @@ class EvaluateArguments(DecodingArguments):
         "text_field": (Is("source", None), HasRecords("files")),
         "stride": (Is("source", None),),
         "batch_size": (Is("source", None),),
+        "score_first_token": (Is("source", None),),
         "target": (Given("source"),),
         "beam_width": (Given("source"),),
         "bleu_tokenize": (Given("source"),),
@@ -58,6 +59,10 @@ class EvaluateArguments(DecodingArguments):
     setting, or 13a"""
     batch_size: int | None = None
     """windows of text per batch; None: 16"""
+    score_first_token: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """score the first token of each document too, after the beginning- or end-of-text token;
+    without this flag, as in transformers, only if the model's tokenizer puts a token before a
+    text"""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
@@ -147,13 +152,20 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
     from jaxformer.training.evaluate import evaluate_documents
 
     model, variables, tokenizer = checkpoint
+    opening = tokenizer.opening if arguments.score_first_token else tokenizer.text_opening
     encoded = tokenizer.encode_many(document.text for document in documents)
+    num_bytes = sum(document.num_bytes for document in documents)
+    if not opening:  # the first token of each document is context only
+        num_bytes -= sum(len(tokenizer.decode(ids[:1]).encode()) for ids in encoded)
+        encoded = [ids for ids in encoded if len(ids) > 1]
+        if not encoded:
+            raise ValueError("the text has no token to score; see --score-first-token")
     with screen.count(sum(map(len, encoded)), "scoring", "tokens") as scored:
         score = evaluate_documents(
             model,
             variables,
-            [[*tokenizer.opening, *ids] for ids in encoded],
-            sum(document.num_bytes for document in documents),
+            [[*opening, *ids] for ids in encoded],
+            num_bytes,
             stride=arguments.stride,
             batch_size=arguments.batch_size or BATCH_SIZE,
             on_scored=scored,

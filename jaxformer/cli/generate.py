@@ -127,7 +127,8 @@ def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:
         source, None.
     """
     if not model.config.reads_source:
-        return [*tokenizer.opening, *tokenizer.encode_many([text])[0]], None
+        ids = [*tokenizer.text_opening, *tokenizer.encode_many([text])[0]]
+        return ids or tokenizer.opening, None
     return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
 
 

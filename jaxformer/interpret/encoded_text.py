@@ -41,8 +41,7 @@ def encode_text(
     if target is not None and not config.reads_source:
         raise ValueError(f"target was given, but a {type(model).__name__} reads no source")
     if not config.reads_source:
-        opening = [] if config.bidirectional or tokenizer is None else tokenizer.opening
-        tokens = _encoded("text", text, tokenizer, opening)
+        tokens = _encoded("text", text, tokenizer, *_around(tokenizer, config.bidirectional))
         _check("text", tokens, config.max_length, config.vocab_size)
         return EncodedText(tokens)
     source = _source(text, tokenizer)
@@ -105,13 +104,24 @@ def _token_text(tokenizer: Any, context: list[int], token: int) -> str:
 
 def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:
     if not isinstance(text, str):
-        return _encoded("text", text, tokenizer, ())
+        return _encoded("text", text, tokenizer)
     _require_text("text", text, tokenizer)
     return tokenizer.encode_source(text)
 
 
+def _around(tokenizer: Any, bidirectional: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the ids before and after a text; a text to continue has none after it."""
+    if tokenizer is None:
+        return (), ()
+    return (tokenizer.before, tokenizer.after) if bidirectional else (tokenizer.text_opening, ())
+
+
 def _encoded(
-    name: str, text: str | Sequence[int], tokenizer: Any, opening: Sequence[int]
+    name: str,
+    text: str | Sequence[int],
+    tokenizer: Any,
+    before: Sequence[int] = (),
+    after: Sequence[int] = (),
 ) -> list[int]:
     if not isinstance(text, str):
         ids = np.asarray(text)
@@ -122,7 +132,7 @@ def _encoded(
         return ids.tolist()
     _require_text(name, text, tokenizer)
     (ids,) = tokenizer.encode_many([text])
-    return [*(opening or tokenizer.before), *ids, *(() if opening else tokenizer.after)]
+    return [*before, *ids, *after]
 
 
 def _require_text(name: str, text: str, tokenizer: Any) -> None:

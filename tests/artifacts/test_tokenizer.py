@@ -3,7 +3,7 @@
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.load import run_tokenizer
@@ -48,3 +48,15 @@ def test_a_run_of_an_earlier_version_is_lowercased(tmp_path):
     run.write_config({"model": {}, "training": {"lowercase": True}})
     PLAIN.save(run.tokenizer)
     assert run_tokenizer(run).fingerprint == LOWER.fingerprint
+
+
+def test_only_the_template_of_a_tokenizer_puts_tokens_before_a_text():
+    """The id of a beginning-of-text token in config.json does not; it begins new documents."""
+    for template, before in (("$A", []), ("<s> $A", [1]), ("? <s> $A", [0, 1])):
+        backend = tokenizers.Tokenizer(models.WordLevel({"?": 0, "<s>": 1, "one": 2}, "?"))
+        backend.add_special_tokens(["?", "<s>"])
+        named = [("?", 0), ("<s>", 1)]
+        backend.post_processor = processors.TemplateProcessing(template, special_tokens=named)
+        theirs = Subwords(backend, SpecialTokens((0,), 1))
+        assert theirs.text_opening == before and theirs.opening == (before or [1])
+    assert PLAIN.text_opening == PLAIN.opening

@@ -118,6 +118,7 @@ SOMETIMES = {
         "--text-field body": (["a.jsonl", "b.txt ."], ["a.txt", "--source s.tsv"]),
         "--stride 3": (["a.txt"], ["--source s.tsv"]),
         "--batch-size 3": (["a.txt"], ["--source s.tsv"]),
+        "--score-first-token": (["a.txt"], ["--source s.tsv"]),
         "--target t.txt": (["--source s.txt"], ["a.txt"]),
         "--beam-width 2": (["--source s.tsv"], ["a.txt"]),
         "--bleu-tokenize zh": (["--source s.tsv"], ["a.txt"]),

@@ -259,10 +259,10 @@ def test_memory_follows_the_generated_length(monkeypatch):
     greedy = jf.Sampler(temperature=0.0)
     free = run(model, variables, prompts, 20, sampler=greedy, source=source)
     stops = {*range(0, 13, 2), *free.tokens[:, 3].tolist()}
-    how = {"stop_tokens": stops, "source": source}
+    how, early = {"stop_tokens": stops, "source": source}, {"early_stopping": True}
     for find in (
         lambda n: run(model, variables, prompts, n, sampler=greedy, **how),
-        lambda n: jf.beam_search(model, variables, prompts, max_new_tokens=n, **how),
+        lambda n: jf.beam_search(model, variables, prompts, max_new_tokens=n, **early, **how),
     ):
         few, many = find(20), find(1990)
         assert few.lengths.max() < 20

@@ -150,6 +150,6 @@ def check_read(needs: Needs, values: Mapping[str, Any], given: Collection[str]) 
     for name in given:
         for need in needs.get(name, ()):
             if not need.holds(values):
-                found = [f" ({x} is {values[x]!r})" for x in need.fields if x in values]
-                found = "".join(found) if len(found) == 1 else ""
+                known = [x for x in need.fields if values.get(x) is not None]
+                found = f" ({flag_of(known[0])} is {values[known[0]]})" if len(known) == 1 else ""
                 raise ValueError(f"{flag_of(name)} has no effect here; it needs {need}{found}")

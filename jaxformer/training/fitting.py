@@ -1,7 +1,7 @@
 """Fits presets to the user's values: sizes follow them, and values that contradict them change."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import lcm
 from typing import Any
 
@@ -11,7 +11,6 @@ from jaxformer.training.config import (
     TextTraining,
     TrainingConfig,
 )
-from jaxformer.training.mesh_sizes import Mesh
 
 _MOST_HEADS = 4096  # larger numbers are not tried, so that a mistyped width is answered at once
 
@@ -71,10 +70,8 @@ def fit_preset(
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
     of_run = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
-    # The section `optimizer` has a field `optimizer`.
-    sections = {name for name, x in of_run.items() if is_dataclass(x) and not isinstance(x, Mesh)}
     settings = Settings({**of_model, **of_run}, frozenset({*values, *names, *fixed}), of_model)
-    known = settings.values.keys() - fixed.keys() - sections
+    known = settings.values.keys() - fixed.keys()
     settings.values |= {name: value for name, value in values.items() if name in known}
     for follow in _rules_of(training):
         follow(settings)

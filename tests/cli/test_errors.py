@@ -204,7 +204,12 @@ def test_missing_runs_and_files_are_refused(trained, tmp_path, capsys):
         "needs --source",
     )
     refused(capsys, ["evaluate", trained, __file__, "--target", "x"], "--target", "--source")
-    refused(capsys, ["evaluate", trained, "--source", "x", "--stride", "2"], "--stride", "needs no --source")
+    refused(
+        capsys,
+        ["evaluate", trained, "--source", "x", "--stride", "2"],
+        "--stride",
+        "needs no --source",
+    )
     refused(capsys, ["evaluate", trained, __file__, "--stride", "99"], "stride", "99")
     refused(capsys, ["verify", "nowhere"], "nowhere", "is no folder")
     refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "12 … 32")

@@ -265,15 +265,6 @@ BUGS = (
         "training/test_speed.py::test_seconds_are_those_of_training",
     ),
     Bug(
-        "--optimizer replaces the section of its name",
-        "training.fitting:fit_preset",
-        Replace(
-            "settings.values.keys() - fixed.keys() - sections",
-            "settings.values.keys() - fixed.keys()",
-        ),
-        "training/test_fitting.py::test_given_flags_are_recognized_like_in_the_parser[decoder]",
-    ),
-    Bug(
         "the feed-forward width does not follow embed_dim",
         "training.fitting:_feedforward_widths",
         Replace("max(1, round(scaled))", "width"),

@@ -111,9 +111,10 @@ class Subwords(Tokenizer):
     def text_opening(self) -> list[int]:
         """The ids of the template before a text, as in transformers; GPT-2's and Qwen's have none.
 
-        A token that only config.json names (`bos_token_id`) is not put before texts.
+        A token that only config.json names (`bos_token_id`) begins a text only in a run that was
+        trained here, whose documents begin with it (`opens_texts`).
         """
-        return list(self.before)
+        return self.opening if self.opens_texts else list(self.before)
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> Subwords:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""

@@ -72,6 +72,8 @@ class Tokenizer(ABC):
       after: The ids that the template puts after a text.
       parses_special: Whether a special token that is spelled out in a text is read as this token by
         default, as in transformers, and not as plain text (see `parsing_special`).
+      opens_texts: Whether every text begins with `opening`, as in the training of a run, and not
+        only with the ids of the template (see `opening_texts`).
     """
 
     vocab_size: int
@@ -84,6 +86,7 @@ class Tokenizer(ABC):
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     parses_special: bool = False
+    opens_texts: bool = False
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
@@ -310,6 +313,13 @@ def parsing_special(tokenizer: AnyTokenizer) -> AnyTokenizer:
     return parsing
 
 
+def opening_texts(tokenizer: AnyTokenizer) -> AnyTokenizer:
+    """Returns a copy of the tokenizer that begins every text as the training of a run does."""
+    opening = copy(tokenizer)
+    opening.opens_texts = True
+    return opening
+
+
 def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
     """Returns a copy of the tokenizer that lowercases every text first.
 
@@ -323,6 +333,7 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
     lower = tokenizer.with_backend(backend)
     lower.parses_special = tokenizer.parses_special
+    lower.opens_texts = tokenizer.opens_texts
     return lower if tokenizer.id_limit is None else bind(lower, tokenizer.id_limit)
 
 

@@ -9,7 +9,13 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer, lowercased, lowers_case
+from jaxformer.artifacts.tokenizer import (
+    SpecialTokens,
+    Tokenizer,
+    lowercased,
+    lowers_case,
+    opening_texts,
+)
 
 PLAIN = ByteTokenizer.train(["one and Two", "THREE and four"] * 3, 300, split_digits=True)
 LOWER = lowercased(PLAIN)
@@ -52,11 +58,14 @@ def test_a_run_of_an_earlier_version_is_lowercased(tmp_path):
 
 def test_only_the_template_of_a_tokenizer_puts_tokens_before_a_text():
     """The id of a beginning-of-text token in config.json does not; it begins new documents."""
-    for template, before in (("$A", []), ("<s> $A", [1]), ("? <s> $A", [0, 1])):
-        backend = tokenizers.Tokenizer(models.WordLevel({"?": 0, "<s>": 1, "one": 2}, "?"))
-        backend.add_special_tokens(["?", "<s>"])
-        named = [("?", 0), ("<s>", 1)]
+    for template, before in (("$A", []), ("<s> $A", [1]), ("<b> <s> $A", [3, 1])):
+        backend = tokenizers.Tokenizer(
+            models.WordLevel({"?": 0, "<s>": 1, "one": 2, "<b>": 3}, "?")
+        )
+        backend.add_special_tokens(["?", "<s>", "<b>"])
+        named = [("<b>", 3), ("<s>", 1)]
         backend.post_processor = processors.TemplateProcessing(template, special_tokens=named)
         theirs = Subwords(backend, SpecialTokens((0,), 1))
         assert theirs.text_opening == before and theirs.opening == (before or [1])
+        assert opening_texts(theirs).text_opening == lowercased(opening_texts(theirs)).opening
     assert PLAIN.text_opening == PLAIN.opening

@@ -17,7 +17,7 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased
+from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, opening_texts
 from jaxformer.cli import evaluate as cli_evaluate
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.training import evaluate as training_evaluate
@@ -143,7 +143,7 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
 
     No scored document has the same tokens as a training document.
     """
-    tokenizer, random = READERS[reader](), Random(0)
+    tokenizer, random = opening_texts(READERS[reader]()), Random(0)
     monkeypatch.setattr(prepare, "given_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr(prepare, "run_tokenizer", lambda folder: tokenizer)
     texts = [" ".join(random.choices(PHRASES, k=random.choice([1, 3, 9]))) for _ in range(200)]

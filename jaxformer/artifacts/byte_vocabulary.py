@@ -90,14 +90,9 @@ def divides_at_spaces(parts: dict) -> bool:
     steps = list(pre_tokenizer_steps(parts["pre_tokenizer"]))
     kinds = [step["type"] for step in steps]
     is_gpt2 = kinds in (["ByteLevel"], ["Digits", "ByteLevel"]) and steps[-1]["use_regex"]
-    plain = any(_plain(parts["added_tokens"]))
-    return (
-        is_gpt2
-        and not plain
-        and not any(
-            character.isspace() for token in parts["added_tokens"] for character in token["content"]
-        )
-    )
+    added = parts["added_tokens"]
+    has_space = any(character.isspace() for token in added for character in token["content"])
+    return is_gpt2 and not has_space and not any(_plain(added))
 
 
 def pre_tokenizer_steps(part: dict | None) -> Iterator[dict]:

@@ -16,6 +16,7 @@ from jaxformer.artifacts.tokenizer_files import NAMES
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.config.model import CheckpointDType
 
 FORMAT = 1
 # Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
@@ -33,7 +34,7 @@ SECTIONS: dict[str, Any] = {
     "generation": dict,
     "special_tokens": dict | None,
     "parse_special": bool,
-    "checkpoint_dtype": Literal["float32", "bfloat16", "float16"] | None,
+    "checkpoint_dtype": CheckpointDType | None,
 }
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 # A line of a sample that looks like a header is written with one more space before it.

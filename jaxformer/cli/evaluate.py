@@ -13,7 +13,7 @@ from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
-from jaxformer.models.config.needs import Given, Is, Needs
+from jaxformer.models.config.needs import Given, Is, Needs, flag_of
 from jaxformer.terminal import say
 from jaxformer.training.data.records import HasRecords
 
@@ -34,6 +34,7 @@ class EvaluateArguments(DecodingArguments):
         "stride": (Is("source", None),),
         "batch_size": (Is("source", None),),
         "score_first_token": (Is("source", None),),
+        "ignore_generation_config": (Given("source"),),
         "target": (Given("source"),),
         "beam_width": (Given("source"),),
         "bleu_tokenize": (Given("source"),),
@@ -187,11 +188,12 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
 
     model, variables, tokenizer = checkpoint
-    if arguments.stride is not None:
-        raise ValueError(
-            f"--stride has no effect here; it needs a model that predicts next tokens, and "
-            f"{arguments.run} predicts masked tokens, in windows that do not overlap"
-        )
+    for name in ("stride", "score_first_token"):
+        if getattr(arguments, name):
+            raise ValueError(
+                f"{flag_of(name)} has no effect here; it needs a model that predicts next tokens, "
+                f"and {arguments.run} predicts masked tokens"
+            )
     if tokenizer.mask_token is None:
         raise ValueError(
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"

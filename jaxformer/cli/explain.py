@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.outputs import check_out, free_path
+from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
 
 
@@ -20,6 +21,8 @@ class ExplainArguments(DecodingArguments):
     needs no network. The page of a small decoder holds the weights and computes the model itself,
     so that tokens can be edited and heads switched off.
     """
+
+    needs: ClassVar[Needs] = {"ignore_generation_config": (Is("target", None),)}
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """text to show; for models that translate, the source"""
@@ -58,6 +61,11 @@ def _page(checkpoint, arguments: ExplainArguments):
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.interpret.explain "
             "takes ids"
+        )
+    if arguments.ignore_generation_config and not model.config.reads_source:
+        raise ValueError(
+            "--ignore-generation-config has no effect here; it needs a model that translates, "
+            "whose own translation the page shows"
         )
     report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
     title = Path(arguments.run).name or arguments.run

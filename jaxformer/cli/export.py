@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import tyro
 
 from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
+from jaxformer.models.config.model import CheckpointDType
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
-
-DTYPES = ("float32", "bfloat16", "float16")  # hub.export has the same, but imports JAX
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ExportArguments:
 
     def __post_init__(self):
         """Checks the fields."""
-        accepted = ("f32", "q8_0") if self.format == "gguf" else DTYPES
+        accepted = ("f32", "q8_0") if self.format == "gguf" else get_args(CheckpointDType)
         if self.dtype not in (None, *accepted):
             raise ValueError(
                 f"--dtype is {self.dtype}; for --format {self.format} it must be one of "

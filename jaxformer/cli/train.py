@@ -120,8 +120,8 @@ def _check_nothing_ignored(arguments: TrainArguments) -> None:
     """Raises ValueError for --ignore-generation-config in a run without a checkpoint."""
     if names := arguments.ignore_generation_config:
         raise ValueError(
-            f"--ignore-generation-config is {names[0]}, but the run does not start from a "
-            "checkpoint (--from)"
+            f"--ignore-generation-config {names[0]} has no effect here; it needs --from, because "
+            "only a checkpoint has a generation_config.json"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import combinations, product
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
 from jaxformer.hub.table import Entry, entries
 from jaxformer.hub.tokenizers.writing import write_tokenizer
+from jaxformer.models.config.model import CheckpointDType
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 
@@ -33,9 +34,6 @@ _ZEROS: tuple[dict[str, int], ...] = (
     {"num_labels": 2},
     dict.fromkeys((*_BIASES, "norm_bias"), True),
 )
-
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(
@@ -60,8 +58,8 @@ def export(
         tokenizer: Its tokenizer, if it has one.
         family: A model_type of transformers. None: the family that the model came from
             (`model.family`) or, if that family has no such model, the first family that has one.
-        dtype: dtype of the tensors, one of `DTYPES`. None: that of the checkpoint that the model
-            came from (`model.checkpoint_dtype`) or, without one, that of the variables.
+        dtype: dtype of the tensors, one of `CheckpointDType`. None: the dtype of the checkpoint
+            that the model came from (`model.checkpoint_dtype`) or, without one, of the variables.
 
     Returns:
         The name of the class in transformers.
@@ -70,8 +68,9 @@ def export(
         ValueError: If no family has such a model, the folder exists, the variables do not fit the
             model, or a value exceeds the range of the dtype.
     """
-    if dtype not in (None, *DTYPES):
-        raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, DTYPES))} or None")
+    accepted = get_args(CheckpointDType)
+    if dtype not in (None, *accepted):
+        raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, accepted))} or None")
     params = checked_params(model, variables)
     matching, config, options = counterpart(model.config, preferred(family, model.family))
     leaves = with_zeros(params, config)

@@ -71,7 +71,7 @@ LEARNING_RATES = {"adamw": 6e-4, "lion": 2e-4, "adafactor": 0.01, "muon": 6e-4}
 class OptimizerConfig:
     """Settings of the optimizer and of the learning rate's warm-up and decay.
 
-    If `learning_rate` is None, it becomes the optimizer's default in `LEARNING_RATES`.
+    Without `learning_rate`, the peak is the optimizer's default in `LEARNING_RATES`.
     """
 
     needs: ClassVar[Needs] = {
@@ -111,8 +111,6 @@ class OptimizerConfig:
     def __post_init__(self):
         """Checks the settings."""
         check_fields(self)
-        if self.learning_rate is None:
-            object.__setattr__(self, "learning_rate", LEARNING_RATES[self.optimizer])
         check_positive(self, "learning_rate")
         _check_least(self, 0, "warmup_steps")
         _check(self, "final_fraction", lambda x: 0 <= x <= 1, "in [0, 1]")
@@ -126,21 +124,22 @@ class OptimizerConfig:
 
     @property
     def peak(self) -> float:
-        """Peak learning rate."""
-        return self.learning_rate or LEARNING_RATES[self.optimizer]
+        """The peak learning rate of these settings."""
+        rate = self.learning_rate
+        return LEARNING_RATES[self.optimizer] if rate is None else rate
 
     def with_optimizer(self, name: str) -> "OptimizerConfig":
         """Returns the settings for another optimizer.
 
-        The learning rate changes by the ratio of the optimizers' default learning rates.
+        A given learning rate changes by the ratio of the optimizers' default learning rates.
 
         Args:
             name: The name of the other optimizer.
         """
-        if name == self.optimizer:
-            return self
-        ratio = LEARNING_RATES[name] / LEARNING_RATES[self.optimizer]
-        return replace(self, optimizer=name, learning_rate=float(f"{self.peak * ratio:.2g}"))
+        if name == self.optimizer or self.learning_rate is None:
+            return replace(self, optimizer=name)
+        rate = self.learning_rate * LEARNING_RATES[name] / LEARNING_RATES[self.optimizer]
+        return replace(self, optimizer=name, learning_rate=float(f"{rate:.2g}"))
 
 
 @dataclass(frozen=True)

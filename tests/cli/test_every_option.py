@@ -7,14 +7,15 @@ and command lines with which it is refused, because nothing would read it.
 
 import keyword
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.cli import VERBS, main, train
+from jaxformer.cli import VERBS, evaluate, explain, main, train
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.help import flags_of
 from jaxformer.cli.train_arguments import TrainArguments
-from jaxformer.models.config import KINDS
+from jaxformer.models.config import KINDS, DecoderConfig
 from jaxformer.training.presets import TRAININGS, training_preset, usual_preset
 
 ACTS = {
@@ -32,16 +33,16 @@ ACTS = {
         --source-vocab-size --max-source-length --share-embeddings --num-encoder-layers
         --num-encoder-heads --encoder-mlp-dim --batch-tokens --lengths --lowercase
         --evaluation-pairs --bleu-tokenize --cell --hidden-dim --kernel-size --causal --attends
-        --parse-special --ignore-generation-config
+        --parse-special
     """,
     "generate": """
         --mesh --prompt --max-new-tokens --temperature --parse-special --ignore-generation-config
     """,
     "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
     "fill": "--mesh --text --top-k --json --parse-special",
-    "evaluate": "--mesh --source --json --parse-special --ignore-generation-config",
+    "evaluate": "--mesh --source --json --parse-special",
     "compare": "-o --json",
-    "explain": "--mesh -o --target --parse-special --ignore-generation-config",
+    "explain": "--mesh -o --target --parse-special",
     "import": "",
     "export": "--format --family",
     "doctor": "--preset --json",
@@ -107,6 +108,7 @@ SOMETIMES = {
         "--process-id 0": (["--coordinator a:1 --num-processes 2 --out x"], [""]),
         "--process-timeout 9": (["--coordinator auto --out x"], [""]),
         "--num-labels 2": ([], ["--model encoder"]),
+        "--ignore-generation-config top_k": (["--from base"], ["", "--model encoder"]),
     },
     "generate": {
         "--top-k 3": (["", "--temperature 0.5"], ["--temperature 0"]),
@@ -119,10 +121,12 @@ SOMETIMES = {
         "--stride 3": (["a.txt"], ["--source s.tsv"]),
         "--batch-size 3": (["a.txt"], ["--source s.tsv"]),
         "--score-first-token": (["a.txt"], ["--source s.tsv"]),
+        "--ignore-generation-config top_k": (["--source s.tsv"], ["a.txt"]),
         "--target t.txt": (["--source s.txt"], ["a.txt"]),
         "--beam-width 2": (["--source s.tsv"], ["a.txt"]),
         "--bleu-tokenize zh": (["--source s.tsv"], ["a.txt"]),
     },
+    "explain": {"--ignore-generation-config top_k": ([""], ["--target x"])},
     "export": {
         "--dtype q8_0": (["--format gguf"], ["", "--adapter"]),
         "--dtype f32": (["--format gguf"], [""]),
@@ -196,6 +200,7 @@ def parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "_train", lambda *_, **__: 0)
     opened = training_preset("tiny", "decoder")
     values = {"training": opened, "kind": "decoder", "accept": staticmethod(lambda config: None)}
+    values["ignoring"] = staticmethod(lambda names: None)
     monkeypatch.setattr(train, "open_base", lambda *_: type("Base", (), values))
 
     def run(verb, words):
@@ -222,6 +227,21 @@ def test_an_option_is_refused_where_nothing_reads_it(verb, row, parsed, capsys):
         names = (option.replace("--no-", "--"), option.lstrip("-").replace("-", "_"))
         assert said.count("\n") == 1 and any(name in said for name in names), said
         assert "effect" in said or "must" in said or "needs" in said, said
+
+
+def test_evaluating_an_encoder_refuses_options_of_next_tokens():
+    """The kind of the model is known only after it is loaded."""
+    for option in ({"stride": 2}, {"score_first_token": True}):
+        arguments = evaluate.EvaluateArguments(run="x", **option)
+        with pytest.raises(ValueError, match=r"has no effect here.*predicts masked tokens"):
+            evaluate._hidden((None, None, None), [], arguments, None)
+
+
+def test_explaining_a_decoder_refuses_options_of_translations():
+    model = SimpleNamespace(config=DecoderConfig())
+    arguments = explain.ExplainArguments("x", "a text", ignore_generation_config=("top_k",))
+    with pytest.raises(ValueError, match=r"has no effect here.*model that translates"):
+        explain._page((model, {}, object()), arguments)
 
 
 def test_a_value_of_the_preset_that_nothing_reads_is_no_error(parsed):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.models.config import ConvolutionalConfig, DecoderConfig, EncoderDecoderConfig
-from jaxformer.training.config import PairTraining, TextTraining
+from jaxformer.training.config import LEARNING_RATES, OptimizerConfig, PairTraining, TextTraining
 
 TEXT, PAIRS = TextTraining(DecoderConfig()), PairTraining(EncoderDecoderConfig())
 COUNTS = [
@@ -67,3 +67,10 @@ def test_invalid_settings_are_refused(change, message):
             if isinstance(fields, dict)
         }
         replace(TEXT, **{**change, **nested})
+
+
+@pytest.mark.parametrize("name", LEARNING_RATES)
+def test_default_learning_rate_is_that_of_the_optimizer(name):
+    """Also if the optimizer of settings is replaced; a given learning rate stays."""
+    assert replace(OptimizerConfig(), optimizer=name).peak == LEARNING_RATES[name]
+    assert replace(OptimizerConfig(learning_rate=0.5), optimizer=name).peak == 0.5

@@ -224,7 +224,7 @@ def test_the_cosine_is_optax_own(steps, warmup):
     config = OptimizerConfig(warmup_steps=warmup)
     warmup = min(warmup, steps - 1)
     theirs = optax.warmup_cosine_decay_schedule(
-        0.0 if warmup else config.learning_rate, config.learning_rate, warmup, steps, 6e-5
+        0.0 if warmup else config.peak, config.peak, warmup, steps, 6e-5
     )
     ours = [Schedule(config, steps).rate(step) for step in range(steps + 1)]
     np.testing.assert_allclose(ours, [float(theirs(step)) for step in range(steps + 1)], rtol=1e-4)

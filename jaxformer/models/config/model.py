@@ -6,6 +6,8 @@ from typing import ClassVar, Literal, Self
 from jaxformer.models.config.check import check_fields
 from jaxformer.models.config.needs import Needs
 
+CheckpointDType = Literal["float32", "bfloat16", "float16"]  # of the tensors in its files
+
 
 class ModelConfig(ABC):
     """Base class of the configs: constants of a kind, which fields of a subclass may replace.

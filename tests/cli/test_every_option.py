@@ -244,7 +244,7 @@ def test_explaining_a_decoder_refuses_options_of_translations():
         explain._page((model, {}, object()), arguments)
 
 
-def test_a_value_of_the_preset_that_nothing_reads_is_no_error(parsed):
+def test_unused_values_of_a_preset_are_accepted(parsed):
     """Only flags are refused: the presets set rotary, norm and window fields."""
     words = "--positions learned", "--norm none", "--optimizer adafactor", "--schedule linear"
     assert parsed("train", " ".join(words)) == 0

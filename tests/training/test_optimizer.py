@@ -162,7 +162,7 @@ def test_the_schedule_warms_up_and_decays_to_the_final_fraction(kind, warmup, st
 
 
 @given(warmup=st.integers(0, 999), fraction=st.floats(0, 1, exclude_min=True))
-def test_the_last_fraction_of_the_run_decays(warmup, fraction):
+def test_decay_fraction_is_a_fraction_of_the_whole_run(warmup, fraction):
     """`decay_fraction` is a share of all steps, including the warm-up.
 
     A fraction larger than the rest of the run starts its decay at the end of the warm-up.

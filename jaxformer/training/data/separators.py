@@ -30,7 +30,7 @@ _CODE = frozenset(
 _CONTEXT = 64  # characters around a name that decide whether it is a separator
 _LONGEST = max(map(len, _NAMES))
 _QUOTES, _OPENING, _CLOSING = "\"'`“”‘’«»", "([{", ")]}"
-_MARKS = ".,;:!?"  # a sentence goes on, or ends, after a name that it mentions
+_MARKS = ".,;:!?"  # punctuation after a name that a sentence mentions
 
 
 class SeparatedText:
@@ -42,7 +42,7 @@ class SeparatedText:
     """
 
     def __init__(self, source: Source):
-        """Wraps a source; nothing is read."""
+        """Wraps a source without reading it."""
         self.source, self.found = source, Counter()
         self._inline = suffix_of(source.path) in _PLAIN
 
@@ -52,9 +52,9 @@ class SeparatedText:
         return self.source.path
 
     def documents(self) -> Iterator[Document | TextFile]:
-        """Yields the documents between the separators, in memory; blank ones are left out.
+        """Yields the documents between the separators, in memory, except blank ones.
 
-        A document of the source without a separator is yielded as it is.
+        Documents of the source that have no separator are yielded unchanged.
         """
         found: Counter[str] = Counter()
         for document in self.source.documents():
@@ -123,7 +123,8 @@ def _spells_name(path: str) -> bool:
 def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | None]]:
     """Divides a text at its separators.
 
-    A separator takes the line break that follows it and, if it is alone on a line, the whole line.
+    The line break after a separator is removed, too. Of a separator that is alone on a line, the
+    whole line is removed.
 
     Args:
         parts: The text, in parts of any size.
@@ -175,8 +176,8 @@ def _place(text: str, begin: int, match: re.Match[str], inline: bool) -> tuple[i
 def _is_mentioned(left: str, right: str) -> bool:
     """Returns whether a name within a line is a word of a sentence or of code.
 
-    It is if quotes or brackets enclose it, or if a sentence goes on around it. A quote that ends a
-    sentence before the name encloses nothing: `he said."<|endoftext|>"Well`.
+    It is if quotes or brackets enclose it, or if it stands inside a sentence. A quote that ends a
+    sentence before the name does not enclose it: `he said."<|endoftext|>"Well`.
     """
     if not left or not right:
         return False

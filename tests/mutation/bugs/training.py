@@ -303,7 +303,7 @@ BUGS = (
             "min(length, 1 - self.warmup / self.steps)",
             "length * (1 - self.warmup / self.steps)",
         ),
-        "training/test_optimizer.py::test_the_last_fraction_of_the_run_decays",
+        "training/test_optimizer.py::test_decay_fraction_is_a_fraction_of_the_whole_run",
     ),
     Bug(
         "a resumed run jumps to the learning rate of its new end",

@@ -92,6 +92,7 @@ def _settings(run: Compared) -> dict:
     parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
     plain = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
     inner = {x: getattr(part, x) for part in parts.values() for x in part.__dataclass_fields__}
+    inner["learning_rate"] = config.optimizer.peak  # the field is None for the default
     return {"model": kind_of(config.model), **paths, **plain, **inner}
 
 

@@ -2,8 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from operator import index
 from types import UnionType
@@ -93,17 +92,6 @@ def check_positive(name: str, value: object) -> None:
     """Raises ValueError for a number that is not above 0; accepts every traced value."""
     if isinstance(value, Real) and not float(value) > 0:
         raise ValueError(f"{name} is {value}; it must be above 0")
-
-
-@contextmanager
-def no_forward_mode(message: str) -> Iterator[None]:
-    """Raises ValueError with the message if JAX refuses a forward-mode derivative inside."""
-    try:
-        yield
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise ValueError(message) from error
 
 
 def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, int | None]]) -> None:

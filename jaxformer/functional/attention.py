@@ -9,20 +9,22 @@ head then serves num_heads / num_kv_heads consecutive query heads.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.arguments import no_forward_mode
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.masks import DenseMask, Mask, Padding
+from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.products import contract
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.slots import write_slots
+from jaxformer.functional.symbolic import is_known
 from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
 from jaxformer.functional.token_info import TokenInfo
 
@@ -111,16 +113,13 @@ def attend(
     if context.keys.segments is not None:
         context = replace(context, mask=context.mask & Padding())
     query, key, value = _zero_masked(query, key, value, context)
-    if context.implementation == "explicit":
+    is_known_length = is_known(query.shape[-2], key.shape[-2])
+    if context.implementation == "explicit" or not is_known_length:  # blocks need a known length
         return explicit_attention(query, key, value, context, tap)
     if key.shape[:-3] != query.shape[:-3]:
         context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    with no_forward_mode(
-        "blockwise and fused attention have no forward-mode derivative (jvp, jacfwd); use "
-        'implementation="explicit", in a model Execution(attention="explicit")'
-    ):
-        return _fused_or_blockwise(query, key, value, context)
+    return _fused_or_blockwise(query, key, value, context)
 
 
 def explicit_attention(
@@ -196,7 +195,7 @@ def chosen_kernel(
     Raises:
         ValueError: the implementation is "fused", but no kernel supports the arguments.
     """
-    if context.implementation == "blockwise":
+    if context.implementation == "blockwise" or not is_known(*query.shape, *key.shape):
         return None
     kernels = context.placement.fused_kernels
     kernel, reason = first_supporting(kernels, query, key, value, context)
@@ -212,7 +211,27 @@ def _fused_or_blockwise(
     context: Context,
 ) -> Float[Array, "*batch heads queries v"]:
     kernel = chosen_kernel(query, key, value, context)
-    if kernel is not None:
-        return kernel.attention(query, key, value, context)
-    mask, queries, keys = context.mask, context.queries, context.keys
-    return blockwise_attention(query, key, value, mask, queries, keys, context.scores)
+    places = context.mask, context.queries, context.keys
+    if kernel is None:
+        return blockwise_attention(query, key, value, *places, context.scores)
+
+    def fused(
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Mask,
+        queries: TokenInfo,
+        keys: TokenInfo,
+        scores: Scores,
+    ) -> Array:
+        of_arguments = replace(context, mask=mask, queries=queries, keys=keys, scores=scores)
+        return kernel.attention(query, key, value, of_arguments)
+
+    # Kernels have a gradient, but no derivative in forward mode.
+    attention = own_gradient(
+        fused,
+        partial(jax.vjp, fused),
+        lambda pull_back, cotangent: pull_back(cotangent),
+        derived=blockwise_attention,
+    )
+    return attention(query, key, value, *places, context.scores)

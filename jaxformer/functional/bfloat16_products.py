@@ -3,7 +3,7 @@
 XLA:CPU uses these instructions only if both operands are bfloat16, the result is float32, and the
 left operand is contracted over its last axis (docs/hazards.md). JAX's gradients have float32
 operands, and its vmap makes products that XLA:CPU cannot compute. So `product` has its own gradient
-and its own rule for vmap. It has no forward-mode derivative (jvp).
+and its own rule for vmap.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
+
+from jaxformer.functional.own_gradient import own_gradient
 
 
 def product(
@@ -30,7 +32,7 @@ def product(
     Raises:
         ValueError: the formula has no "->".
     """
-    return _product(_without_ellipsis(formula, x.ndim, y.ndim), dtype, x, y)
+    return _product(_without_ellipsis(formula, x.ndim, y.ndim), dtype)(x, y)
 
 
 def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
@@ -50,34 +52,28 @@ def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
     return f"{','.join(names)}->{result.replace('...', letters)}"
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(
-    formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
-) -> Float[Array, "*shape"]:
-    return _einsum(formula)(x, y).astype(dtype)
+@cache
+def _product(formula: str, dtype: jnp.dtype) -> Callable[[Array, Array], Array]:
+    """Returns the product with its own gradient."""
 
+    def function(x: Array, y: Array) -> Array:
+        return _einsum(formula)(x, y).astype(dtype)
 
-def _forward(
-    formula: str, dtype: jnp.dtype, x: Float[Array, "*x_shape"], y: Float[Array, "*y_shape"]
-) -> tuple[Float[Array, "*shape"], tuple[Array, Array]]:
-    return _product(formula, dtype, x, y), (x, y)
+    def forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+        return function(x, y), (x, y)
+
+    return own_gradient(function, forward, partial(_backward, formula))
 
 
 def _backward(
-    formula: str,
-    dtype: jnp.dtype,
-    operands: tuple[Array, Array],
-    cotangent: Float[Array, "*shape"],
+    formula: str, operands: tuple[Array, Array], cotangent: Float[Array, "*shape"]
 ) -> tuple[Float[Array, "*x_shape"], Float[Array, "*y_shape"]]:
     (x, y), cotangent = operands, cotangent.astype(jnp.bfloat16)
     of_x, of_y, result = _names(formula)
     return (
-        _product(f"{result},{of_y}->{of_x}", cotangent.dtype, cotangent, y),
-        _product(f"{result},{of_x}->{of_y}", cotangent.dtype, cotangent, x),
+        _product(f"{result},{of_y}->{of_x}", cotangent.dtype)(cotangent, y),
+        _product(f"{result},{of_x}->{of_y}", cotangent.dtype)(cotangent, x),
     )
-
-
-_product.defvjp(_forward, _backward)
 
 
 def _names(formula: str) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from jaxformer.functional.heads import group_heads
 from jaxformer.functional.long_rows import long_backward, long_forward
 from jaxformer.functional.masks import Mask, Visible
+from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.scores import Scores
 from jaxformer.functional.tiles import (
     Gradients,
@@ -42,7 +43,7 @@ from jaxformer.functional.tiles import (
     weighted_sum,
     zero_gradients,
 )
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.token_info import TokenInfo, cut, put
 
 # Queries of a block in a short row: a quarter of the row within these bounds, and more if there
 # would be too many blocks. With 1,024 tokens and 12 heads of 64 features, blocks of 128 queries,
@@ -79,10 +80,9 @@ def blockwise_attention(
         # The masks of all tiles depend on the documents alone. Without the barrier, JAX computes
         # them once for all layers and stores them, which takes the memory of all scores of a row.
         query, places = jax.lax.optimization_barrier((query, places))
-    return _attention(query, key, value, places, scores)
+    return _attention_with_own_gradient(query, key, value, places, scores)
 
 
-@jax.custom_vjp
 def _attention(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
@@ -90,7 +90,7 @@ def _attention(
     places: Places,
     scores: Scores,
 ) -> Float[Array, "*batch heads queries v"]:
-    """Computes `blockwise_attention`; `_backward` computes the gradients."""
+    """Computes `blockwise_attention` with JAX's gradients."""
     return _forward(query, key, value, places, scores)[0]
 
 
@@ -138,7 +138,7 @@ def _backward(
     return d_query, d_key, d_value, None, d_scores
 
 
-_attention.defvjp(_forward_and_residuals, _backward)
+_attention_with_own_gradient = own_gradient(_attention, _forward_and_residuals, _backward)
 
 
 # ---- a short row: one tile for each block of queries
@@ -179,8 +179,8 @@ def _short_forward(operands: Operands, places: Places, scores: Scores) -> tuple[
         total = powers.sum(axis=-1)
         weighted = weighted_sum(powers, part.value)
         weighted /= jnp.where(total == 0.0, 1.0, total)[..., None]
-        output = output.at[..., rows, :].set(weighted.astype(output.dtype))
-        log_total = log_total.at[..., rows].set(log_total_of(largest, total))
+        output = put(output, rows, weighted.astype(output.dtype), -2)
+        log_total = put(log_total, rows, log_total_of(largest, total))
     return output, log_total
 
 
@@ -195,8 +195,8 @@ def _short_backward(
         part, known = tile_of(operands, rows, columns), of_queries(upstream, rows)
         tile = scores_of(places, rows, columns)
         d_rows, *d_columns, more = gradients_of(part, known, visible, scores, tile)
-        d_query = d_query.at[..., rows, :].set(d_rows.astype(query.dtype))
-        d_key = d_key.at[..., columns, :].add(d_columns[0])
-        d_value = d_value.at[..., columns, :].add(d_columns[1])
+        d_query = put(d_query, rows, d_rows.astype(query.dtype), -2)
+        d_key = put(d_key, columns, cut(d_key, columns, -2) + d_columns[0], -2)
+        d_value = put(d_value, columns, cut(d_value, columns, -2) + d_columns[1], -2)
         d_scores = add_gradients(d_scores, more)
     return Gradients(d_query, d_key, d_value, d_scores)

@@ -19,6 +19,7 @@ from jaxformer.functional.losses import (
     weighted_mean,
     weighted_sum,
 )
+from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import vary_alike
 
 Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
@@ -90,7 +91,12 @@ def chunked_weighted_sum(
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
     head, parts = vary_alike(head, parts)
-    return _summed_losses(head, *parts, cap, label_smoothing)
+    losses = own_gradient(
+        partial(_summed_losses, label_smoothing),
+        partial(_summed_losses_forward, label_smoothing),
+        _summed_losses_backward,
+    )
+    return losses(head, *parts, cap)
 
 
 def chunked_token_losses(
@@ -212,14 +218,13 @@ def _floats_and_others(tree: Head) -> Iterator[Any]:
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _summed_losses(
+    label_smoothing: float,
     head: Head,
     hidden: Float[Array, "chunks *batch size dim"],
     targets: Integer[Array, "chunks *batch size"],
     weights: Float[Array, "chunks *batch size"],
     cap: float | None,
-    label_smoothing: float,
 ) -> Float[Array, ""]:
     floats, fixed = _floats_and_others(head)
 
@@ -237,12 +242,12 @@ def _summed_losses(
 
 
 def _summed_losses_forward(
+    label_smoothing: float,
     head: Head,
     hidden: Float[Array, "chunks *batch size dim"],
     targets: Integer[Array, "chunks *batch size"],
     weights: Float[Array, "chunks *batch size"],
     cap: float | None,
-    label_smoothing: float,
 ) -> tuple[Float[Array, ""], tuple[Any, ...]]:
     floats, fixed = _floats_and_others(head)
 
@@ -263,11 +268,8 @@ def _summed_losses_forward(
 
 
 def _summed_losses_backward(
-    label_smoothing: float, gradients: tuple[Any, ...], cotangent: Float[Array, ""]
+    gradients: tuple[Any, ...], cotangent: Float[Array, ""]
 ) -> tuple[Any, ...]:
     gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
     d_head, d_hidden, d_weights = gradients
     return d_head, d_hidden, None, d_weights, None
-
-
-_summed_losses.defvjp(_summed_losses_forward, _summed_losses_backward)

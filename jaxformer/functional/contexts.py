@@ -12,6 +12,7 @@ from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.masks import DenseMask, Mask, Padding
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.scores import Scores
+from jaxformer.functional.symbolic import Size, at_most
 from jaxformer.functional.token_info import TokenInfo
 
 FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
@@ -41,12 +42,12 @@ def implementation_of(run: Run, point: str = "attention.weights") -> str:
     return "blockwise" if name == "auto" and not run.placement.fused_kernels else name
 
 
-def is_few(num_queries: int) -> bool:
+def is_few(num_queries: Size) -> bool:
     """Returns whether the queries are few, as in a decoding step."""
-    return num_queries <= FEW_QUERIES
+    return at_most(num_queries, FEW_QUERIES)
 
 
-def is_step(run: Run, num_queries: int, point: str = "attention.weights") -> bool:
+def is_step(run: Run, num_queries: Size, point: str = "attention.weights") -> bool:
     """Returns whether all scores over a cache are computed at once, as in a decoding step."""
     chosen = implementation_of(run, point) == "explicit" or run.execution.attention == "auto"
     return chosen and is_few(num_queries)
@@ -59,7 +60,7 @@ def sequence_contexts(
     length = inputs.tokens.shape[1]
     positions, documents = jnp.arange(length), None
     if inputs.segments is not None:
-        begin = DocumentCursor.begin(len(inputs.segments))
+        begin = DocumentCursor.begin(inputs.segments.shape[0])
         documents, positions, _ = document_positions(inputs.segments, begin)
     contexts = {}
     for mask in dict.fromkeys(masks):
@@ -118,7 +119,7 @@ def cache_contexts(
 
 
 def source_context(
-    source: TokenInfo, num_queries: int, scores: Scores, run: Run, *, is_cached: bool
+    source: TokenInfo, num_queries: Size, scores: Scores, run: Run, *, is_cached: bool
 ) -> Context:
     """Returns the context of queries that attend to a whole source, except to its padding.
 

@@ -12,6 +12,7 @@ from jaxformer.functional.fixed_size_state import FixedSizeState
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear import linear
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
+from jaxformer.functional.symbolic import at_most
 from jaxformer.functional.taps import Tap
 
 
@@ -49,7 +50,7 @@ def _shifted(
 ) -> Shaped[Array, "batch computed *dim"]:
     """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the layout."""
     length = x.shape[1]
-    if abs(offset) >= length:
+    if at_most(length, abs(offset)):
         return jnp.zeros_like(x[:, first:])
     edges = [(0, 0)] * x.ndim
     edges[1] = (max(-offset - first, 0), max(offset, 0))
@@ -95,7 +96,7 @@ class Layout:
         tokens, segments = inputs.tokens, inputs.segments
         if segments is None and cache is None:
             return cls(None, None, jnp.arange(tokens.shape[1]), None, None, None)
-        cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
+        cursor = DocumentCursor.begin(tokens.shape[0]) if cache is None else cache.cursor
         segments = continued_segments(segments, cursor, tokens.shape[:2])
         documents, positions, cursor = document_positions(segments, cursor)
         return cls(segments, documents, positions, _tokens_first(documents), cache, cursor)

@@ -72,7 +72,7 @@ def pooled(
 
     h is the vector of the row's first token that is not padding.
     """
-    first = jnp.zeros(len(encoded), int) if segments is None else (segments != 0).argmax(axis=1)
+    first = jnp.zeros(encoded.shape[0], int) if segments is None else (segments != 0).argmax(axis=1)
     rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
     return jnp.tanh(linear(weights["pooler"], rows))
 

@@ -4,6 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxformer.functional.symbolic import Size
+
 
 def split_heads(
     x: Float[Array, "*batch length features"], num_heads: int
@@ -39,7 +41,7 @@ def group_heads(
 
 
 def ungroup_heads(
-    x: Float[Array, "*rows kv_heads group length n"], batch_and_heads: tuple[int, ...]
+    x: Float[Array, "*rows kv_heads group length n"], batch_and_heads: tuple[Size, ...]
 ) -> Float[Array, "*batch heads length n"]:
     """Restores the axes of batch and heads: the inverse of `group_heads`."""
     *rows, kv_heads, _, length, features = x.shape

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxformer.functional.products import STORED, contract
+from jaxformer.functional.symbolic import at_most
 
 FEW_ROWS = 64  # the most rows of x that a packed kernel multiplies part by part
 
@@ -95,7 +96,7 @@ class PackedKernel(Kernel):
         there: XLA:CPU of jaxlib 0.10.2 compiles norm → broadcast over the parts → batched product
         of 4,096 rows or more into a wrong program (docs/hazards.md).
         """
-        if len(x) > FEW_ROWS:
+        if not at_most(x.shape[0], FEW_ROWS):
             rows = self.parts.reshape(-1, x.shape[-1])[: self.out_dim]
             return contract("bi,oi->bo", x, rows, dtype)
         copies = jnp.broadcast_to(x, (len(self.parts), *x.shape))
@@ -163,7 +164,7 @@ class Int8Kernel(Kernel):
         # decoding loop. Each step then reads four bytes a weight: 15 ms instead of 5 for GPT-2's
         # logits on two cores.
         values, x = jax.lax.optimization_barrier((self.values, x))
-        if len(x) > FEW_ROWS:
+        if not at_most(x.shape[0], FEW_ROWS):
             rows = values.astype(x.dtype)
             sums = contract("bi,oi->bo", x, rows, jnp.float32)
         else:

@@ -36,7 +36,7 @@ from jaxformer.functional.tiles import (
     weighted_sum,
     zero_gradients,
 )
-from jaxformer.functional.token_info import DynamicSlice, cut
+from jaxformer.functional.token_info import DynamicSlice, cut, put
 
 # Smaller tiles were slower, larger ones not clearly faster.
 _LOOP_QUERIES, _LOOP_KEYS = 256, 512
@@ -136,8 +136,8 @@ def _over_tiles(places: Places, add: AddTile, sums: Sums) -> Sums:
         else:
             after = update(before)
         return Sums(
-            _put(queries, sums.rows, after.rows),
-            _put(keys, sums.columns, after.columns),
+            _put_all(sums.rows, queries, after.rows),
+            _put_all(sums.columns, keys, after.columns),
             after.shared,
         ), None
 
@@ -153,11 +153,8 @@ def _long_tiles(places: Places, block: int, key_block: int) -> list[tuple[int, i
     ]
 
 
-def _put(
-    part: DynamicSlice, arrays: tuple[Array, ...], new: tuple[Array, ...]
+def _put_all(
+    arrays: tuple[Array, ...], part: DynamicSlice, new: tuple[Array, ...]
 ) -> tuple[Array, ...]:
-    """Returns the arrays with the new values at `part`."""
-    return tuple(
-        jax.lax.dynamic_update_slice_in_dim(x, y, part.start, -2)
-        for x, y in zip(arrays, new, strict=True)
-    )
+    """Returns the arrays with the new values at `part` of their axis −2."""
+    return tuple(put(x, part, y, -2) for x, y in zip(arrays, new, strict=True))

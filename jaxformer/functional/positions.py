@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
 from jaxformer.functional.arguments import check_positive, checks_arguments, whole_number
+from jaxformer.functional.symbolic import Size
 
 
 def _check_sinusoids(positions: object, dim: int, base: float, **_: object) -> None:
@@ -190,7 +191,7 @@ class DocumentCursor(NamedTuple):
     position: Array
 
     @classmethod
-    def begin(cls, batch_size: int) -> "DocumentCursor":
+    def begin(cls, batch_size: Size) -> "DocumentCursor":
         """Returns the cursor of rows that have not been read."""
         return cls(*(jnp.zeros(batch_size, jnp.int32) for _ in range(3)))
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from jaxformer.functional.arguments import no_forward_mode
 from jaxformer.functional.bfloat16_products import product
 from jaxformer.functional.machine import gpu_generation, multiplies_bfloat16
 from jaxformer.functional.placement import vary_alike
@@ -36,11 +35,7 @@ def contract(
     dtype, algorithm = jnp.dtype(dtype or x.dtype), None
     if x.dtype == y.dtype == jnp.bfloat16 and not _is_overridden():
         if multiplies_bfloat16():
-            with no_forward_mode(
-                "on this CPU, products of bfloat16 have no forward-mode derivative (jvp, jacfwd); "
-                "use float32, or \"with jax.default_matmul_precision('float32'):\""
-            ):
-                return product(formula, dtype, *vary_alike(x, y))
+            return product(formula, dtype, *vary_alike(x, y))
         if gpu_generation() >= 8:
             # If the result is float32, its gradient is too. With this algorithm the products with
             # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack

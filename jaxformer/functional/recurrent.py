@@ -37,6 +37,7 @@ from jaxformer.functional.positions import (
     continued_segments,
     document_positions,
 )
+from jaxformer.functional.symbolic import Size
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 
 LAYER_POINTS = ("recurrent.gates", "recurrent.hidden", "recurrent.cell")
@@ -55,7 +56,7 @@ def layer_points(config: Any) -> tuple[str, ...]:
     return points(config)[1:]
 
 
-def empty_states(config: Any, batch_size: int) -> tuple[State, ...]:
+def empty_states(config: Any, batch_size: Size) -> tuple[State, ...]:
     """Returns zeros for each layer and part, all distinct arrays, because they are donated."""
     parts, shape = CELLS[config.cell].num_parts, (batch_size, config.hidden_dim)
     return tuple(tuple(jnp.zeros(shape) for _ in range(parts)) for _ in range(config.num_layers))
@@ -276,7 +277,7 @@ class RecurrentCache(FixedSizeState):
     @classmethod
     def begin(cls, states: tuple[State, ...]) -> "RecurrentCache":
         """Returns the cache of rows that have read no token, with these states."""
-        return cls(DocumentCursor.begin(len(states[0][0])), jnp.int32(0), states)
+        return cls(DocumentCursor.begin(states[0][0].shape[0]), jnp.int32(0), states)
 
 
 def start(

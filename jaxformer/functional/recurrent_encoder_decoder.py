@@ -165,7 +165,7 @@ def _positions(
     tokens, segments = inputs.tokens, inputs.segments
     if segments is None and cache is None:
         return jnp.arange(tokens.shape[1]), None
-    cursor = DocumentCursor.begin(len(tokens)) if cache is None else cache.cursor
+    cursor = DocumentCursor.begin(tokens.shape[0]) if cache is None else cache.cursor
     segments = continued_segments(segments, cursor, tokens.shape[:2])
     documents, positions, _ = document_positions(segments, cursor)
     return positions, documents
@@ -188,7 +188,7 @@ def start(
     # replicate them at every step to divide the rows among the sources.
     place, rows = run.placement.place, size.batch_size
     initial = jax.tree.map(
-        lambda x: place("recurrent.initial", jnp.repeat(x, rows // len(x), axis=0)),
+        lambda x: place("recurrent.initial", jnp.repeat(x, rows // x.shape[0], axis=0)),
         encoded.cache.states,
     )
     self_cache, _ = recurrent.start(weights, None, config, run, size)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jaxformer.functional.arguments import whole_number
+from jaxformer.functional.symbolic import Size, is_known
 
 
 class DynamicSlice(NamedTuple):
@@ -28,6 +29,11 @@ def cut(array: Any, part: Part, axis: int = -1) -> Any:
     return array[(..., part, *[slice(None)] * (-1 - axis))]
 
 
+def put(array: Any, part: Part, new: Any, axis: int = -1) -> Any:
+    """Returns the array with `new` in place of `part` along `axis`."""
+    return jax.lax.dynamic_update_slice_in_dim(array, new, part.start, axis)
+
+
 @partial(
     jax.tree_util.register_dataclass, data_fields=["positions", "segments"], meta_fields=["length"]
 )
@@ -42,20 +48,21 @@ class TokenInfo:
             None for one document without padding.
     """
 
-    length: int
+    length: Size
     positions: Any = None
     segments: Any = None
 
     def __post_init__(self) -> None:
         """Checks `length`."""
-        whole_number("length", self.length, 0)
+        if is_known(self.length):
+            whole_number("length", self.length, 0)
 
     def part(self, part: Part) -> "TokenInfo":
         """Returns the `TokenInfo` of one contiguous part of the row, with unchanged positions."""
         if isinstance(part, DynamicSlice):
             in_order, length = part.start + jax.numpy.arange(part.size), part.size
         else:
-            in_order, length = np.arange(part.start, part.stop), part.stop - part.start
+            in_order, length = _arange(part.start, part.stop), part.stop - part.start
         positions = in_order if self.positions is None else cut(self.positions, part)
         segments = None if self.segments is None else cut(self.segments, part)
         return TokenInfo(length, positions, segments)
@@ -82,4 +89,11 @@ class TokenInfo:
 
     def position_ids(self) -> Integer[Array | np.ndarray, "*batch length"]:
         """Returns `positions`, or 0, 1, 2, … if they are None."""
-        return np.arange(self.length) if self.positions is None else self.positions
+        if self.positions is not None:
+            return self.positions
+        return _arange(0, self.length)
+
+
+def _arange(start: int, stop: Size) -> Any:
+    """Returns start … stop − 1: a NumPy array, which is known while tracing, if the stop is."""
+    return (np if is_known(stop) else jax.numpy).arange(start, stop)

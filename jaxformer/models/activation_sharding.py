@@ -16,13 +16,13 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
 from jaxformer.functional.machine import platform
+from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.platforms import fused_kernels, implementation_here
 from jaxformer.functional.products import STORED
 
@@ -209,24 +209,21 @@ def gather_vectors(table: Float[Array, "words dim"], dtype: DTypeLike) -> Float[
 
     The gather happens once, not for every chunk of tokens. The gradient is sharded as the table is.
     """
-    return _gather(table, jnp.dtype(table.dtype), dtype) if _axes(BATCH_AXES) else table
+    if not _axes(BATCH_AXES):
+        return table
+    gather = partial(_gather, dtype)
+    return own_gradient(gather, lambda x: (gather(x), None), partial(_scatter, table.dtype))(table)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(
-    table: Float[Array, "words dim"], own_dtype: DTypeLike, dtype: DTypeLike
-) -> Float[Array, "words dim"]:
+def _gather(dtype: DTypeLike, table: Float[Array, "words dim"]) -> Float[Array, "words dim"]:
     return _constrained(table.astype(dtype), _word_axes(len(table)) or None, None)
 
 
 def _scatter(
-    own_dtype: DTypeLike, dtype: DTypeLike, _: None, gradient: Float[Array, "words dim"]
+    own_dtype: DTypeLike, _: None, gradient: Float[Array, "words dim"]
 ) -> tuple[Float[Array, "words dim"]]:
     words, vectors = _word_axes(len(gradient)), _vector_axes(len(gradient))
     return (_constrained(gradient, words or None, vectors or None).astype(own_dtype),)
-
-
-_gather.defvjp(lambda table, own_dtype, dtype: (_gather(table, own_dtype, dtype), None), _scatter)
 
 
 def _word_axes(words: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, Shaped
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import Int8Table, Kernel
 from jaxformer.functional.masks import Mask
+from jaxformer.functional.symbolic import Size, exceeds
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.activation_sharding import check_no_explicit_axes
 from jaxformer.models.config.check import shown
@@ -73,7 +74,7 @@ def _leaves(tree: Any) -> dict:
 def check_tokens(tokens: AnyArray, config: ModelConfig, segments: AnyArray | None = None) -> None:
     """Raises ValueError for tokens that do not fit; ids inside jit are unknown and not checked."""
     _check_ids("tokens", tokens, config.vocab_size, config.embed_dim)
-    if tokens.shape[1] > config.max_length and segments is None:
+    if exceeds(tokens.shape[1], config.max_length) and segments is None:
         raise ValueError(
             f"tokens are {tokens.shape[1]} long; max_length is {config.max_length} positions"
         )
@@ -81,21 +82,21 @@ def check_tokens(tokens: AnyArray, config: ModelConfig, segments: AnyArray | Non
 
 
 def check_source(
-    source: AnyArray | None, config: Any, segments: AnyArray | None, batch_size: int
+    source: AnyArray | None, config: Any, segments: AnyArray | None, batch_size: Size
 ) -> None:
     """Raises ValueError unless there is one non-empty source for each of `batch_size` rows."""
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
     _check_ids("source", source, config.source_vocab_size, config.embed_dim)
-    if not len(source):
+    if source.shape[0] == 0:
         raise ValueError("source has no rows; it must have one for each row of tokens")
-    if source.shape[1] > config.max_source_length:
+    if exceeds(source.shape[1], config.max_source_length):
         raise ValueError(
             f"source is {source.shape[1]} long; max_source_length is {config.max_source_length}"
         )
     _check_segments("source_segments", segments, "source", source)
-    if len(source) != batch_size:
-        raise ValueError(f"source has {len(source)} rows; tokens have {batch_size}")
+    if source.shape[0] != batch_size:
+        raise ValueError(f"source has {source.shape[0]} rows; tokens have {batch_size}")
     if segments is not None and not isinstance(segments, jax.core.Tracer):
         empty = ~(np.asarray(segments) != 0).any(axis=1)
         if empty.any():
@@ -116,7 +117,7 @@ def checked_inputs(inputs: Inputs, config: Any) -> Inputs:
     if types is not None:
         check_token_types(types, tokens, config.num_token_types)
     if config.reads_source:
-        check_source(source, config, source_segments, len(tokens))
+        check_source(source, config, source_segments, tokens.shape[0])
         if source_segments is not None:
             source_segments = jnp.asarray(source_segments != 0, int)
     elif source is not None or source_segments is not None:

@@ -11,6 +11,7 @@ from jaxformer.functional import embedding
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.masks import Mask
+from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.activation_sharding import placement_here
 from jaxformer.models.check import (
@@ -218,7 +219,18 @@ class LanguageModel(nn.Module):
         If the cache is empty (`is_first`), the tokens need not attend to its slots.
         """
         run = self.run(dropout_key, hooks, is_first=is_first, is_decoding=cache is not None)
-        return self.functions.forward(weights, inputs, self.config, run, cache)
+        passed = self.functions.forward(weights, inputs, self.config, run, cache)
+        return passed if cache is not None else self._nan_if_longer(passed, inputs)
+
+    @nn.nowrap
+    def _nan_if_longer(self, passed: Forward, inputs: Inputs) -> Forward:
+        """Replaces hidden states by NaN if a symbolic length turns out to be too long."""
+        hidden = passed.hidden
+        if inputs.segments is None:
+            hidden = nan_if_longer(hidden, inputs.tokens.shape[1], self.config.max_length)
+        if inputs.source is not None:
+            hidden = nan_if_longer(hidden, inputs.source.shape[1], self.config.max_source_length)
+        return passed._replace(hidden=hidden)
 
     @nn.nowrap
     def start(

@@ -312,8 +312,12 @@ def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
     tiny.close(*logits, 1e-4, where=segments != 0)
 
 
-def test_forward_mode_is_refused_with_the_reason():
+def test_a_kernel_has_the_forward_mode_derivative_of_explicit_attention():
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
     query, key, value = arrays(0, 20)
-    with pytest.raises(ValueError, match="no forward-mode derivative"):
-        jax.jvp(lambda x: attend(x, key, value, context), (query,), (query,))
+
+    def tangent(implementation):
+        used = replace(context, implementation=implementation)
+        return jax.jvp(lambda x: attend(x, key, value, used), (query,), (query,))[1]
+
+    np.testing.assert_allclose(tangent("fused"), tangent("explicit"), atol=1e-4)

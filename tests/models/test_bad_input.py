@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional import Causal, dot_product_attention
 from jaxformer.models.kinds import KINDS
 from tests.errors import error_of
 from tests.properties import tiny
@@ -120,20 +119,6 @@ def test_dtype_accepts_jax_and_numpy_spellings(dtype):
 def test_a_legacy_prngkey_is_accepted():
     same = generate(key=jax.random.PRNGKey(0)), generate(key=jax.random.key(0))
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
-
-
-@pytest.mark.slow
-def test_forward_mode_requires_explicit_attention():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 6, 4)), jnp.float32)
-
-    def run(x, implementation):
-        return dot_product_attention(x, x, x, Causal(), implementation=implementation)
-
-    with pytest.raises(ValueError, match=r'no forward-mode derivative.*implementation="explicit"'):
-        jax.jvp(lambda x: run(x, "auto"), (x,), (x,))
-    _, tangent = jax.jvp(lambda x: run(x, "explicit"), (x,), (x,))
-    _, pull_back = jax.vjp(lambda x: run(x, "blockwise"), x)
-    tiny.close((pull_back(jnp.ones_like(x))[0] * x).sum(), tangent.sum())
 
 
 @pytest.mark.parametrize("model", [kind.model for kind in KINDS])

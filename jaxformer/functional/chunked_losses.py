@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxformer.functional.linear import linear, soft_cap
 from jaxformer.functional.losses import (
     check_smoothing,
     check_targets,
+    smoothed_and_plain,
     token_losses,
     weighted_mean,
     weighted_sum,
@@ -23,6 +24,19 @@ from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import vary_alike
 
 Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
+
+
+class Losses(NamedTuple):
+    """Weighted sums of the losses of tokens.
+
+    Attributes:
+        loss: the sum with label smoothing, which has gradients.
+        unsmoothed: the sum without label smoothing, to be compared with other losses; it has no
+            gradients.
+    """
+
+    loss: Float[Array, ""]
+    unsmoothed: Float[Array, ""]
 
 
 def _check_chunks(
@@ -72,12 +86,13 @@ def chunked_cross_entropy(
     weights = weights.astype(jnp.float32)
     # Weights that add up to 1: the gradients below then need no pass that scales them.
     shares = weighted_mean(weights, weights.sum())
-    return chunked_weighted_sum(
+    sums = chunked_weighted_sums(
         hidden, kernel, targets, shares, bias, cap, label_smoothing, chunk=chunk
     )
+    return sums.loss
 
 
-def chunked_weighted_sum(
+def chunked_weighted_sums(
     hidden: Float[Array, "*batch length dim"],
     kernel: Float[Array, "dim vocab"] | Kernel,
     targets: Integer[Array, "*batch length"],
@@ -86,8 +101,8 @@ def chunked_weighted_sum(
     cap: float | None,
     label_smoothing: float,
     chunk: int = 1024,
-) -> Float[Array, ""]:
-    """Computes Σ w_i loss_i; see `chunked_cross_entropy`."""
+) -> Losses:
+    """Computes Σ w_i loss_i with and without label smoothing; see `chunked_cross_entropy`."""
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
     head, parts = vary_alike(head, parts)
@@ -164,11 +179,15 @@ def _chunk_loss(
     weights: Float[Array, "*batch"],
     cap: float | None,
     label_smoothing: float,
-) -> tuple[Float[Array, ""], Float[Array, "*batch"]]:
-    """Computes (summed loss, losses) of a chunk from float32 products hidden @ kernel."""
+) -> tuple[Float[Array, ""], tuple[Float[Array, "*batch"], Float[Array, ""]]]:
+    """Computes the losses of a chunk from float32 products hidden @ kernel.
+
+    Returns:
+        (the summed loss, (the loss of each token, the summed loss without label smoothing)).
+    """
     logits = products if bias is None else products + bias.astype(products.dtype)
-    losses = token_losses(soft_cap(logits, cap), targets, label_smoothing)
-    return weighted_sum(losses, weights)[0], losses
+    losses, plain = smoothed_and_plain(soft_cap(logits, cap), targets, label_smoothing)
+    return weighted_sum(losses, weights)[0], (losses, weighted_sum(plain, weights)[0])
 
 
 def _multiply(
@@ -185,12 +204,16 @@ def _chunk_gradients(
     part: tuple[Array, Array, Array],
     cap: float | None,
     label_smoothing: float,
-) -> tuple[Float[Array, ""], Float[Array, "*batch"], Head, Float[Array, "*batch dim"]]:
-    """Computes the summed loss and the losses of a chunk, and the gradients of head and hidden."""
+) -> tuple[Losses, Float[Array, "*batch"], Head, Float[Array, "*batch dim"]]:
+    """Computes the losses of a chunk, and the gradients of head and hidden.
+
+    Returns:
+        (the sums of the losses, the loss of each token, the gradients of head and hidden).
+    """
     hidden, targets, weights = part
     products = _multiply(floats, fixed, hidden, jnp.float32)
     gradient = jax.value_and_grad(_chunk_loss, argnums=(0, 1), has_aux=True)
-    (loss, losses), (d_products, d_bias) = gradient(
+    (loss, (losses, plain)), (d_products, d_bias) = gradient(
         products, floats.get("bias"), targets, weights, cap, label_smoothing
     )
     # `products` is float32, so its gradient is too, and products with it would be slow. This
@@ -199,7 +222,8 @@ def _chunk_gradients(
     multiply = partial(_multiply, dtype=hidden.dtype)
     _, pull_back = jax.vjp(lambda x, y: multiply(x, fixed, y), floats, hidden)
     d_head, d_hidden = pull_back(d_products.astype(hidden.dtype))
-    return loss, losses, d_head if d_bias is None else d_head | {"bias": d_bias}, d_hidden
+    d_head = d_head if d_bias is None else d_head | {"bias": d_bias}
+    return Losses(loss, plain), losses, d_head, d_hidden
 
 
 def _is_none(x: object) -> bool:
@@ -225,19 +249,17 @@ def _summed_losses(
     targets: Integer[Array, "chunks *batch size"],
     weights: Float[Array, "chunks *batch size"],
     cap: float | None,
-) -> Float[Array, ""]:
+) -> Losses:
     floats, fixed = _floats_and_others(head)
 
-    def step(
-        total: Float[Array, ""], part: tuple[Array, Array, Array]
-    ) -> tuple[Float[Array, ""], None]:
+    def step(total: Losses, part: tuple[Array, Array, Array]) -> tuple[Losses, None]:
         hidden, targets, weights = part
         products = _multiply(floats, fixed, hidden, jnp.float32)
         bias = floats.get("bias")
-        loss, _ = _chunk_loss(products, bias, targets, weights, cap, label_smoothing)
-        return total + loss, None
+        loss, (_, plain) = _chunk_loss(products, bias, targets, weights, cap, label_smoothing)
+        return Losses(total.loss + loss, total.unsmoothed + jax.lax.stop_gradient(plain)), None
 
-    zero, _ = vary_alike(jnp.float32(0), hidden)
+    zero, _ = vary_alike(Losses(jnp.float32(0), jnp.float32(0)), hidden)
     return jax.lax.scan(step, zero, (hidden, targets, weights))[0]
 
 
@@ -248,28 +270,30 @@ def _summed_losses_forward(
     targets: Integer[Array, "chunks *batch size"],
     weights: Float[Array, "chunks *batch size"],
     cap: float | None,
-) -> tuple[Float[Array, ""], tuple[Any, ...]]:
+) -> tuple[Losses, tuple[Any, ...]]:
     floats, fixed = _floats_and_others(head)
 
     def step(
-        carry: tuple[Float[Array, ""], Any], part: tuple[Array, Array, Array]
-    ) -> tuple[tuple[Float[Array, ""], Any], tuple[Array, Array]]:
-        total, d_total = carry
-        loss, losses, d_head, d_hidden = _chunk_gradients(floats, fixed, part, cap, label_smoothing)
+        carry: tuple[Losses, Any], part: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Losses, Any], tuple[Array, Array]]:
+        found, losses, d_head, d_hidden = _chunk_gradients(
+            floats, fixed, part, cap, label_smoothing
+        )
         # The derivative of the sum with respect to a weight is that token's loss.
         d_weights = jnp.where(part[2] != 0, losses, 0.0)
-        return (total + loss, jax.tree.map(jnp.add, d_total, d_head)), (d_hidden, d_weights)
+        return jax.tree.map(jnp.add, carry, (found, d_head)), (d_hidden, d_weights)
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), floats)
-    start, _ = vary_alike((jnp.float32(0), zeros), hidden)
+    def zeros_like(x: Array) -> Array:
+        return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+
+    zeros = Losses(jnp.float32(0), jnp.float32(0)), jax.tree.map(zeros_like, floats)
+    start, _ = vary_alike(zeros, hidden)
     (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
     d_head = jax.tree.map(lambda d, x: d.astype(x.dtype), d_head, floats)
     return total, (d_head, *by_token)
 
 
-def _summed_losses_backward(
-    gradients: tuple[Any, ...], cotangent: Float[Array, ""]
-) -> tuple[Any, ...]:
-    gradients = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+def _summed_losses_backward(gradients: tuple[Any, ...], cotangent: Losses) -> tuple[Any, ...]:
+    gradients = jax.tree.map(lambda g: (g * cotangent.loss).astype(g.dtype), gradients)
     d_head, d_hidden, d_weights = gradients
     return d_head, d_hidden, None, d_weights, None

@@ -29,6 +29,17 @@ def token_losses(
         targets: ids of the classes.
         label_smoothing: ε.
     """
+    return smoothed_and_plain(logits, targets, label_smoothing)[0]
+
+
+def smoothed_and_plain(
+    logits: Float[Array, "*batch vocab"], targets: Int[Array, "*batch"], label_smoothing: float
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Returns `token_losses` with and without label smoothing.
+
+    The least possible loss with label smoothing is above 0, so only the loss without it can be
+    compared with a held-out loss.
+    """
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1)
     is_id = (targets >= 0) & (targets < logits.shape[-1])
@@ -37,9 +48,10 @@ def token_losses(
     # to memory, that of the sum is computed together with the gradient of `total`.
     picked = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     picked = jnp.where(is_id, picked, jnp.nan)
-    if label_smoothing:
-        picked = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
-    return total - picked
+    if not label_smoothing:
+        return total - picked, total - picked
+    smoothed = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
+    return total - smoothed, total - picked
 
 
 def check_smoothing(label_smoothing: float) -> None:

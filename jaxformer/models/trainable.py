@@ -47,11 +47,12 @@ def combine(trainable: Any, frozen: Any) -> Any:
     )
 
 
-def trainable_value_and_grad(function: Callable) -> Callable:
+def trainable_value_and_grad(function: Callable, *, has_aux: bool = False) -> Callable:
     """Returns `jax.value_and_grad(function)` for the trainable leaves only.
 
     Args:
         function: a function of parameters and further arguments.
+        has_aux: see `jax.value_and_grad`.
 
     Returns:
         A function of the same arguments. Its gradient has None in place of frozen leaves.
@@ -60,7 +61,7 @@ def trainable_value_and_grad(function: Callable) -> Callable:
     def value_and_grad(params: Any, *arguments: Any) -> Any:
         trainable, frozen = partition(params)
         return jax.value_and_grad(
-            lambda trainable: function(combine(trainable, frozen), *arguments)
+            lambda trainable: function(combine(trainable, frozen), *arguments), has_aux=has_aux
         )(trainable)
 
     return value_and_grad

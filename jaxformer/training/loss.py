@@ -4,17 +4,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxformer.functional.chunked_losses import chunked_weighted_sum
+from jaxformer.functional.chunked_losses import Losses, chunked_weighted_sums
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
 from jaxformer.training.batch import Batch
 
 
-def summed_loss(
-    model, params, batch: Batch, dropout_key=None, label_smoothing: float = 0.0
-) -> Array:
+def summed_loss(model, params, batch: Batch) -> Array:
     """Computes the sum of a batch's losses in nats, each multiplied by its target's weight.
+
+    Sums of batches with different token counts can be added.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        batch: The batch.
+    """
+    return summed_losses(model, params, batch).loss
+
+
+def summed_losses(
+    model, params, batch: Batch, dropout_key=None, label_smoothing: float = 0.0
+) -> Losses:
+    """Computes the sums of a batch's losses with and without label smoothing.
 
     Sums of batches with different token counts can be added. If the rows are sharded, each device
     sums the head's gradient over its own rows. So the devices exchange it once, not once per chunk
@@ -33,7 +46,7 @@ def summed_loss(
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
 
     def of_rows(hidden, targets, weights):
-        return chunked_weighted_sum(
+        return chunked_weighted_sums(
             hidden, kernel, targets, weights, head.get("bias"), head.get("cap"), label_smoothing
         )
 
@@ -43,7 +56,7 @@ def summed_loss(
         return of_rows(*rows)
     rows = (shard_rows(hidden), *rows[1:])  # so that its gradient is sharded like the model's work
     rows = jax.tree.map(lambda x: shard_rows(x.reshape(parts, -1, *x.shape[1:]), axes), rows)
-    return jax.vmap(of_rows)(*rows).sum()
+    return jax.tree.map(jnp.sum, jax.vmap(of_rows)(*rows))
 
 
 def target_weights(batch: Batch) -> Array:

@@ -17,7 +17,7 @@ from jaxformer.models.lora import adapt
 from jaxformer.models.parameters import init
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import counted, summed_loss, target_weights
+from jaxformer.training.loss import counted, summed_losses, target_weights
 
 
 class TrainState(NamedTuple):
@@ -121,12 +121,15 @@ class Measured(NamedTuple):
     """Measurements of an update.
 
     Attributes:
-        loss: The loss before the update, in nats per counted token of the whole batch.
+        loss: The cross-entropy before the update, in nats per counted token of the whole batch.
         gradient_norm: The global norm of the gradient before clipping.
+        smoothed_loss: The loss with label smoothing, which the update reduces; equal to `loss` if
+            there is no label smoothing.
     """
 
     loss: Array
     gradient_norm: Array
+    smoothed_loss: Array
 
 
 def make_step(
@@ -161,11 +164,11 @@ def make_step(
         # parameters afterwards would take a pass over each of them.
         batch = batch._replace(weights=target_weights(batch) * inverse_count)
         key = key if dropout else None
-        return summed_loss(model, params, batch, key, label_smoothing)
+        return summed_losses(model, params, batch, key, label_smoothing)
 
     def accumulate(params, batch, key):
-        """Returns the mean loss over all micro-batches together, and its gradient."""
-        gradient = trainable_value_and_grad(loss_of)
+        """Returns the mean losses over all micro-batches together, and the gradient."""
+        gradient = trainable_value_and_grad(loss_of, has_aux=True)
         keys = jax.random.split(key, len(batch.inputs))
         count = counted(batch)
         inverse_count = 1.0 / jnp.where(count == 0, 1.0, count)
@@ -181,7 +184,7 @@ def make_step(
     @partial(jax.jit, donate_argnums=0)
     def step(state: TrainState, batch: Batch, learning_rate=1.0):
         key = jax.random.fold_in(state.key, state.step)
-        loss, gradients = accumulate(state.params, batch, key)
+        (loss, unsmoothed), gradients = accumulate(state.params, batch, key)
         trainable, frozen = partition(state.params)
         updates, optimizer_state = _update(
             optimizer, gradients, state.optimizer, trainable, value=loss
@@ -191,7 +194,7 @@ def make_step(
         if average_decay is not None:
             average = moved_average(average, params, state.step, average_decay)
         learnt = (params, optimizer_state, average)
-        measured = Measured(loss, optax.tree.norm(gradients))
+        measured = Measured(unsmoothed, optax.tree.norm(gradients), loss)
         if skip_non_finite:
             good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
             before = (trainable, state.optimizer, state.average)

@@ -17,7 +17,7 @@ from jaxformer.training.tasks.task import Score
 from jaxformer.training.trackers import open_trackers
 
 MEASURED = [
-    Measured(jnp.float32(loss), jnp.float32(norm)) for loss, norm in ((2.5, 1), (np.nan, 3))
+    Measured(*map(jnp.float32, (loss, norm, loss + 1))) for loss, norm in ((2.5, 1), (np.nan, 3))
 ]
 
 
@@ -47,6 +47,14 @@ def test_what_is_not_finite_is_named_and_left_out(tmp_path):
     ]
     strict = {"parse_constant": lambda name: pytest.fail(name)}
     assert [json.loads(line, **strict) for line in folder.metrics.read_text().splitlines()] == lines
+
+
+def test_the_loss_with_label_smoothing_has_its_own_name(tmp_path):
+    """So that `loss` can be compared with a held-out loss."""
+    folder = RunFolder(tmp_path)
+    config = TextTraining(DecoderConfig(), label_smoothing=0.1)
+    line, _ = written(folder, RunLog(folder, config, None))
+    assert (line["loss"], line["smoothed_loss"]) == (2.5, 3.5)
 
 
 def test_services_receive_the_metrics(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.pairs import PairBatches
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.loss import summed_loss, summed_losses
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_step
 
@@ -66,8 +66,8 @@ def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, len
 
 def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
     """The loss and all gradients are 0, so the first moments do not change."""
-    state, (loss, norm) = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
-    assert loss == norm == 0
+    state, measured = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
+    assert measured == (0, 0, 0)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.optimizer[1][0].mu))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
@@ -83,7 +83,7 @@ def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
 
     loss, gradient = jax.jit(jax.value_and_grad(mean_loss))(fresh_state().params)
     norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(gradient)))
-    np.testing.assert_allclose(measured, (loss, norm), rtol=1e-5)
+    np.testing.assert_allclose(measured, (loss, norm, loss), rtol=1e-5)
 
 
 def test_an_update_that_is_not_finite_is_left_out():
@@ -106,10 +106,10 @@ def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
     """The update is skipped even if the loss is finite."""
 
     def steep(model, params, *rest):
-        loss = summed_loss(model, params, *rest)
-        return loss + jnp.sqrt(0 * jax.tree.leaves(params)[0].sum())
+        losses = summed_losses(model, params, *rest)
+        return losses._replace(loss=losses.loss + jnp.sqrt(0 * jax.tree.leaves(params)[0].sum()))
 
-    monkeypatch.setattr("jaxformer.training.step.summed_loss", steep)
+    monkeypatch.setattr("jaxformer.training.step.summed_losses", steep)
     step = make_step(MODEL, OPTIMIZER, skip_non_finite=True)
     state, measured = step(fresh_state(), arranged(random_batch(0, [8] * 4), 1))
     assert np.isfinite(measured.loss) and not np.isfinite(measured.gradient_norm)
@@ -117,14 +117,17 @@ def test_a_gradient_that_is_not_finite_is_left_out_too(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_loss_uses_label_smoothing():
-    """The first loss is the smoothed cross-entropy of the initial model's logits."""
+@pytest.mark.parametrize("num_micro", [1, 2])
+def test_the_loss_is_measured_with_and_without_label_smoothing(num_micro):
+    """Both are cross-entropies of the initial model's logits."""
     inputs, targets, weights, segments = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))
     logits = MODEL.apply({"params": fresh_state().params}, inputs, segments)
-    wanted = cross_entropy(logits, targets, weights, 0.1)
-    batch = arranged((inputs, targets, weights, segments), 1)
-    _, (loss, _) = make_step(MODEL, OPTIMIZER, 0.1)(fresh_state(), batch)
-    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    batch = arranged((inputs, targets, weights, segments), num_micro)
+    _, measured = make_step(MODEL, OPTIMIZER, 0.1)(fresh_state(), batch)
+    found = measured.loss, measured.smoothed_loss
+    wanted = [cross_entropy(logits, targets, weights, x) for x in (0.0, 0.1)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert abs(wanted[0] - wanted[1]) > 1e-3
 
 
 @pytest.mark.slow
@@ -136,7 +139,7 @@ def test_the_loss_of_pairs_agrees_with_score():
     params = jax.tree.map(np.array, state.params)  # a copy, because the step donates the state
     pairs = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), ([15, 16], [17])]
     batch = next(PairBatches(pairs, 64, end, num_buckets=1))
-    _, (loss, _) = make_step(model, OPTIMIZER)(state, batch)
+    loss = make_step(model, OPTIMIZER)(state, batch)[1].loss
     texts = [[end, *target, end] for _, target in pairs]
     rows, segments = padded(texts, 8)
     sources = [source for source, _ in pairs]

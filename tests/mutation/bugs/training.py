@@ -15,10 +15,11 @@ def counts_padding(weighted_sum):
     return lambda losses, weights: (weighted_sum(losses, weights)[0], jnp.float32(losses.size))
 
 
-def averages(summed_loss):
+def averages(summed_losses):
     def broken(model, params, batch, *options):
         count = batch.weights.sum()
-        return summed_loss(model, params, batch, *options) / jnp.where(count == 0, 1.0, count)
+        losses = summed_losses(model, params, batch, *options)
+        return jax.tree.map(lambda x: x / jnp.where(count == 0, 1.0, count), losses)
 
     return broken
 
@@ -46,9 +47,15 @@ BUGS = (
     # ---- losses and updates: transformers#34191, prime-rl#1961, optax#1185, flax#677
     Bug(
         "micro-batches are averaged, not summed",
-        "training.loss:summed_loss",
+        "training.loss:summed_losses",
         averages,
         f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
+    ),
+    Bug(
+        "the logged loss includes label smoothing",
+        "functional.losses:smoothed_and_plain",
+        lambda function: lambda *options: (function(*options)[0],) * 2,
+        f"{STEP}::test_the_loss_is_measured_with_and_without_label_smoothing",
     ),
     Bug(
         "padding counted in the denominator",

@@ -33,19 +33,26 @@ class CompareArguments:
 def main(argv: list[str]) -> int:
     """Reads the runs, draws the picture and prints the comparison."""
     arguments = parse(CompareArguments, "compare", argv)
-    from jaxformer.training.compare import changed, draw, read_runs, summary
+    from jaxformer.training.compare import changed, difference, draw, read_runs, summary
 
     runs = read_runs(list(arguments.runs))
     found, settings = [summary(run) for run in runs], changed(runs)
     path = arguments.out or free_path(Path("compare.png"))
     draw(runs, path)
     if arguments.json:
-        content = {"runs": found, "settings": settings, "picture": str(path)}
+        content = {
+            "runs": found,
+            "settings": settings,
+            "not_comparable": difference(runs),
+            "picture": str(path),
+        }
         say(json_text(content, default=str))
         return 0
     names = dict.fromkeys(name for run in found for name in run)
     rows = {name: [run.get(name) for run in found] for name in names}
     _print_table(rows | {name: x for name, x in settings.items() if name not in rows})
+    if why := difference(runs):
+        say(f"the losses cannot be compared: the runs have {why}")
     say(f"picture: {path}")
     return 0
 

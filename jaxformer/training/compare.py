@@ -1,10 +1,12 @@
 """Comparison of runs: their configs, results and learning curves."""
 
+import hashlib
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxformer.artifacts.files import write_figure
@@ -27,6 +29,8 @@ class Compared(NamedTuple):
         config: Its settings.
         measure: The figure of its task, in addition to the loss.
         metrics: The lines of metrics.jsonl.
+        text: What tells its text from other texts: the list of its documents, or else its inputs.
+        vocabulary: The digest of its tokenizer; None: it has no tokenizer yet.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Compared(NamedTuple):
     config: TrainingConfig
     measure: Measure
     metrics: list[dict]
+    text: object
+    vocabulary: bytes | None
 
 
 def read_runs(paths: list[Path]) -> list[Compared]:
@@ -54,8 +60,29 @@ def read_runs(paths: list[Path]) -> list[Compared]:
                 "compare the run after its first updates"
             )
         name = name if names.count(name) == 1 else str(path)
-        runs.append(Compared(name, inputs, config, task_of(config).measure, metrics))
+        measure = task_of(config).measure
+        documents, tokenizer = map(_digest, (folder.documents, folder.tokenizer))
+        text = documents or (inputs.text, inputs.source, inputs.target)
+        runs.append(Compared(name, inputs, config, measure, metrics, text, tokenizer))
     return runs
+
+
+def _digest(path: Path) -> bytes | None:
+    return hashlib.sha256(path.read_bytes()).digest() if path.exists() else None
+
+
+def difference(runs: list[Compared]) -> str | None:
+    """Returns why the losses of the runs are not comparable; None: they are.
+
+    A loss is in nats per token, so it depends on the text and on what a token is.
+    """
+    found = {
+        "objectives": [run.measure for run in runs],
+        "texts": [run.text for run in runs],
+        "tokenizers": [run.vocabulary for run in runs],
+    }
+    names = [name for name, values in found.items() if any(x != values[0] for x in values)]
+    return f"different {' and '.join(names)}" if names else None
 
 
 def summary(run: Compared) -> dict:
@@ -97,16 +124,19 @@ def _settings(run: Compared) -> dict:
 
 
 def draw(runs: list[Compared], path: Path) -> None:
-    """Draws the training losses by step and by time, and the held-out losses by step."""
+    """Draws the training losses by step and by time, and the held-out losses by step.
+
+    A picture of runs that cannot be compared says so. The axes end above the first losses, so that
+    a run that diverged does not hide the others; its legend entry says how far it went.
+    """
     figure = Figure(figsize=(14, 4), layout="constrained")
     by_step, by_time, held_out = figure.subplots(1, 3)
+    top = 1.1 * max(_curve(run)[1][0] for run in runs)
     for number, run in enumerate(runs):
-        label = run.name if len(run.name) <= 32 else f"…{run.name[-31:]}"
-        style = {"color": f"C{number}", "label": label}
-        trained = [line for line in run.metrics if "loss" in line]
-        curve = smoothed([line["loss"] for line in trained])
-        by_step.plot([line["step"] for line in trained], curve, **style)
-        both = zip(trained, curve, strict=True)
+        steps, curve = _curve(run)
+        style = {"color": f"C{number}", "label": _label(run, top)}
+        by_step.plot(steps, curve, **style)
+        both = zip((x for x in run.metrics if "loss" in x), curve, strict=True)
         timed = [(line["seconds"] / 60, loss) for line, loss in both if "seconds" in line]
         marker = "." if len(timed) < 10 else None  # a line through one point is invisible
         by_time.plot(*np.transpose(timed or np.empty((0, 2))), marker=marker, **style)
@@ -119,4 +149,31 @@ def draw(runs: list[Compared], path: Path) -> None:
     held_out.set(xlabel="step", title="held-out loss")
     for axes in (by_step, by_time, held_out):
         finish(axes)
-    write_figure(figure, "", path, dpi=120)
+        _limit(axes, top)
+    why = difference(runs)
+    title = f"{why}: these losses cannot be compared" if why else ""
+    write_figure(figure, title, path, dpi=120)
+
+
+def _limit(axes: Axes, top: float) -> None:
+    """Ends the y axis at `top`, if a curve is higher."""
+    losses = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    if len(losses) and losses.max() > top:
+        lowest = losses.min()
+        axes.set_ylim(lowest - 0.05 * (top - lowest), top)
+
+
+def _curve(run: Compared) -> tuple[list[int], list[float]]:
+    """Returns the steps of a run and its smoothed training loss."""
+    trained = [line for line in run.metrics if "loss" in line]
+    return [line["step"] for line in trained], smoothed([line["loss"] for line in trained])
+
+
+def _label(run: Compared, top: float) -> str:
+    """Returns the legend entry of a run: its name, and how it diverged if it did."""
+    label = run.name if len(run.name) <= 32 else f"…{run.name[-31:]}"
+    largest = max(_curve(run)[1])
+    bad = [line["step"] for line in run.metrics if "not_finite" in line]
+    notes = [f"loss up to {largest:,.4g}"] if largest > top else []
+    notes += [f"not finite at step {bad[0]:,}"] if bad else []
+    return "\n".join([label, *notes])

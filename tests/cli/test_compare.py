@@ -4,15 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
-from jaxformer.models.config import DecoderConfig, RecurrentConfig
+from jaxformer.models.config import DecoderConfig, EncoderConfig, RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.training.config import Inputs, OptimizerConfig, TextTraining
+from jaxformer.training import compare
+from jaxformer.training.config import HiddenTraining, Inputs, OptimizerConfig, TextTraining
 from jaxformer.training.run_folders import write_run
+from jaxformer.training.tasks import task_of
 
 NOTHING = Inputs()
 CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
@@ -29,7 +32,7 @@ def run(tmp_path):
         lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
         if lines:
             lines[-1] |= {"tokens_per_second": 50.0, "seconds": 3.5}
-            score = {"held_out_loss": 2.0, "bits_per_byte": 1.5, "scored": 9}
+            score = {"held_out_loss": 2.0, task_of(config).measure.name: 1.5, "scored": 9}
             lines.append({"step": len(losses), **score})
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return str(folder.path)
@@ -91,3 +94,54 @@ def test_bad_arguments_of_compare_are_refused(run, capsys, tmp_path, words, said
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+def figure_of(monkeypatch, capsys, *runs):
+    """Returns what `compare` prints, and the figure that it draws with its title."""
+    drawn = []
+    monkeypatch.setattr(compare, "write_figure", lambda *drawing, **_: drawn.append(drawing[:2]))
+    return compared(capsys, *runs), *drawn[0]
+
+
+def test_runs_of_different_texts_or_tokenizers_are_said_not_to_be_comparable(
+    run, capsys, monkeypatch
+):
+    folders = [run(name, CONFIG, 5.0, 4.0) for name in "abcd"]
+    for folder, text, tokens in zip(folders, ("x", "x", "y", "x"), "1112", strict=True):
+        Path(folder, "documents.txt").write_text(text)
+        Path(folder, "tokenizer.json").write_text(tokens)
+    for other, expected in zip(
+        folders, (None, None, "different texts", "different tokenizers"), strict=True
+    ):
+        found, _, title = figure_of(monkeypatch, capsys, folders[0], other)
+        assert found["not_comparable"] == expected
+        assert title == (f"{expected}: these losses cannot be compared" if expected else "")
+
+
+def test_runs_of_different_tasks_are_said_not_to_be_comparable(run, capsys, monkeypatch):
+    masked = HiddenTraining(EncoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
+    found, *_ = figure_of(monkeypatch, capsys, run("a", CONFIG, 5.0), run("b", masked, 5.0))
+    assert found["not_comparable"] == "different objectives"
+
+
+def test_a_run_that_diverged_does_not_hide_the_others(run, capsys, monkeypatch):
+    """The axes show the losses of the other run, and the legend names the largest loss."""
+    good = run("good", CONFIG, *np.linspace(5.0, 2.0, 50))
+    bad = run("bad", CONFIG, *np.linspace(5.0, 2.0, 20), *np.linspace(100.0, 12_000.0, 30))
+    with Path(bad, "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 51, "not_finite": ["loss"]}) + "\n")
+    _, figure, _ = figure_of(monkeypatch, capsys, good, bad)
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    assert 1.5 < low < 2.1 and high == pytest.approx(5.5)
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[0] == "good" and "not finite at step 51" in labels[1]
+    assert "loss up to" in labels[1]
+
+
+def test_no_curve_is_cut_if_no_run_diverged(run, capsys, monkeypatch):
+    runs = [run(name, CONFIG, *np.linspace(first, 2.0, 50)) for name, first in (("a", 5), ("b", 9))]
+    _, figure, _ = figure_of(monkeypatch, capsys, *runs)
+    for axes in figure.axes[:2]:
+        highest = max(line.get_ydata().max() for line in axes.lines if len(line.get_ydata()))
+        assert axes.get_ylim()[1] >= highest

@@ -18,6 +18,7 @@ from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 
 
@@ -49,6 +50,7 @@ def check_finite_logits(
     raise FloatingPointError(f"the logits of row {int(broken.argmax())} are not finite; {why}")
 
 
+@in_auto_axes
 def start(
     model: LanguageModel,
     variables: Variables,
@@ -113,6 +115,7 @@ def start_cache(
     return model.start(weights, source, size, hooks)
 
 
+@in_auto_axes
 def advance(
     model: LanguageModel,
     variables: Variables,
@@ -165,6 +168,7 @@ class Inspection(NamedTuple):
     cache: Any
 
 
+@in_auto_axes
 def inspect(
     model: LanguageModel,
     variables: Variables,

@@ -28,6 +28,7 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, with_batch_size
@@ -51,6 +52,7 @@ class Hypotheses(NamedTuple):
     log_probs: np.ndarray
 
 
+@in_auto_axes
 def beam_search(
     model: LanguageModel,
     variables: Variables,

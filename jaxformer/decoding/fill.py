@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.kinds import Encoder
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import to_host
@@ -23,6 +24,7 @@ class Filled(NamedTuple):
     probabilities: np.ndarray  # float32 [places, top_k]
 
 
+@in_auto_axes
 def fill(
     model: LanguageModel,
     variables: Mapping[str, Any],

@@ -28,6 +28,7 @@ from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, row_of_ids, with_batch_size
@@ -35,6 +36,7 @@ from jaxformer.models.rows import batch_bucket, padded, row_of_ids, with_batch_s
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]
 
 
+@in_auto_axes
 def generate(
     model: LanguageModel,
     variables: Variables,

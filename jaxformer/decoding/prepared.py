@@ -7,11 +7,12 @@ import jax
 
 from jaxformer.functional.family import Weights
 from jaxformer.functional.machine import platform
-from jaxformer.models.activation_sharding import check_no_explicit_axes
 from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 
 
+@in_auto_axes
 def prepare(model: LanguageModel, variables: Variables) -> Variables:
     """Returns {"prepared": …}, which `start`, `advance` and `generate` accept as variables.
 
@@ -56,7 +57,6 @@ def stored_weights(variables: Variables, *accepted: str) -> tuple[str, Weights]:
     """Returns (name, weights) for the first of the accepted names that the variables have."""
     for name in accepted:
         if name in variables:
-            check_no_explicit_axes("variables", variables[name])
             return name, variables[name]
     raise ValueError(
         f"variables hold {', '.join(variables) or 'nothing'}; they must hold "

@@ -16,10 +16,12 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import as_array, check_tokens
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.rows import batch_bucket, with_batch_size
 
 
+@in_auto_axes
 def score(
     model: LanguageModel,
     variables: Variables,

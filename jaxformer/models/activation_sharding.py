@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
 from jaxformer.functional.machine import platform
@@ -244,30 +244,10 @@ def _constrained(
 
 
 def _axes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of the axes that the mesh in context has and leaves to the partitioner.
-
-    Raises:
-        ValueError: the mesh has explicit axes, with which arrays determine their own sharding.
-    """
+    """Returns those of the axes that the mesh in context has and leaves to the partitioner."""
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types or (), strict=False))
-    _check_axis_types("the mesh in context", mesh)
     return tuple(name for name in names if types.get(name) == AxisType.Auto)
-
-
-def check_no_explicit_axes(name: str, tree: Any) -> None:
-    """Raises ValueError if an array of the tree is on a mesh with explicit axes."""
-    for leaf in jax.tree.leaves(tree):
-        _check_axis_types(f"the mesh that {name} are on", jax.typeof(leaf).sharding.mesh)
-
-
-def _check_axis_types(what: str, mesh: Mesh | AbstractMesh) -> None:
-    if AxisType.Explicit in (mesh.axis_types or ()):
-        raise ValueError(
-            f"{what} has explicit axes ({', '.join(mesh.axis_names)}); models need axes that the "
-            "partitioner handles: make it with axis_types=(jax.sharding.AxisType.Auto,) * "
-            f"{len(mesh.axis_names)}, or by jaxformer.models.mesh.make_mesh"
-        )
 
 
 def _size(axes: tuple[str, ...]) -> int:

@@ -15,7 +15,6 @@ from jaxformer.functional.kernels import Int8Table, Kernel
 from jaxformer.functional.masks import Mask
 from jaxformer.functional.symbolic import Size, exceeds
 from jaxformer.functional.taps import Hooks, Patch
-from jaxformer.models.activation_sharding import check_no_explicit_axes
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.rows import bucket, padded, row_of_ids
@@ -43,7 +42,6 @@ def check_variables(variables: object) -> None:
     if not isinstance(variables, Mapping) or "params" not in variables:
         names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
         raise ValueError(f"variables hold {names}; they must hold 'params' (model.init gives them)")
-    check_no_explicit_axes("variables", variables["params"])
     for name, leaf in _leaves(variables["params"]).items():
         is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
         if not is_float:
@@ -112,7 +110,6 @@ def checked_inputs(inputs: Inputs, config: Any) -> Inputs:
     """
     given = {x.name: as_array(x.name, getattr(inputs, x.name)) for x in fields(inputs)}
     tokens, segments, types, source, source_segments = given.values()
-    check_no_explicit_axes("tokens", (tokens, segments))
     check_tokens(tokens, config, segments)
     if types is not None:
         check_token_types(types, tokens, config.num_token_types)

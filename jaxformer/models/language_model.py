@@ -24,6 +24,7 @@ from jaxformer.models.check import (
 )
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.explicit_axes import in_auto_axes
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 
@@ -95,7 +96,12 @@ class LanguageModel(nn.Module):
     def apply(self, variables: Variables, *args: Any, **kwargs: Any) -> Any:
         """Checks the variables and calls Flax's `apply`."""
         check_variables(variables)
-        return super().apply(variables, *args, **kwargs)
+        return in_auto_axes(super().apply)(variables, *args, **kwargs)
+
+    @nn.nowrap
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls Flax's `init`."""
+        return in_auto_axes(super().init)(rngs, *args, **kwargs)
 
     def __call__(
         self,

@@ -74,10 +74,9 @@ def _mesh_shape(sizes: dict[str, int]) -> tuple[int, ...]:
 
 def check_mesh(mesh: AnyMesh) -> None:
     """Raises ValueError unless the mesh has the axes of `make_mesh`."""
-    if mesh.axis_names != AXES or any(x != AxisType.Auto for x in mesh.axis_types):
+    if mesh.axis_names != AXES:
         raise ValueError(
-            f"mesh has the axes {mesh.axis_names} ({', '.join(map(str, mesh.axis_types))}); models "
-            f"need the axes {AXES}, which the partitioner handles: make the mesh by "
+            f"mesh has the axes {mesh.axis_names}; models need the axes {AXES}: make the mesh by "
             "jaxformer.models.mesh.make_mesh"
         )
 

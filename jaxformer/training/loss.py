@@ -8,6 +8,7 @@ from jaxformer.functional.chunked_losses import Losses, chunked_weighted_sums
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.training.batch import Batch
 
 
@@ -24,6 +25,7 @@ def summed_loss(model, params, batch: Batch) -> Array:
     return summed_losses(model, params, batch).loss
 
 
+@in_auto_axes
 def summed_losses(
     model, params, batch: Batch, dropout_key=None, label_smoothing: float = 0.0
 ) -> Losses:

@@ -89,4 +89,11 @@ BUGS = (
         inside("forward_flops", then(lambda flops: flops * 2 // 3)),
         "models/test_flops.py::test_training_is_six_operations_a_parameter_and_token",
     ),
+    Bug(
+        "the results of a pass on explicit axes are on all devices",
+        "models.explicit_axes:_batch_of",
+        gives((None, None)),
+        "models/test_explicit_axes.py::"
+        "test_a_pass_and_its_gradient_on_explicit_axes_are_those_without_a_mesh",
+    ),
 )

@@ -1,0 +1,138 @@
+"""Models on a mesh with explicit axes, the default of `jax.make_mesh`."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import jaxformer as jf
+from jaxformer.models.mesh import AXES, shardings
+from jaxformer.training.batch import Batch
+from jaxformer.training.step import init_state, make_step
+from tests.properties import tiny
+from tests.properties.models import MODELS
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
+
+CASES = {**MODELS, "encoder": {"kind": jf.EncoderConfig}}
+BATCH, LENGTH = 8, 12
+# What has explicit axes: the mesh in context, the tokens and the variables.
+WHERE = {
+    "context": (True, False, False),
+    "tokens": (False, True, False),
+    "variables": (False, False, True),
+    "all": (True, True, True),
+}
+
+
+@cache
+def mesh():
+    sizes = (2, 2, 2) if jax.device_count() == 8 else (1, 1, 1)
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * 3)
+
+
+def inputs_of(model):
+    source = {}
+    if model.config.reads_source:
+        source["source"] = jnp.asarray(tiny.tokens(3, BATCH, 5, vocab_size=7), jnp.int32)
+    return jnp.asarray(tiny.tokens(0, BATCH, LENGTH), jnp.int32), source
+
+
+def placed(model, variables, tokens, where):
+    """Returns the context of the mesh, the variables and the tokens, with explicit axes there."""
+    in_context, has_tokens, has_variables = WHERE[where]
+    if has_tokens:
+        tokens = jax.device_put(tokens, NamedSharding(mesh(), PartitionSpec(("data", "fsdp"))))
+    if has_variables:
+        params = variables["params"]
+        variables = {"params": jax.device_put(params, shardings(params, model.config, mesh()))}
+    return jax.set_mesh(mesh()) if in_context else nullcontext(), variables, tokens
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", mostly_slow(list(CASES), "decoder"))
+def test_a_pass_and_its_gradient_on_explicit_axes_are_those_without_a_mesh(name, where):
+    model = tiny.build(**CASES[name])
+    variables = tiny.weights(model, 0)
+    tokens, source = inputs_of(model)
+
+    def loss(variables, tokens, source):
+        return jnp.sin(model.apply(variables, tokens, **source)).mean()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    wanted = run(variables, tokens, source)
+    context, variables, tokens = placed(model, variables, tokens, where)
+    with context:
+        found = run(variables, tokens, source)
+        logits = model.apply(variables, tokens, **source)
+    tiny.all_close(found, wanted, 1e-4)
+    if WHERE[where][1]:
+        spec = jax.typeof(logits).sharding.spec
+        assert logits.shape[0] == BATCH and spec[0] == ("data", "fsdp")
+
+
+@pytest.mark.parametrize("where", ["context", "variables"])
+def test_decoding_on_explicit_axes_is_that_without_a_mesh(where):
+    model = tiny.build(num_layers=1)
+    variables = tiny.weights(model, 0)
+    tokens, _ = inputs_of(model)
+    prompts = tokens[:, :3].tolist()
+
+    def decode(variables, tokens):
+        greedy = jf.generate(
+            model, variables, prompts, max_new_tokens=4, sampler=jf.Sampler(temperature=0.0)
+        )
+        beams = jf.beam_search(model, variables, prompts, max_new_tokens=3, beam_width=2)
+        seen = jf.inspect(model, variables, tokens, capture=("block.output",))
+        cache = jf.start(model, variables, BATCH, 8)
+        logits, _ = jf.advance(model, jf.prepare(model, variables), tokens[:, :4], cache)
+        scores = jf.score(model, variables, tokens)
+        return [greedy.tokens, beams.tokens, seen.captured["block.output"], logits, scores]
+
+    wanted = decode(variables, tokens)
+    context, variables, tokens = placed(model, variables, tokens, where)
+    with context:
+        found = decode(variables, tokens)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_training_on_explicit_axes_is_that_without_a_mesh():
+    model, optimizer = tiny.build(), optax.sgd(0.1)
+    rows = np.stack([tiny.tokens(seed, BATCH, LENGTH + 1) for seed in (0, 1)]).astype(np.int32)
+
+    def losses(place):
+        state = init_state(model, optimizer, 0)
+        state = state._replace(params=place(state.params))
+        step, found = make_step(model, optimizer), []
+        for _ in range(3):
+            state, measured = step(state, Batch(rows[..., :-1], rows[..., 1:]))
+            found.append(float(measured.loss))
+        return found
+
+    wanted = losses(lambda params: params)
+    with jax.set_mesh(mesh()):
+        found = losses(
+            lambda params: jax.device_put(params, shardings(params, model.config, mesh()))
+        )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_eight_devices_with_explicit_axes_compute_the_same():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
+    words = ["-m", "pytest", "-n0", "-q", "-k", "decoder or decoding or training", __file__]
+    done = subprocess.run(
+        [sys.executable, *words, "-m", ""], env={**os.environ, **flags}, timeout=600
+    )
+    assert done.returncode == 0

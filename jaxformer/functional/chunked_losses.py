@@ -90,7 +90,6 @@ def chunked_weighted_sum(
     """Computes Σ w_i loss_i; see `chunked_cross_entropy`."""
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
-    head, parts = vary_alike(head, parts)
     losses = own_gradient(
         partial(_summed_losses, label_smoothing),
         partial(_summed_losses_forward, label_smoothing),

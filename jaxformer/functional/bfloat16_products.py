@@ -56,8 +56,17 @@ def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
 def _product(formula: str, dtype: jnp.dtype) -> Callable[[Array, Array], Array]:
     """Returns the product with its own gradient."""
 
+    @jax.custom_jvp
     def function(x: Array, y: Array) -> Array:
         return _einsum(formula)(x, y).astype(dtype)
+
+    def in_float32(x: Array, y: Array) -> Array:
+        x, y = (z.astype(jnp.float32) for z in (x, y))
+        return jnp.einsum(formula, x, y).astype(dtype)
+
+    # JAX cannot transpose a function with its own rule for `jax.vmap`, as reverse mode over forward
+    # mode requires. XLA:CPU computes products of float32 in every order of axes.
+    function.defjvps(lambda dx, _, x, y: in_float32(dx, y), lambda dy, _, x, y: in_float32(x, dy))
 
     def forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
         return function(x, y), (x, y)

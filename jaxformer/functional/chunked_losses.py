@@ -105,7 +105,6 @@ def chunked_weighted_sums(
     """Computes Σ w_i loss_i with and without label smoothing; see `chunked_cross_entropy`."""
     parts = _in_chunks(chunk, hidden, targets, weights)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
-    head, parts = vary_alike(head, parts)
     losses = own_gradient(
         partial(_summed_losses, label_smoothing),
         partial(_summed_losses_forward, label_smoothing),

@@ -20,6 +20,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxformer.functional.placement import vary_alike
+
 Leaves = list[Any]  # arrays, or tracers of them
 Map = Callable[[Leaves, Leaves], Leaves]  # (operands, tangents or cotangents) → the others
 
@@ -51,7 +53,9 @@ def own_gradient(
         output, residuals = forward(*primals)
         return output, _tangent(derived, backward, output, residuals, primals, tangents)
 
-    return differentiable
+    # Inside `shard_map` the output varies over the mesh axes of all arguments. The gradient of an
+    # argument that the devices share is then the sum over them.
+    return lambda *arguments: differentiable(*vary_alike(*arguments))
 
 
 def _tangent(

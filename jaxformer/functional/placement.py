@@ -108,7 +108,7 @@ def vary_alike(*trees: Any) -> Any:
 
     axes = frozenset().union(*map(varying, jax.tree.leaves(trees)))
 
-    def cast(x: Any) -> Array:
+    def cast(x: Any) -> Any:
         missing = tuple(axes - varying(x))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 

@@ -9,7 +9,6 @@ from jaxtyping import Array, DTypeLike, Float
 
 from jaxformer.functional.bfloat16_products import product
 from jaxformer.functional.machine import gpu_generation, multiplies_bfloat16
-from jaxformer.functional.placement import vary_alike
 
 STORED = "stored"  # the name of values that remat policy "dots" stores for the backward pass
 
@@ -35,7 +34,7 @@ def contract(
     dtype, algorithm = jnp.dtype(dtype or x.dtype), None
     if x.dtype == y.dtype == jnp.bfloat16 and not _is_overridden():
         if multiplies_bfloat16():
-            return product(formula, dtype, *vary_alike(x, y))
+            return product(formula, dtype, x, y)
         if gpu_generation() >= 8:
             # If the result is float32, its gradient is too. With this algorithm the products with
             # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxformer.functional.own_gradient import own_gradient
 from tests.properties import tiny
@@ -141,3 +142,24 @@ def test_an_array_that_is_argument_and_residual_is_stored_once():
     stored = [y for y in jax.tree.leaves(linear) if getattr(y, "shape", None) == (3,)]
     floats = [y for y in stored if jnp.issubdtype(y.dtype, jnp.floating)]
     assert sum(bool((y == x).all()) for y in floats) <= 1
+
+
+@pytest.mark.parametrize("derivative", ["gradient", "forward over reverse"])
+def test_an_argument_that_all_devices_share(derivative):
+    """Inside `shard_map` each device has its own x, and all have the same scale."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    of_rows, shared = PartitionSpec("data"), PartitionSpec()
+    arguments = jnp.array([0.2, 0.5, -1.0]), jnp.float32(0.7)
+
+    def found(function):
+        def of_device(x, scale):
+            first, second = function(x, WORDS, {"scale": scale, "unused": scale})
+            return jax.lax.psum((first**2).sum() + second, "data")
+
+        total = jax.shard_map(of_device, mesh=mesh, in_specs=(of_rows, shared), out_specs=shared)
+        gradient = jax.grad(total, argnums=(0, 1))
+        if derivative == "gradient":
+            return jax.jit(gradient)(*arguments)
+        return jax.jit(lambda *x: jax.jvp(gradient, x, x)[1])(*arguments)
+
+    tiny.all_close(found(OWN), found(product))

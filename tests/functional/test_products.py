@@ -250,6 +250,43 @@ def test_a_given_precision_leaves_products_to_jax(monkeypatch):
         check_errors(contract("bi,io->bo", x, y, "float32"), "bi,io->bo", (x, y))
 
 
+def along(f, direction):
+    """Returns the function y → derivative of f at y in the direction."""
+    return lambda y: jax.jvp(f, (y,), (direction,))[1]
+
+
+SECOND = {
+    "forward over reverse": lambda f, t: along(jax.grad(f), t),
+    "reverse over forward": lambda f, t: jax.grad(along(f, t)),
+    "reverse over reverse": lambda f, t: jax.grad(lambda y: (jax.grad(f)(y) * t).sum()),
+    "vmap of forward over reverse": lambda f, t: (
+        lambda y: jax.vmap(lambda s: along(jax.grad(f), s * t)(y))(jnp.array([0.0, 1.0], t.dtype))[
+            1
+        ]
+    ),
+    "vmap of forward mode": lambda f, t: (
+        lambda y: jax.vmap(lambda s: along(f, s * t)(y))(jnp.array([0.0, 1.0], t.dtype))[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_derivatives_of_the_own_gradient(monkeypatch, name):
+    """Those of a quadratic function of bfloat16 products, compared with float32."""
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
+    x, y, _ = draw("bi,io->bo", 0)
+
+    def total(y):
+        return (contract("bi,io->bo", x, y, "float32") ** 2).sum()
+
+    def plain(y):
+        return ((x.astype(jnp.float32) @ y) ** 2).sum()
+
+    found = jax.jit(SECOND[name](total, y))(y)
+    exact = SECOND[name](plain, y.astype(jnp.float32))(y.astype(jnp.float32))
+    tiny.close(found, exact, 0.02)
+
+
 @pytest.mark.parametrize("generation", [0, 7, 8, 9])
 def test_gradients_of_float32_results_are_rounded_on_gpus_that_can(monkeypatch, generation):
     """Every product of the backward pass of logits has the algorithm, from Ampere on."""

@@ -198,8 +198,8 @@ def _positions(function, inputs, num_positions: int):
     except TraceContextError as error:  # Dropout updates a counter, BatchNorm its statistics
         raise ValueError(
             f"the function changes an nnx object while it is traced ({error}): call model.eval(), "
-            "which turns off dropout and the statistics of BatchNorm, before you certify the model; "
-            "call a Linen model in ToNNX with rngs=nnx.Rngs()"
+            "which turns off dropout and the statistics of BatchNorm, before you certify the "
+            "model; call a Linen model in ToNNX with rngs=nnx.Rngs()"
         ) from error
     if not hasattr(output, "shape") or len(output.shape) < num_positions:
         raise ValueError(

@@ -81,8 +81,10 @@ def quantize_all(params: Weights) -> Weights:
     """Converts every matrix and the table of token vectors to 8-bit integers.
 
     Norms, biases and positions are unchanged. `apply`, `generate` and all other functions of
-    parameters accept the result. It has gradients, except those of the integers.
+    parameters accept the result. It has gradients, except those of the integers. LoRA updates are
+    added to their kernels first.
     """
+    params = dense_all(params)
 
     def at(path: tuple[Any, ...], x: Any) -> Any:
         keys = [getattr(key, "key", None) for key in path]

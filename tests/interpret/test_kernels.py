@@ -81,6 +81,16 @@ def test_the_represented_arrays_give_the_same_logits(kind):
     assert np.abs(found - model.apply({"params": plain}, TOKENS)).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["LoRA", "int8"])
+def test_quantized_kernels_represent_the_updated_arrays(kind):
+    """Quantizing again changes each number by at most one rounding."""
+    params, _ = stored(tiny.build(kind=jf.DecoderConfig), kind)
+    arrays = dense_all(params)
+    again = dense_all(quantize_all(params))
+    for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=np.ptp(y) / 200 + 1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
 @pytest.mark.parametrize("view", VIEWS)

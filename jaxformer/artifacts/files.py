@@ -182,12 +182,20 @@ def read_whole(path: Path, hint) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
+def check_utf8(path: Path) -> None:
+    """Raises ValueError for a path that is not UTF-8: safetensors and Orbax cannot write there."""
+    if _SURROGATE.search(str(path.absolute())):
+        raise ValueError(f"{path} is not UTF-8, as paths of models must be; name another path")
+
+
 def require_new(path: Path) -> Path:
     """Returns the absolute path of a file or folder to create.
 
     Raises:
-        ValueError: If the path exists (other than as an empty folder), or its parent does not.
+        ValueError: If the path exists (other than as an empty folder), its parent does not, or it
+            is not UTF-8.
     """
+    check_utf8(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} already exists; name a path that does not exist yet")
     if not path.absolute().parent.is_dir():

@@ -7,12 +7,13 @@ the escape sequences in them, so every message of the command line passes throug
 import re
 import sys
 
-# C0 except tab and line feed, DEL, C1, and the characters that reverse the order of a line.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# C0 except tab and line feed, DEL, C1, the characters that reverse the order of a line, and lone
+# surrogates, which UTF-8 cannot encode.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    r"""Returns the text with its control characters written as escapes, such as ``\x1b``.
+    r"""Returns the text with control characters and lone surrogates as escapes, such as ``\x1b``.
 
     Line feeds and tabs are unchanged.
     """

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -15,6 +16,7 @@ from jaxformer.models.config.check import converted
 
 BYTE_ORDER_MARK = "\ufeff"
 _MOST_BYTES = {"config.json": 2**20, "generation_config.json": 2**20}
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_DIGITS = 4000  # below the limit of Python's int(), 4,300 digits
 
 
@@ -39,6 +41,14 @@ def json_text(
         if name is None:
             raise
         raise FloatingPointError(name) from None
+
+
+def without_surrogates(text: str) -> str:
+    """Replaces lone surrogates by U+FFFD: UTF-8 and fonts have none.
+
+    The name of a file or an argument has them where its bytes are not UTF-8.
+    """
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def read_text(path: Path) -> str:
@@ -113,7 +123,8 @@ def write_figure(figure, title: str, path: Path, dpi: int) -> None:
     """Writes a matplotlib figure to a PNG, atomically.
 
     The title is not parsed as mathematics: it may be the name of a run, which may hold a `$`. A
-    character that the font lacks is drawn as a box.
+    character that the font lacks is drawn as a box. In all texts of the figure, U+FFFD replaces
+    lone surrogates.
 
     Args:
         figure: The figure.
@@ -122,9 +133,12 @@ def write_figure(figure, title: str, path: Path, dpi: int) -> None:
         dpi: Dots per inch.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
 
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
+    for text in figure.findobj(Text):
+        text.set_text(without_surrogates(text.get_text()))
     with replacing(path) as temporary, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         figure.savefig(temporary, dpi=dpi, format="png")
@@ -168,12 +182,20 @@ def read_whole(path: Path, hint) -> Any:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
+def check_utf8(path: Path) -> None:
+    """Raises ValueError for a path that is not UTF-8: safetensors and Orbax cannot write there."""
+    if _SURROGATE.search(str(path.absolute())):
+        raise ValueError(f"{path} is not UTF-8, as paths of models must be; name another path")
+
+
 def require_new(path: Path) -> Path:
     """Returns the absolute path of a file or folder to create.
 
     Raises:
-        ValueError: If the path exists (other than as an empty folder), or its parent does not.
+        ValueError: If the path exists (other than as an empty folder), its parent does not, or it
+            is not UTF-8.
     """
+    check_utf8(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} already exists; name a path that does not exist yet")
     if not path.absolute().parent.is_dir():

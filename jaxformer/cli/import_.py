@@ -72,9 +72,11 @@ def _compare(folder, architecture: str, loaded) -> None:
     if missing:
         say(f"parity      not compared: {missing} must be installed for it")
         return
+    from safetensors import SafetensorError  # of a folder whose path is not UTF-8
+
     try:
         found = parity(folder, architecture, *loaded)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
         say(f"parity      not compared: {error}")
         return
     say(f"parity      logits differ by {found.largest:.2e} at most, {found.mean:.2e} on average")

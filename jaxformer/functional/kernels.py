@@ -225,6 +225,10 @@ class Int8Table:
         """The transposed table, as a kernel."""
         return Int8Kernel(self.values, self.scale, self.offset)
 
+    def dense(self) -> Float[Array, "rows dim"]:
+        """Returns the represented table."""
+        return self.T.dense().mT
+
     def astype(self, dtype: DTypeLike) -> "Int8Table":
         """Returns the table unchanged: callers cast the vectors that they look up."""
         return self

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
 from jaxformer.functional.family import Weights
-from jaxformer.functional.kernels import is_kernel, product, quantize, quantize_table
+from jaxformer.functional.kernels import (
+    Int8Table,
+    is_kernel,
+    product,
+    quantize,
+    quantize_table,
+)
 from jaxformer.functional.low_rank import concatenate_kernels
 
 
@@ -75,8 +81,10 @@ def quantize_all(params: Weights) -> Weights:
     """Converts every matrix and the table of token vectors to 8-bit integers.
 
     Norms, biases and positions are unchanged. `apply`, `generate` and all other functions of
-    parameters accept the result. It has gradients, except those of the integers.
+    parameters accept the result. It has gradients, except those of the integers. LoRA updates are
+    added to their kernels first.
     """
+    params = dense_all(params)
 
     def at(path: tuple[Any, ...], x: Any) -> Any:
         keys = [getattr(key, "key", None) for key in path]
@@ -84,3 +92,12 @@ def quantize_all(params: Weights) -> Weights:
 
     quantized = map_kernels(quantize, params)
     return jax.tree_util.tree_map_with_path(at, quantized, is_leaf=is_kernel)
+
+
+def dense_all(params: Weights) -> Weights:
+    """Replaces each kernel with a LoRA update or integers, and each such table, by its array."""
+
+    def is_other(x: Any) -> bool:
+        return is_kernel(x) or isinstance(x, Int8Table)
+
+    return jax.tree.map(lambda x: x.dense() if is_other(x) else x, params, is_leaf=is_other)

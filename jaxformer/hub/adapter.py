@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.tensors import Tensor, file_tensors
+from jaxformer.hub.adapter_targets import pattern_value, read_patterns, read_targets
 from jaxformer.hub.options import Options
 from jaxformer.hub.table import Entry
 
@@ -121,9 +122,9 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
     if options.take("init_lora_weights", True) not in (True, False, "gaussian"):
         raise options.error("init_lora_weights", "it must be true, false or 'gaussian'")
     rank, alpha = options.whole("r", 8, least=1), options.number("lora_alpha", 8)
-    ranks, alphas = _pattern(options, "rank_pattern"), _pattern(options, "alpha_pattern")
+    ranks, alphas = (read_patterns(options, key) for key in ("rank_pattern", "alpha_pattern"))
     root = options.flag("use_rslora", False)
-    targets = options.take("target_modules", None)
+    targets = read_targets(options)
     options.nothing_left(_HARMLESS)
     weights = folder / TENSORS
     if not weights.is_file():
@@ -141,38 +142,14 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
     for module, both in factors.items():
         if both.keys() != {"A", "B"}:
             raise ValueError(f"{weights}: {module} has only one of lora_A and lora_B")
-        if not _is_target(options, targets, module):
-            raise options.error("target_modules", f"{weights.name} has an update of {module}")
-        r = _first_match(ranks, module, rank)
+        if not targets.is_adapted(module):
+            raise options.error(
+                "target_modules",
+                f"by this and the other options there is no update of {module}, which "
+                f"{weights.name} has",
+            )
+        r = pattern_value(ranks, module, rank)
         if both["A"].shape[:1] != (r,):
             raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {r}")
-        scales[module] = _first_match(alphas, module, alpha) / (r**0.5 if root else r)
+        scales[module] = pattern_value(alphas, module, alpha) / (r**0.5 if root else r)
     return Adapter(weights, factors, scales)
-
-
-def _pattern(options: Options, key: str) -> dict[str, float]:
-    """Returns an option that maps names of modules, or the ends of such names, to numbers."""
-    numbers = options.mapping(key)
-    for name, value in numbers.items():
-        if not re.fullmatch(r"\^?[\w.]+", name) or type(value) not in (int, float) or value <= 0:
-            raise options.error(key, "it must map names of modules to positive numbers")
-    return numbers
-
-
-def _first_match(pattern: dict[str, float], module: str, default: float) -> float:
-    return next((value for name, value in pattern.items() if _names(name, module)), default)
-
-
-def _names(name: str, module: str) -> bool:
-    """Returns whether a name is the module's name or its last components."""
-    if name.startswith("^"):
-        return module == name[1:]
-    return module == name or module.endswith(f".{name}")
-
-
-def _is_target(options: Options, targets, module: str) -> bool:
-    if targets == "all-linear":
-        return True
-    if not isinstance(targets, list) or not all(isinstance(x, str) for x in targets):
-        raise options.error("target_modules", "it must be a list of names or 'all-linear'")
-    return any(_names(name, module) for name in targets)

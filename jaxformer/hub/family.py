@@ -181,7 +181,8 @@ class Family:
             for part in self.parts:
                 written |= part.write(replace(config, **decided))
             written |= {"model_type": self.model_type, "architectures": [name]}
-            tensors = () if config.tie_embeddings else ("lm_head.weight",)
+            # T5's reader learns from them whether the head is tied.
+            tensors = ("shared.weight", *(() if config.tie_embeddings else ("lm_head.weight",)))
             try:
                 again = canonical(self.to_config(Options(dict(written), self.model_type, tensors)))
             except ValueError as error:

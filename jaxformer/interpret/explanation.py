@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
+from jaxformer.functional.linear import dense_all
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.page_arrays import pack, unpack
@@ -87,7 +88,8 @@ def explain(
 
     Args:
         model: A model of any kind.
-        variables: Its variables, {"params": …}.
+        variables: Its variables, {"params": …}. Kernels with a LoRA update or integers are
+            replaced by the arrays that they represent.
         text: The text, or its token ids with their opening. For a model that reads a source, this
             is the source.
         tokenizer: The tokenizer; None: `text` must be ids, and the page shows ids.
@@ -108,6 +110,7 @@ def explain(
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
     inputs = encode_text(model, variables, text, tokenizer, target)
     model.check(variables)
+    variables = {"params": dense_all(variables["params"])}  # the page stores arrays
     reason = live_reason(model, variables)
     data: dict[str, Any] = {
         "format": FORMAT,

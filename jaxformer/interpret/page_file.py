@@ -6,7 +6,7 @@ import html
 import re
 from importlib.resources import files
 
-from jaxformer.artifacts.files import json_text
+from jaxformer.artifacts.files import json_text, without_surrogates
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class|let)\b)", re.MULTILINE)
@@ -30,7 +30,7 @@ def page_html(data: dict, title: str) -> str:
     )
     parts = {
         "policy": policy,
-        "title": html.escape(title),
+        "title": html.escape(without_surrogates(title)),
         "style": style,
         "data": embedded_json(data),
         "script": script,

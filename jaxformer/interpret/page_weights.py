@@ -48,8 +48,6 @@ def live_reason(model: Any, variables: Any) -> str | None:
         return "the model has its own mask, which is Python code"
     if config.dtype != "float32":
         return f"the model computes in {config.dtype}, which JavaScript does not have"
-    if any(np.dtype(leaf.dtype).kind != "f" for leaf in leaves):
-        return "the weights are quantized"
     return None
 
 

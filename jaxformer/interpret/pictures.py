@@ -106,7 +106,7 @@ def _defined(atlas: HeadAtlas) -> dict[str, np.ndarray]:
 def _draw_tables(panels: np.ndarray, atlas: HeadAtlas) -> None:
     scores = _defined(atlas)
     for panel, (name, score) in zip(panels, scores.items(), strict=False):
-        low = -1.0 if score.min() < 0 else 0.0
+        low = -1.0 if np.nanmin(score) < 0 else 0.0  # NaN: a head without this score
         draw_table(panel, _words(name), score, ("viridis", low, 1.0))
     most = max(float(abs(atlas.effect).max()), 1e-3)
     title = f"ablation, nats\n(± {atlas.standard_error.max():.2g} at most)"

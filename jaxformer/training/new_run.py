@@ -4,6 +4,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
+from jaxformer.artifacts.files import check_utf8
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.config import Inputs
 from jaxformer.training.run_folders import locked, write_run
@@ -98,6 +99,7 @@ def _empty(path: Path, remove: bool) -> None:
 
 
 def _check_free(folder: RunFolder) -> None:
+    check_utf8(folder.path)
     if folder.holds_run:
         raise ValueError(
             f"{folder.path} already holds a run; continue it with --resume, or choose another --out"

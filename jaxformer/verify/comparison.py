@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxformer.verify.dependency import Dependency, dependency_matrix, place_name
 
+_ROUNDING = 1e-5  # effects that are smaller, relative to the largest one, may be rounding
+
 
 class RemarkWarning(UserWarning):
     """Warning that a certificate holds with a doubt that its reader should know."""
@@ -107,16 +109,39 @@ def assert_dependencies(
         The dependency matrix.
 
     Raises:
-        AssertionError: Edges are missing or spurious; the message lists them and all remarks.
+        AssertionError: Edges are missing or spurious; the message lists them and all remarks. It
+            names `atol` if spurious edges have effects of the size of rounding.
         ValueError: An argument is not as described.
     """
     found = dependency_matrix(function, inputs, **options)
     compared = compare(found, rule)
     if not compared.holds:
-        raise AssertionError("; ".join((str(compared), *found.remarks, *found.notes)))
+        doubts = (*_rounding(compared, found), *found.remarks, *found.notes)
+        raise AssertionError("; ".join((str(compared), *doubts)))
     if not allow_remarks:
         warn(found)
     return found
+
+
+def _rounding(compared: Comparison, found: Dependency) -> tuple[str, ...]:
+    """Returns a remark about `atol` if spurious edges have effects of the size of rounding."""
+    largest = np.max(found.effects, where=np.isfinite(found.effects), initial=0.0)
+    sizes = [edge.effect for edge in compared.spurious if 0 < edge.effect <= _ROUNDING * largest]
+    if not sizes:
+        return ()
+    advice = f"pass atol={_rounded_up(max(sizes)):.0e}"
+    if "taint" in found.witnesses:
+        advice += " and witnesses=('derivative', 'change'), since taint does not measure effects"
+    return (
+        f"{len(sizes)} of the spurious edges have an effect of at most {_ROUNDING:g} of the "
+        f"largest one ({largest:.3g}): if this is rounding, {advice}",
+    )
+
+
+def _rounded_up(number: float) -> float:
+    """Returns the next number with one digit, so that it is larger than `number`."""
+    unit = 10.0 ** np.floor(np.log10(number))
+    return float((np.floor(number / unit) + 1) * unit)
 
 
 def warn(found: Dependency) -> None:

@@ -10,6 +10,7 @@ last) to an array whose leading axes are positions too: [length, …] or [batch,
 
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -63,6 +64,7 @@ def dependency_matrix(
     sample: int | None = None,
     others=None,
     seed: int = 0,
+    atol: float = 0.0,
 ) -> Dependency:
     """Finds which output depends on which input, with up to three independent methods (witnesses).
 
@@ -73,6 +75,11 @@ def dependency_matrix(
 
     The last two test the function at one point. They never see a path that does not exist, but they
     may miss a path whose effect is 0 at this point or is rounded away.
+
+    By default every effect that is not exactly 0 is a dependency. Some functions are independent of
+    an input only up to rounding, such as a causal convolution by a padded FFT, whose terms cancel.
+    For such a function pass `atol` and `witnesses=("derivative", "change")`. Taint does not measure
+    effects, so `atol` does not remove the paths that it finds.
 
     Args:
         function: Maps `inputs` to one array. With `weights` it is called as
@@ -88,9 +95,11 @@ def dependency_matrix(
         others: The replacements of the inputs, with their shape. None: drawn with `seed`; token ids
             are drawn from the ids that occur, 0 and 1.
         seed: Seed for `sample` and `others`.
+        atol: The largest derivative or change that counts as rounding, and not as a dependency. It
+            also hides true dependencies that are this small.
 
     Returns:
-        The dependency matrix.
+        The dependency matrix. Its `effects` are the measured ones, whatever `atol` is.
 
     Raises:
         ValueError: An argument is not as described, or the function changes an nnx object.
@@ -101,6 +110,8 @@ def dependency_matrix(
     for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
         if number is not None and not (is_whole(number) and number >= least):
             raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
+    if not (isinstance(atol, Real) and 0 <= atol < np.inf):
+        raise ValueError(f"atol is {atol!r}; it must be a finite number of at least 0")
     if others is not None and np.shape(others) != inputs.shape:
         raise ValueError(f"others are {np.shape(others)}; inputs are {inputs.shape}")
     num_positions = inputs.ndim if is_ids else inputs.ndim - 1
@@ -135,11 +146,15 @@ def dependency_matrix(
         else:
             whole[:, tested] = by_change(applied, inputs, num_positions, tested, others)
         effects[witness], num_pairs[witness] = whole, len(tested) * size[1 - axis]
-    matrix = np.any([effect > 0 for effect in effects.values()], axis=0)
     measured = [effect for witness, effect in effects.items() if witness != "taint"]
     largest = np.fmax.reduce([np.full(size, np.nan), *measured])
+    seen = {
+        witness: effect if witness == "taint" else np.where(effect <= atol, 0.0, effect)
+        for witness, effect in effects.items()
+    }
+    matrix = np.any([effect > 0 for effect in seen.values()], axis=0)
     matrix, largest = (x.reshape(*after, *before) for x in (matrix, largest))
-    disagreements = tuple(_disagreements(effects, after, before))
+    disagreements = tuple(_disagreements(seen, after, before))
     return Dependency(matrix, largest, num_pairs, disagreements, remarks, notes)
 
 
@@ -183,7 +198,8 @@ def _positions(function, inputs, num_positions: int):
     except TraceContextError as error:  # Dropout updates a counter, BatchNorm its statistics
         raise ValueError(
             f"the function changes an nnx object while it is traced ({error}): call model.eval(), "
-            "which turns off dropout and the statistics of BatchNorm, before you certify the model"
+            "which turns off dropout and the statistics of BatchNorm, before you certify the "
+            "model; call a Linen model in ToNNX with rngs=nnx.Rngs()"
         ) from error
     if not hasattr(output, "shape") or len(output.shape) < num_positions:
         raise ValueError(

@@ -62,10 +62,19 @@ def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
         ({"rank_pattern": {"h.0.attn.c_attn": 3}, "target_modules": "all-linear"}, 3.0),
         ({"fan_in_fan_out": True, "bias": "none", "modules_to_save": None}, 3.0),
         ({"init_lora_weights": "gaussian", "layers_to_transform": None, "loftq_config": {}}, 3.0),
+        ({"layers_to_transform": [1]}, 3.0),
+        ({"layers_to_transform": 1, "layers_pattern": "h"}, 3.0),
+        ({"target_modules": r".*\.1\.attn\.c_(attn|proj)"}, 3.0),
+        ({"target_modules": ["attn.c_attn"], "exclude_modules": r".*\.0\..*"}, 3.0),
+        ({"rank_pattern": {r"h\.[1-3]\..*": 2}, "alpha_pattern": {".*attn": 8}, "r": 5}, 4.0),
     ],
 )
 def test_the_scale_of_an_update(options, scale, folder):
-    """W + scale · (B A)ᵀ, because the weights of this class are [inputs, outputs]."""
+    """W + scale · (B A)ᵀ, because the weights of this class are [inputs, outputs].
+
+    A layer without tensors in the adapter has its weights of the model.
+    """
+    plain = jf.load(folder).variables["params"]["blocks"]["attention"]
     put(folder, **options)
     name = "transformer.h.1.attn.c_attn.weight"
     base = load_file(folder / "model.safetensors")[name]
@@ -74,6 +83,8 @@ def test_the_scale_of_an_update(options, scale, folder):
     blocks = jf.load(folder).variables["params"]["blocks"]["attention"]
     found = np.concatenate([blocks[x]["kernel"][1] for x in ("query", "key", "value")], axis=-1)
     np.testing.assert_allclose(found, base + scale * update.T, rtol=0, atol=1e-5)
+    for x in ("query", "key", "value"):
+        np.testing.assert_array_equal(blocks[x]["kernel"][0], plain[x]["kernel"][0])
 
 
 def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
@@ -104,7 +115,12 @@ REFUSED = {
     "biases": ({"bias": "lora_only"}, None, ["bias is 'lora_only'"]),
     "biases of factors": ({"lora_bias": True}, None, ["lora_bias is True"]),
     "whole modules": ({"modules_to_save": ["lm_head"]}, None, ["modules_to_save"]),
-    "some layers": ({"layers_to_transform": [1]}, None, ["layers_to_transform"]),
+    "other layers": ({"layers_to_transform": [0]}, None, ["no update of transformer.h.1.attn"]),
+    "another list of layers": (
+        {"layers_to_transform": [1], "layers_pattern": "layers"},
+        None,
+        ["no update of transformer.h.1.attn"],
+    ),
     "tokens": ({"trainable_token_indices": [1]}, None, ["trainable_token_indices"]),
     "weights that were changed at first": (
         {"init_lora_weights": "pissa"},
@@ -112,9 +128,15 @@ REFUSED = {
         ["init_lora_weights is 'pissa'"],
     ),
     "an option of later versions": ({"new_option": 3}, None, ["new_option is 3"]),
-    "a pattern of targets": ({"target_modules": ".*attn"}, None, ["target_modules is '.*attn'"]),
+    "another pattern": ({"target_modules": ".*mlp"}, None, ["target_modules is '.*mlp'"]),
+    "look-ahead": ({"target_modules": "(?=t).*attn"}, None, ["target_modules", "not supported"]),
+    "layers beside a pattern": (
+        {"target_modules": ".*attn", "layers_to_transform": [1]},
+        None,
+        ["layers_to_transform", "only if target_modules is a list"],
+    ),
     "other targets": ({"target_modules": ["c_fc"]}, None, ["target_modules", "c_attn"]),
-    "a pattern of ranks": ({"rank_pattern": {"(a+)+$": 2}}, None, ["rank_pattern"]),
+    "a pattern of ranks": ({"rank_pattern": {"(a+": 2}}, None, ["rank_pattern"]),
     "another rank": ({"r": 4}, None, ["lora_A", "(2, 16)", "r is 4"]),
     "rank is text": ({"r": "2"}, None, ["r is '2'"]),
     "half of it": ({}, without("lora_B"), ["only one of lora_A and lora_B"]),

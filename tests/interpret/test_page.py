@@ -107,6 +107,20 @@ def test_markup_in_a_text_stays_data():
     assert unescape(re.search(r'srcdoc="(.*)"', framed, re.DOTALL)[1]) == page.html
 
 
+@pytest.mark.parametrize("title", ["caf\udce9", "\ud800 <b>"])
+@pytest.mark.usefixtures("no_matrix")
+def test_a_title_that_is_not_utf8_is_written_with_a_replacement_character(title, tmp_path):
+    """Python reads the name of a folder in Latin-1 as such a title."""
+    page = explain(*model_of(), TEXT, tokenizer(), title=title)
+    written = page.write(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert written == page.html and len(written.encode()) == page.num_bytes
+    shown = (
+        title.replace("\udce9", "\ufffd").replace("\ud800", "\ufffd").replace("<b>", "&lt;b&gt;")
+    )
+    assert f"<title>{shown}: " in written
+    assert page._repr_html_().encode()
+
+
 @pytest.mark.usefixtures("no_matrix")
 def test_rounding_errors_are_below_half_a_step():
     params = model_of()[1]["params"]

@@ -142,6 +142,32 @@ def test_the_contributions_add_up_to_the_logit(name, opened):
     assert f"{max(logits):.3f}" in said, said
 
 
+def test_a_large_negative_effect_is_visible_among_many_heads(opened):
+    """The map has more cells than pixels, and one negative cell among small positive ones."""
+    effect = np.full((700, 900), 0.01)
+    effect[351, 451] = -2.0
+    atlas = HeadAtlas({"first_token": abs(effect) / 2}, effect, effect / 4, 1.0, 5)
+    tab = opened(explain(*model_of(), [1, 2, 3], atlas=atlas))
+    tab.click("#tab-heads")
+    tab.locator("#view-heads select").first.select_option("effect of removing the head")
+    nearest_colour = """(() => {
+      const canvas = document.querySelector("#view-heads canvas");
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const wanted = getComputedStyle(document.documentElement).getPropertyValue("--heat-negative");
+      const probe = document.createElement("canvas").getContext("2d");
+      probe.fillStyle = wanted.trim();
+      probe.fillRect(0, 0, 1, 1);
+      const colour = probe.getImageData(0, 0, 1, 1).data;
+      let nearest = 765;
+      for (let i = 0; i < data.length; i += 4) {
+        const apart = [0, 1, 2].map((c) => Math.abs(data[i + c] - colour[c]));
+        nearest = Math.min(nearest, apart[0] + apart[1] + apart[2]);
+      }
+      return nearest;
+    })()"""
+    assert tab.evaluate(nearest_colour) <= 6
+
+
 def test_the_atlas_shows_scores_and_effects(opened):
     effect = np.arange(8.0).reshape(2, 4)
     atlas = HeadAtlas({"first_token": effect / 8}, effect, effect / 4, 1.0, 5)

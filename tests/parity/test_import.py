@@ -79,3 +79,12 @@ def test_a_masked_language_model_with_a_classifier_may_be_tuned(tmp_path, capsys
     folder = folder_of("BertForPreTraining", tmp_path)
     assert main(["train", "--from", str(folder), "--out", str(tmp_path / "run")]) == 2
     assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_utf8_is_imported_without_comparison(tmp_path, capsys):
+    """transformers cannot open its tensors."""
+    folder = folder_of("T5ForConditionalGeneration", tmp_path)
+    folder = folder.rename(tmp_path / "caf\udce9")
+    assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
+    assert "not compared" in capsys.readouterr().out
+    assert jf.load(tmp_path / "ours").model.config == jf.load(folder).model.config

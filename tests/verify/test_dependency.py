@@ -1,5 +1,7 @@
 """Tests of `dependency_matrix`: its witnesses must agree, or report why they do not."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +86,77 @@ def test_an_edge_that_is_not_there_is_missed():
         assert_dependencies(running_mean, x, rule)
     compared = compare(dependency_matrix(running_mean, x), rule)
     assert len(compared.missing) == LENGTH * (LENGTH - 1) // 2 and not compared.spurious
+
+
+# ---- effects of the size of rounding
+
+
+def convolve(x):
+    """Returns the causal convolution of x [length, dim] with a decaying kernel, by a padded FFT."""
+    length = len(x)
+    kernel = 1 / jnp.arange(1.0, length + 1)[:, None]
+    product = jnp.fft.rfft(x, 2 * length, axis=0) * jnp.fft.rfft(kernel, 2 * length, axis=0)
+    return jnp.fft.irfft(product, 2 * length, axis=0)[:length]
+
+
+MEASURED = ("derivative", "change")
+
+
+def test_a_convolution_by_fft_is_causal_up_to_rounding():
+    """With the advice of the error message it holds. By default its rounding is spurious edges."""
+    x, rule = tiny.embeddings(0, LENGTH, 4), rules.causal(LENGTH)
+    with pytest.raises(
+        AssertionError, match=r"if this is rounding, pass atol=\de-0[67] and"
+    ) as said:
+        assert_dependencies(convolve, x, rule)
+    atol = float(re.findall(r"atol=(\S+)", str(said.value))[0])
+    found = assert_dependencies(convolve, x, rule, atol=atol, witnesses=MEASURED)
+    above = ~rule
+    assert 0 < found.effects[above].max() <= atol < found.effects[rule].min()
+    with pytest.raises(AssertionError, match=r"pass atol=\de-0[67]$"):
+        assert_dependencies(convolve, x, rule, witnesses=MEASURED)
+
+
+@pytest.mark.parametrize("witness", MEASURED)
+def test_an_effect_above_atol_is_a_dependency(witness):
+    """The effects of four inputs are 1, 1e-3, 1e-6 and 1e-9 of the same value."""
+    sizes = jnp.asarray([1.0, 1e-3, 1e-6, 1e-9])
+    x, others = jnp.ones((4, 1)), jnp.full((4, 1), 2.0)
+
+    def function(x):
+        return x * 0 + (sizes[:, None] * jnp.where(x > 1.5, x, x)).sum()
+
+    for atol, number in {0.0: 4, 1e-8: 3, 1e-5: 2, 1e-2: 1, 10.0: 0}.items():
+        options = {"others": others, "atol": atol, "witnesses": (witness,)}
+        found = dependency_matrix(function, x, **options)
+        wanted = np.tile(np.arange(4) < number, (4, 1))
+        if witness == "change" and atol == 0.0:  # 1e-9 beside 1 is rounded away
+            wanted[:, 3] = False
+        np.testing.assert_array_equal(found.matrix, wanted)
+
+
+def test_atol_removes_no_path_that_taint_finds():
+    """Neither a path whose effect is 0 now, as behind weights of zero, nor one that is small."""
+    x = tiny.embeddings(0, LENGTH, 4)
+    for factor in (0.0, 1e-9):
+
+        def leak(weight, x):
+            return x + weight * x.mean(axis=0)
+
+        found = dependency_matrix(leak, x, weights=jnp.asarray(factor), atol=2.0)
+        assert found.matrix.all()
+
+
+@pytest.mark.parametrize("atol", [-1e-9, float("nan"), float("inf"), "0", None])
+def test_another_atol_is_refused(atol):
+    with pytest.raises(ValueError, match="atol is"):
+        dependency_matrix(running_mean, jnp.ones((3, 2)), atol=atol)
+
+
+def test_a_large_spurious_edge_is_not_called_rounding():
+    with pytest.raises(AssertionError) as said:
+        assert_dependencies(running_mean, tiny.embeddings(0, 4, 2), rules.visible(4, window=1))
+    assert "atol" not in str(said.value)
 
 
 # ---- the models of the package, with all witnesses, in batches

@@ -14,6 +14,8 @@ ACTIVATIONS = {
     "gelu": "gelu",
 }
 
+HEAD = "lm_head.weight"
+TABLES = {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
 
 STACK = """
     OURSrelative_bias/table STACK.block.0.layer.0.SelfAttention.relative_attention_bias.weight
@@ -53,10 +55,13 @@ def read(options: Options) -> dict:
     """Reads the options that T5 and mT5 share.
 
     Only the tensors show whether the head has a separate kernel: mT5's config.json and
-    transformers 5 do not say. Positions are relative, so no table limits the length. n_positions is
-    the length that the model was trained on.
+    transformers 5 do not say. A file may also store the table of a tied model under the head's name
+    alone. Positions are relative, so no table limits the length. n_positions is the length that the
+    model was trained on.
     """
     layers = options.whole("num_layers")
+    is_tied = options.flag("tie_word_embeddings", True)
+    is_head_the_table = is_tied and TABLES.isdisjoint(options.tensors)
     if "jaxformer_max_length" in options:
         options.ignore("n_positions", because="jaxformer_max_length says how long texts may be")
         max_length = options.whole("jaxformer_max_length", least=1)
@@ -65,14 +70,8 @@ def read(options: Options) -> dict:
     return {
         "num_layers": options.whole("num_decoder_layers", layers),
         "max_length": max_length,
-        "tie_embeddings": "lm_head.weight" not in options.tensors,
+        "tie_embeddings": HEAD not in options.tensors or is_head_the_table,
     }
-
-
-def read_mt5(options: Options) -> dict:
-    """Reads mT5's options."""
-    options.ignore("tie_word_embeddings", because="the head is tied if it has no tensor")
-    return read(options)
 
 
 def read_t5(options: Options) -> dict:
@@ -153,5 +152,5 @@ def t5(model_type: str, architectures: tuple[str, ...], read, write, activation:
 
 FAMILIES = (
     t5("t5", ("T5ForConditionalGeneration", "T5WithLMHeadModel"), read_t5, write_t5, "relu"),
-    t5("mt5", ("MT5ForConditionalGeneration",), read_mt5, write, "gated-gelu"),
+    t5("mt5", ("MT5ForConditionalGeneration",), read, write, "gated-gelu"),
 )

@@ -1,11 +1,10 @@
 // A heat map on a canvas, with labels, a pointer and a keyboard cursor.
 
-import { el, percent } from "./dom.js";
+import { el } from "./dom.js";
 
 const SMALLEST_LABEL = 9; // pixels of a row or a column with a label
 const LABEL_SPACE = 78;
 const LARGEST_CELL = 44;
-const LARGE_MATRIX = 64 * 64; // cells
 
 /**
  * Returns {element, draw, moveTo}.
@@ -20,8 +19,7 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
   const readout = el("p", { class: "readout", role: "status", text: "Point at a cell, or use the arrow keys." });
-  const legend = el("p", { class: "note legend" });
-  const element = el("div", { class: "heat-box" }, [canvas, legend, readout]);
+  const element = el("div", { class: "heat-box" }, [canvas, readout]);
   const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null };
 
   function draw(matrix, isNew = matrix.isGrowing || map.matrix?.values !== matrix.values) {
@@ -29,8 +27,6 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
     if (isNew) {
       map.pictures.clear();
       map.largest = matrix.largest ?? fullColour(matrix);
-      const isCut = map.largest < matrix.values.reduce((a, b) => Math.max(a, b), 0);
-      legend.textContent = isCut ? `Full colour from ${percent(map.largest)} on.` : "";
     }
     map.cursor = [Math.min(map.cursor[0], matrix.rows - 1), Math.min(map.cursor[1], matrix.columns - 1)];
     paint();
@@ -113,20 +109,16 @@ export function themeColours() {
   };
 }
 
-/**
- * Returns the value with the full colour: the largest magnitude or, for a large matrix, the value
- * that 1% of the cells exceed. Otherwise one large weight would hide all others.
- */
-function fullColour({ values }) {
-  if (values.length <= LARGE_MATRIX) return values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-  const sample = [];
-  for (let i = 0; i < values.length; i += 37) if (values[i] > 0) sample.push(values[i]);
-  sample.sort((a, b) => a - b);
-  return sample[Math.floor(0.99 * sample.length)] ?? 1;
+/** Returns the value with the full colour: the largest magnitude of all cells. */
+export function fullColour({ values }) {
+  return values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 }
 
-/** Returns the matrix with at most so many rows and columns; a cell is the largest of its cells. */
-function pooled(matrix, height, width) {
+/**
+ * Returns the matrix with at most so many rows and columns. A cell is that one of its cells with the
+ * largest magnitude, with its sign.
+ */
+export function pooled(matrix, height, width) {
   const { rows, columns, values } = matrix;
   if (rows <= height && columns <= width) return matrix;
   const [high, wide] = [Math.min(rows, height), Math.min(columns, width)];
@@ -136,7 +128,7 @@ function pooled(matrix, height, width) {
     for (let column = 0; column < columns; column++) {
       const to = at + Math.floor((column * wide) / columns);
       const value = values[row * columns + column];
-      if (value > out[to]) out[to] = value;
+      if (Math.abs(value) > Math.abs(out[to])) out[to] = value;
     }
   }
   return { rows: high, columns: wide, values: out };
@@ -157,7 +149,7 @@ function picture({ rows, columns, values }, most) {
   return canvas;
 }
 
-/** Draws a small picture of a matrix, in which each pixel has the largest of its cells. */
+/** Draws a small picture of a matrix, in which each pixel has the cell of largest magnitude. */
 export function thumbnail(canvas, matrix, size = 44) {
   const small = pooled(matrix, size, size);
   canvas.width = canvas.height = size;

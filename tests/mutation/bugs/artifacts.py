@@ -4,7 +4,7 @@ import shutil
 from contextlib import suppress
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, inside, takes, then
+from tests.mutation.changes import Replace, gives, inside, takes, then, unchanged
 
 TESTS = "artifacts/test_checkpoint.py"
 DAMAGE = "artifacts/test_damage.py"
@@ -50,6 +50,12 @@ def splits_always(init):
 
 
 BUGS = (
+    Bug(
+        "pictures and pages keep lone surrogates",
+        "artifacts.files:without_surrogates",
+        unchanged,
+        "artifacts/test_figure_files.py::test_a_picture_shows_a_replacement_character",
+    ),
     Bug(
         "a checkpoint with other shapes is accepted",  # orbax#2972
         "artifacts.trees:check_equal",

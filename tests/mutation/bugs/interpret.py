@@ -1,7 +1,7 @@
 """Bugs of the measurements of heads: wrong scores, wrong means and wrong errors."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives
+from tests.mutation.changes import Replace, gives, unchanged
 
 SCORES = "interpret/test_head_scores.py"
 ABLATION = "interpret/test_ablation.py"
@@ -17,6 +17,12 @@ TARGETS = "interpret.head_scores:_targets"
 NEXT = "interpret.texts:next_token_batch"
 
 BUGS = (
+    Bug(
+        "a page keeps kernels of other classes than arrays",
+        "functional.linear:dense_all",
+        unchanged,
+        "interpret/test_kernels.py::test_a_page_holds_the_represented_arrays",
+    ),
     # ---- scores
     Bug(
         "other documents count in scores",

@@ -57,6 +57,21 @@ BUGS = (
         inside("jnp.cos", lambda _: lambda x: (x == 1).astype(jnp.float32)),
         f"{COMPARED}::test_every_feature_counts",
     ),
+    Bug(
+        "a tolerance for rounding removes paths of taint",
+        "verify.dependency:dependency_matrix",
+        Replace(
+            'effect if witness == "taint" else np.where(effect <= atol, 0.0, effect)',
+            "np.where(effect <= atol, 0.0, effect)",
+        ),
+        f"{COMPARED}::test_atol_removes_no_path_that_taint_finds",
+    ),
+    Bug(
+        "small effects are ignored by default",
+        "verify.dependency:dependency_matrix",
+        Replace("effect <= atol", "effect <= max(atol, 1e-5)"),
+        f"{COMPARED}::test_an_effect_above_atol_is_a_dependency",
+    ),
     # ---- rules, and comparison with them
     Bug(
         "the convolution rule ignores dilation",

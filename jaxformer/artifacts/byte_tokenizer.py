@@ -17,13 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.backend import (
-    bounded_pieces,
-    check_unicode,
-    guarded,
-    parts_of,
-    read_backend,
-)
+from jaxformer.artifacts.backend import check_unicode, parts_of, read_backend
 from jaxformer.artifacts.byte_vocabulary import (
     NUM_BYTES,
     cut,
@@ -33,6 +27,7 @@ from jaxformer.artifacts.byte_vocabulary import (
     spelled,
     token_bytes,
 )
+from jaxformer.artifacts.panics import guarded
 from jaxformer.artifacts.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -159,9 +154,11 @@ class ByteTokenizer(Tokenizer):
           ValueError: If it cannot be read or is not byte-level BPE. The message names ``path``.
         """
         try:
-            return guarded(lambda: cls(read_backend(Path(path))), silent=True)
+            read = guarded(lambda: cls(read_backend(Path(path))), silent=True)
         except Exception as error:
             raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
+        read.path = Path(path)
+        return read
 
     def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         try:
@@ -183,15 +180,14 @@ class ByteTokenizer(Tokenizer):
 
         A text is divided between words of GPT-2's pattern, where that cannot change tokens, except
         within words of more than `LONGEST_WORD` characters. For another pattern the text stays
-        whole, or is divided into bounded pieces if the pattern takes quadratic time.
+        whole.
 
         Args:
           parts: The text, in parts of any size.
         """
         if self._may_be_cut:
             return cut(parts, _PIECE_LENGTH)
-        whole = "".join(parts)
-        return iter(bounded_pieces(whole) if self._has_quadratic_pattern else [whole])
+        return iter(["".join(parts)])
 
     @property
     def opening(self) -> list[int]:

@@ -13,14 +13,9 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.backend import (
-    bounded_pieces,
-    check_unicode,
-    guarded,
-    parts_of,
-    read_backend,
-)
+from jaxformer.artifacts.backend import check_unicode, parts_of, read_backend
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
+from jaxformer.artifacts.panics import guarded
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import (
     read_settings_files,
@@ -129,11 +124,13 @@ class Subwords(Tokenizer):
         """
         settings = read_settings_files(Path(path).parent)
         try:
-            return guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
+            read = guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
         except OSError:
             raise
         except Exception as error:
             raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
+        read.path = Path(path)
+        return read
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path`` and the settings files beside it."""
@@ -168,9 +165,7 @@ class Subwords(Tokenizer):
         return rows
 
     def _encoded(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
-        divide = bounded_pieces if self._has_quadratic_pattern else lambda text: [text]
-        return self._ids_of_pieces([divide(text) for text in texts], allow_special)
+        return self._ids_of_pieces([[text] for text in texts], allow_special)
 
     def _spelled(self, text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""
@@ -195,7 +190,7 @@ class Subwords(Tokenizer):
         ids = [int(token) for token in ids]
         if min(ids, default=0) < 0:
             raise ValueError(f"ids: {min(ids)} is not a token id")
-        return self._backend.decode(ids, skip_special_tokens=True)
+        return guarded(lambda: self._backend.decode(ids, skip_special_tokens=True))
 
     def may_be_within_bytes(self, token: int) -> bool:
         """Returns whether a run of byte tokens (byte fallback) may continue at this token.

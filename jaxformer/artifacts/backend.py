@@ -21,6 +21,11 @@ _MOST_INPUT = 500  # characters of a word; WordPiece's time grows with its cube
 _LONGEST_AFFIX = 64
 # Type of a normalizer: the option with the text that it inserts.
 _INSERTED = {"Replace": "content", "Prepend": "prepend"}
+_OF_TOKEN = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_OF_BPE = (
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback", "ignore_merges"),
+)
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -38,8 +43,29 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def parts_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Returns the parsed content of the tokenizer.json that `backend` would write."""
-    return json.loads(backend.to_str())
+    """Returns the parsed tokenizer.json that `backend` would write, without vocabulary and merges.
+
+    Serializing and parsing 500,000 merges would take longer than reading the file.
+    """
+    small = tokenizers.Tokenizer(tokenizers.models.BPE())
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (part := getattr(backend, name)) is not None:
+            setattr(small, name, part)
+    if backend.truncation is not None:
+        small.enable_truncation(**backend.truncation)
+    if backend.padding is not None:
+        small.enable_padding(**backend.padding)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    entries = [{"id": n} | {x: getattr(token, x) for x in _OF_TOKEN} for n, token in added]
+    model = _model_options(backend.model)
+    return json.loads(small.to_str()) | {"added_tokens": entries, "model": model}
+
+
+def _model_options(model: tokenizers.models.Model) -> dict[str, Any]:
+    if isinstance(model, tokenizers.models.BPE):
+        return {"type": "BPE"} | {name: getattr(model, name) for name in _OF_BPE}
+    content = json.loads(model.__getstate__())  # only BPE has merges
+    return {name: value for name, value in content.items() if name != "vocab"}
 
 
 def check_unicode(texts: Iterable[str]) -> None:

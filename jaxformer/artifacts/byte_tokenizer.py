@@ -17,7 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.backend import check_unicode, parts_of, read_backend
+from jaxformer.artifacts.backend import check_unicode, read_backend
 from jaxformer.artifacts.byte_vocabulary import (
     NUM_BYTES,
     cut,
@@ -82,15 +82,16 @@ class ByteTokenizer(Tokenizer):
         if name not in special_tokens(backend).values():
             backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
-        parts = parts_of(backend)
         self._token_bytes = token_bytes(backend)
         self.vocab_size: int = len(self._token_bytes)
         self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spelled = spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until the pre-tokenizer has been checked below
-        self.why_lossy = lossy_part(parts, self._token_bytes) or self._changed_text()
-        self._may_be_cut = self.lossless and divides_at_spaces(parts)
+        words = backend.get_vocab(with_added_tokens=False)
+        lossy = lossy_part(self.parts, words, self._token_bytes)
+        self.why_lossy = lossy or self._changed_text()
+        self._may_be_cut = self.lossless and divides_at_spaces(self.parts)
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> ByteTokenizer:
         """Returns a tokenizer that encodes with `backend`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.backend import check_unicode, parts_of, read_backend
+from jaxformer.artifacts.backend import check_unicode, read_backend
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
 from jaxformer.artifacts.panics import guarded
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
@@ -68,7 +68,7 @@ class Subwords(Tokenizer):
         added = backend.get_added_tokens_decoder()
         _check_equal_tokens(backend, added.values())
         self.base_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
-        model = parts_of(backend)["model"]
+        model = self.parts["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
         self._skipped = is_special  # when decoding
@@ -146,9 +146,10 @@ class Subwords(Tokenizer):
         model, decoder = type(self._backend.model).__name__, self._backend.decoder
         if model != "BPE" or not isinstance(decoder, tokenizers.decoders.ByteLevel):
             return f"it is {model} over characters, not over bytes, and may change a text"
-        parts = parts_of(self._backend)
+        words = self._backend.get_vocab(with_added_tokens=False)
         try:
-            return lossy_part(parts, token_bytes(self._backend)) or self._changed_text()
+            lossy = lossy_part(self.parts, words, token_bytes(self._backend))
+            return lossy or self._changed_text()
         except ValueError as error:
             return str(error).removeprefix("tokenizer: ")
 

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import tokenizers
 from tokenizers import normalizers
@@ -78,6 +78,7 @@ class Tokenizer(ABC):
       opens_texts: Whether every text begins with `opening`, as in the training of a run, and not
         only with the ids of the template (see `opening_texts`).
       path: The file that the tokenizer was read from, for error messages.
+      parts: The content of ``tokenizer.json`` without vocabulary and merges.
     """
 
     vocab_size: int
@@ -92,16 +93,16 @@ class Tokenizer(ABC):
     parses_special: bool = False
     opens_texts: bool = False
     path: Path | None = None
+    parts: dict[str, Any]
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
-        parts = parts_of(backend)
-        self._batching = {name: parts[name] for name in ("truncation", "padding")}
+        self.parts = parts_of(backend)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # a spelled-out special token is plain text
         self._backend = backend
-        self._patterns = backtracking_patterns(parts)
+        self._patterns = backtracking_patterns(self.parts)
 
     @abstractmethod
     def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
@@ -294,9 +295,10 @@ class Tokenizer(ABC):
 
         It has the truncation and padding of the file that was read: transformers applies them.
         """
-        if not any(self._batching.values()):
+        batching = {name: self.parts[name] for name in ("truncation", "padding")}
+        if not any(batching.values()):
             return self._backend.to_str(pretty=True)
-        return json_text(parts_of(self._backend) | self._batching, indent=2)
+        return json_text(json.loads(self._backend.to_str()) | batching, indent=2)
 
     @property
     def fingerprint(self) -> str:
@@ -374,7 +376,7 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
 
 def lowers_case(tokenizer: Tokenizer) -> bool:
     """Returns whether the tokenizer lowercases every text."""
-    return _lowers(json.loads(tokenizer.to_json())["normalizer"])
+    return _lowers(tokenizer.parts["normalizer"])
 
 
 def _lowers(normalizer: dict | None) -> bool:

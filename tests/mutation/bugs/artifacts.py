@@ -31,7 +31,7 @@ def with_wildcards(without_wildcards):
 
 
 def blind_to_normalizers(lossy_part):
-    return lambda parts, token_bytes: lossy_part({**parts, "normalizer": None}, token_bytes)
+    return lambda parts, *others: lossy_part({**parts, "normalizer": None}, *others)
 
 
 def gives_whole_texts(encode_in_pieces):

@@ -17,13 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.backend import (
-    bounded_pieces,
-    check_unicode,
-    guarded,
-    parts_of,
-    read_backend,
-)
+from jaxformer.artifacts.backend import check_unicode, read_backend
 from jaxformer.artifacts.byte_vocabulary import (
     NUM_BYTES,
     cut,
@@ -33,6 +27,7 @@ from jaxformer.artifacts.byte_vocabulary import (
     spelled,
     token_bytes,
 )
+from jaxformer.artifacts.panics import guarded
 from jaxformer.artifacts.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -87,15 +82,16 @@ class ByteTokenizer(Tokenizer):
         if name not in special_tokens(backend).values():
             backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
-        parts = parts_of(backend)
         self._token_bytes = token_bytes(backend)
         self.vocab_size: int = len(self._token_bytes)
         self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spelled = spelled(backend, self.end_of_text)
         self._may_be_cut = False  # until the pre-tokenizer has been checked below
-        self.why_lossy = lossy_part(parts, self._token_bytes) or self._changed_text()
-        self._may_be_cut = self.lossless and divides_at_spaces(parts)
+        words = backend.get_vocab(with_added_tokens=False)
+        lossy = lossy_part(self.parts, words, self._token_bytes)
+        self.why_lossy = lossy or self._changed_text()
+        self._may_be_cut = self.lossless and divides_at_spaces(self.parts)
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> ByteTokenizer:
         """Returns a tokenizer that encodes with `backend`."""
@@ -159,9 +155,11 @@ class ByteTokenizer(Tokenizer):
           ValueError: If it cannot be read or is not byte-level BPE. The message names ``path``.
         """
         try:
-            return guarded(lambda: cls(read_backend(Path(path))), silent=True)
+            read = guarded(lambda: cls(read_backend(Path(path))), silent=True)
         except Exception as error:
             raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
+        read.path = Path(path)
+        return read
 
     def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
         try:
@@ -183,15 +181,14 @@ class ByteTokenizer(Tokenizer):
 
         A text is divided between words of GPT-2's pattern, where that cannot change tokens, except
         within words of more than `LONGEST_WORD` characters. For another pattern the text stays
-        whole, or is divided into bounded pieces if the pattern takes quadratic time.
+        whole.
 
         Args:
           parts: The text, in parts of any size.
         """
         if self._may_be_cut:
             return cut(parts, _PIECE_LENGTH)
-        whole = "".join(parts)
-        return iter(bounded_pieces(whole) if self._has_quadratic_pattern else [whole])
+        return iter(["".join(parts)])
 
     @property
     def opening(self) -> list[int]:

@@ -44,17 +44,18 @@ def byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(NUM_BYTES)]
 
 
-def lossy_part(parts: dict, token_bytes: list[bytes]) -> str | None:
+def lossy_part(parts: dict, vocabulary: dict[str, int], token_bytes: list[bytes]) -> str | None:
     """Returns the part of a tokenizer.json that may change a text, in words, or None.
 
     The post-processor is not checked here: it treats all texts alike, so encoding one text shows
     whether it is lossy.
 
     Args:
-        parts: The parsed tokenizer.json.
+        parts: The parsed tokenizer.json; vocabulary and merges are not read.
+        vocabulary: The ids of the model's tokens.
         token_bytes: The bytes of each id.
     """
-    model, vocabulary = parts["model"], parts["model"]["vocab"]
+    model = parts["model"]
     if parts["normalizer"] is not None:
         return f"its normalizer ({parts['normalizer']['type']}) may change a text"
     steps = list(pre_tokenizer_steps(parts["pre_tokenizer"]))

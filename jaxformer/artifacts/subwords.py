@@ -13,14 +13,9 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.backend import (
-    bounded_pieces,
-    check_unicode,
-    guarded,
-    parts_of,
-    read_backend,
-)
+from jaxformer.artifacts.backend import check_unicode, read_backend
 from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
+from jaxformer.artifacts.panics import guarded
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import (
     read_settings_files,
@@ -73,7 +68,7 @@ class Subwords(Tokenizer):
         added = backend.get_added_tokens_decoder()
         _check_equal_tokens(backend, added.values())
         self.base_size = 1 + max((x for x in vocabulary.values() if x not in added), default=0)
-        model = parts_of(backend)["model"]
+        model = self.parts["model"]
         unknown = model.get("unk_id", vocabulary.get(model.get("unk_token")))
         is_special = {token for token, entry in added.items() if entry.special}
         self._skipped = is_special  # when decoding
@@ -129,11 +124,13 @@ class Subwords(Tokenizer):
         """
         settings = read_settings_files(Path(path).parent)
         try:
-            return guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
+            read = guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
         except OSError:
             raise
         except Exception as error:
             raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
+        read.path = Path(path)
+        return read
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path`` and the settings files beside it."""
@@ -149,9 +146,10 @@ class Subwords(Tokenizer):
         model, decoder = type(self._backend.model).__name__, self._backend.decoder
         if model != "BPE" or not isinstance(decoder, tokenizers.decoders.ByteLevel):
             return f"it is {model} over characters, not over bytes, and may change a text"
-        parts = parts_of(self._backend)
+        words = self._backend.get_vocab(with_added_tokens=False)
         try:
-            return lossy_part(parts, token_bytes(self._backend)) or self._changed_text()
+            lossy = lossy_part(self.parts, words, token_bytes(self._backend))
+            return lossy or self._changed_text()
         except ValueError as error:
             return str(error).removeprefix("tokenizer: ")
 
@@ -168,9 +166,7 @@ class Subwords(Tokenizer):
         return rows
 
     def _encoded(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        """Returns the ids of each text; for a quadratic pattern, encodes bounded pieces of it."""
-        divide = bounded_pieces if self._has_quadratic_pattern else lambda text: [text]
-        return self._ids_of_pieces([divide(text) for text in texts], allow_special)
+        return self._ids_of_pieces([[text] for text in texts], allow_special)
 
     def _spelled(self, text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""
@@ -195,7 +191,7 @@ class Subwords(Tokenizer):
         ids = [int(token) for token in ids]
         if min(ids, default=0) < 0:
             raise ValueError(f"ids: {min(ids)} is not a token id")
-        return self._backend.decode(ids, skip_special_tokens=True)
+        return guarded(lambda: self._backend.decode(ids, skip_special_tokens=True))
 
     def may_be_within_bytes(self, token: int) -> bool:
         """Returns whether a run of byte tokens (byte fallback) may continue at this token.

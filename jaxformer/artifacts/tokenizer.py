@@ -10,19 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import tokenizers
 from tokenizers import normalizers
 
-from jaxformer.artifacts.backend import guarded, is_quadratic, parts_of
+from jaxformer.artifacts.backend import parts_of
 from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_tokens
 from jaxformer.artifacts.files import json_text, write_whole
+from jaxformer.artifacts.panics import Result, guarded
+from jaxformer.artifacts.patterns import LONGEST_PIECE, backtracking_patterns, in_pieces
 from jaxformer.models.config.check import check_fields
 
 
@@ -74,6 +77,8 @@ class Tokenizer(ABC):
         default, as in transformers, and not as plain text (see `parsing_special`).
       opens_texts: Whether every text begins with `opening`, as in the training of a run, and not
         only with the ids of the template (see `opening_texts`).
+      path: The file that the tokenizer was read from, for error messages.
+      parts: The content of ``tokenizer.json`` without vocabulary and merges.
     """
 
     vocab_size: int
@@ -87,16 +92,17 @@ class Tokenizer(ABC):
     after: Sequence[int] = ()
     parses_special: bool = False
     opens_texts: bool = False
+    path: Path | None = None
+    parts: dict[str, Any]
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
-        parts = parts_of(backend)
-        self._batching = {name: parts[name] for name in ("truncation", "padding")}
+        self.parts = parts_of(backend)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # a spelled-out special token is plain text
         self._backend = backend
-        self._has_quadratic_pattern = is_quadratic(parts)
+        self._patterns = backtracking_patterns(self.parts)
 
     @abstractmethod
     def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
@@ -217,10 +223,35 @@ class Tokenizer(ABC):
     ) -> list[list[int]]:
         """Returns the ids of each text, whose pieces are encoded one by one."""
         pieces = [piece for text in texts for piece in text]
+        encode = self._encode_in_pieces if self._patterns else self._encode_whole
+        rows = iter(self._guarded(partial(encode, pieces, allow_special)))
+        return [[token for _ in text for token in next(rows)] for text in texts]
+
+    def _encode_whole(self, texts: list[str], allow_special: bool) -> list[list[int]]:
         backend = self._parser if allow_special else self._backend
-        encode = partial(backend.encode_batch_fast, pieces, add_special_tokens=False)
-        encodings = iter(guarded(encode, silent=self._has_quadratic_pattern))
-        return [[token for _ in text for token in next(encodings).ids] for text in texts]
+        return [x.ids for x in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _encode_in_pieces(self, texts: list[str], allow_special: bool) -> list[list[int]]:
+        """Encodes each text; a pattern sees at most `LONGEST_PIECE` characters of it at once."""
+
+        def encode(text: str) -> list[int]:
+            return self._encode_whole([text], allow_special)[0]
+
+        def encode_long(text: str) -> list[int]:
+            return [token for ids in in_pieces(encode, text) for token in ids]
+
+        are_long = [len(text) > LONGEST_PIECE for text in texts]
+        pairs = list(zip(texts, are_long, strict=True))
+        short = iter(self._encode_whole([text for text, long in pairs if not long], allow_special))
+        with ThreadPoolExecutor() as pool:  # the library encodes without Python's lock
+            long_rows = pool.map(encode_long, [text for text, long in pairs if long])
+            return [next(long_rows if long else short) for long in are_long]
+
+    def _guarded(self, call: Callable[[], Result]) -> Result:
+        """Calls the library; a panic becomes a ValueError that names the patterns and the file."""
+        named = " or ".join(repr(x[:80]) for x in self._patterns)
+        place = "" if self.path is None else f" in {self.path}"
+        return guarded(call, silent=bool(self._patterns), cause=f"its pattern {named}{place}")
 
     def check_ids(self, rows: Iterable[Sequence[int]], limit: int, what="text: its") -> None:
         """Checks that all ids are below the limit.
@@ -264,9 +295,10 @@ class Tokenizer(ABC):
 
         It has the truncation and padding of the file that was read: transformers applies them.
         """
-        if not any(self._batching.values()):
+        batching = {name: self.parts[name] for name in ("truncation", "padding")}
+        if not any(batching.values()):
             return self._backend.to_str(pretty=True)
-        return json_text(parts_of(self._backend) | self._batching, indent=2)
+        return json_text(json.loads(self._backend.to_str()) | batching, indent=2)
 
     @property
     def fingerprint(self) -> str:
@@ -281,7 +313,12 @@ class Tokenizer(ABC):
     def normalized(self, text: str) -> str:
         """Returns the text after normalization, for example in lower case without accents."""
         normalizer = self._backend.normalizer
-        return text if normalizer is None else normalizer.normalize_str(text)
+        if normalizer is None:
+            return text
+        if not self._patterns:
+            return normalizer.normalize_str(text)
+        parts = in_pieces(normalizer.normalize_str, text)
+        return self._guarded(lambda: "".join(x for part in parts for x in part))
 
 
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
@@ -339,7 +376,7 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
 
 def lowers_case(tokenizer: Tokenizer) -> bool:
     """Returns whether the tokenizer lowercases every text."""
-    return _lowers(json.loads(tokenizer.to_json())["normalizer"])
+    return _lowers(tokenizer.parts["normalizer"])
 
 
 def _lowers(normalizer: dict | None) -> bool:

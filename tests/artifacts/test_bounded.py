@@ -3,17 +3,12 @@
 import gzip
 import itertools
 import json
-import os
-import time
 
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, pre_tokenizers
 
 from jaxformer.artifacts import byte_vocabulary
-from jaxformer.artifacts.backend import guarded, is_quadratic
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
@@ -21,74 +16,6 @@ from jaxformer.training.data import reading
 from jaxformer.training.data.corpus import read_documents
 from tests.errors import error_of
 from tests.hub import foreign
-from tests.slow import mostly_slow
-
-SUPERBPE = r"(?=(\d{3})+(?!\d))"
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def tokenizer_of(pattern, kind=Subwords):
-    backend = tokenizers.Tokenizer.from_str(foreign.tokenizer().to_json())
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
-    return Subwords(backend, SpecialTokens((0,))) if kind is Subwords else ByteTokenizer(backend)
-
-
-EXPONENTIAL = [r"(\w+\s?)+$", "(a+)+$", "(?:a|aa)+$", "(x+x+)+y", r"(\s*\w*)*!$", r"(\d+)*\."]
-
-
-@pytest.mark.parametrize("pattern", mostly_slow(EXPONENTIAL, EXPONENTIAL[2]))
-def test_a_pattern_of_exponential_time_is_refused(pattern, capfd):
-    """The error is one line: the library's panic does not reach the terminal."""
-    said = error_of(is_quadratic, {"pre_tokenizer": {"pattern": {"Regex": pattern}}})
-    assert "exponential" in said and repr(pattern) in said
-    assert capfd.readouterr().err == ""
-
-
-QUADRATIC = [SUPERBPE, r"\d{1,3}(?=(?:\d{3})*\b)", r"\s+$", r"(?:\s+\w+)+"]
-LINEAR = [CL100K, r"\d+(?:,\d+)*", r"\d{1,3}(?:,\d{3})*", r"\p{L}+(?:'\p{L}+)*", " {2,}"]
-
-
-@pytest.mark.parametrize("pattern", mostly_slow(LINEAR, CL100K))
-def test_a_pattern_of_linear_time_gets_the_whole_text(pattern):
-    assert not is_quadratic([{"pattern": {"Regex": pattern}}])
-
-
-@pytest.mark.parametrize("pattern", mostly_slow(QUADRATIC))
-def test_a_pattern_of_quadratic_time_is_recognized(pattern):
-    assert is_quadratic([{"pattern": {"Regex": pattern}}])
-
-
-@pytest.mark.parametrize("kind", mostly_slow([Subwords, ByteTokenizer], Subwords))
-def test_a_pattern_of_quadratic_time_gets_bounded_pieces(kind):
-    """Short numbers are divided as by the library, and a long one takes less than a second."""
-    tokenizer = tokenizer_of(SUPERBPE, kind)
-    text = "the tide came in 1234567 times, at 12:30"
-    expected = tokenizer._backend.encode(text, add_special_tokens=False).ids
-    assert tokenizer.encode(text) == expected
-    begin = time.process_time()
-    ids = tokenizer.encode("7" * 20_000)  # as a whole it takes 2 s
-    assert time.process_time() - begin < 1
-    assert tokenizer.decode(ids) == "7" * 20_000
-
-
-class Panic(BaseException):
-    """Stands for the library's panic, which does not derive from Exception."""
-
-
-def test_a_panic_of_the_library_is_one_line(capfd):
-    def panicking():
-        os.write(2, b"before\n\nthread '<unnamed>' panicked at lib.rs:647:\n" + b"frame\n" * 80)
-        raise Panic("Onig: Regex search error:\nretry-limit-in-match over")
-
-    said = error_of(lambda: guarded(panicking, silent=True))
-    assert "takes too long on this text" in said
-    assert capfd.readouterr().err == "before\n"
-
 
 WORDS = st.sampled_from(["a1", "b,", "'s", " ", "\n", "é", "7", "#x", "  ", "_", "ab", "漢"])
 

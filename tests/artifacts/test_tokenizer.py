@@ -1,10 +1,14 @@
 """All tokenizers have one interface; one that lowercases texts does so wherever it is stored."""
 
+import json
+
+import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from jaxformer.artifacts.backend import parts_of
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
@@ -69,3 +73,42 @@ def test_only_the_template_of_a_tokenizer_puts_tokens_before_a_text():
         assert theirs.text_opening == before and theirs.opening == (before or [1])
         assert opening_texts(theirs).text_opening == lowercased(opening_texts(theirs)).opening
     assert PLAIN.text_opening == PLAIN.opening
+
+
+VOCABULARY = {"?": 0, "a": 1, "b": 2, "ab": 3}
+MODELS = {
+    "empty BPE": models.BPE(),
+    "BPE": models.BPE(
+        VOCABULARY,
+        [("a", "b")],
+        dropout=0.5,
+        unk_token="?",
+        continuing_subword_prefix="#",
+        end_of_word_suffix="/",
+        fuse_unk=True,
+        byte_fallback=True,
+        ignore_merges=True,
+    ),
+    "WordPiece": models.WordPiece(VOCABULARY, unk_token="?", max_input_chars_per_word=7),
+    "WordLevel": models.WordLevel(VOCABULARY, unk_token="?"),
+    "Unigram": models.Unigram([("?", 0.0), ("a", -1.0)], 0, True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("has_all", [False, True])
+def test_parts_are_those_of_the_file_without_vocabulary_and_merges(name, has_all):
+    backend = tokenizers.Tokenizer(MODELS[name])
+    if has_all:
+        lower, accents = normalizers.Lowercase(), normalizers.Replace(Regex("é+"), "e")
+        backend.normalizer = normalizers.Sequence([lower, accents])
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "removed", invert=True)
+        backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        backend.add_tokens([AddedToken("new", lstrip=True, normalized=False), "a"])
+        backend.add_special_tokens([AddedToken("<s>", single_word=True, rstrip=True)])
+        backend.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 4)])
+        backend.enable_truncation(9, stride=2, strategy="only_first", direction="left")
+        backend.enable_padding(direction="left", pad_id=1, pad_token="a", length=3)
+    expected = json.loads(backend.to_str())
+    expected["model"] = {x: y for x, y in expected["model"].items() if x not in ("vocab", "merges")}
+    assert parts_of(backend) == expected

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxformer.artifacts.files import read_json, read_optional
+from jaxformer.artifacts.files import read_optional
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.artifacts.tokenizer_files import CONFIG
@@ -41,7 +41,7 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
         older = read_older(folder)
         return None if older is None else Subwords(older.backend, special, older.settings_files)
     tokenizer, settings = Subwords.load(path, special), read_settings(folder)
-    for problem in contradictions(read_json(path), tokenizer, settings):
+    for problem in contradictions(tokenizer, settings):
         warnings.warn(f"{folder}: {problem}; tokenizer.json is used", stacklevel=2)
     return tokenizer
 
@@ -80,21 +80,18 @@ def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
     return [token for token in ids if token < (vocab_size or 2**31)]
 
 
-def contradictions(
-    content: dict[str, Any], tokenizer: Subwords, settings: TokenizerSettings
-) -> Iterator[str]:
+def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
     """Yields a sentence for each contradiction.
 
     Args:
-      content: The content of tokenizer.json.
-      tokenizer: The tokenizer that was read from it.
+      tokenizer: The tokenizer that was read from tokenizer.json.
       settings: The settings files.
     """
-    for key, ours in _settings(content).items():
+    for key, ours in _settings(tokenizer.parts).items():
         theirs = settings.options.get(key)
         if type(theirs) is bool and theirs != ours:
             yield f"{CONFIG} has {key} {theirs}, but tokenizer.json has {ours}"
-    yield from _added_tokens(content, tokenizer, settings)
+    yield from _added_tokens(tokenizer, settings)
     yield from _named_tokens(tokenizer, settings)
 
 
@@ -127,10 +124,8 @@ def _parts(part: Any, name: str) -> Iterator[dict[str, Any]]:
         yield part
 
 
-def _added_tokens(
-    content: dict[str, Any], tokenizer: Subwords, settings: TokenizerSettings
-) -> Iterator[str]:
-    entries = {x["content"]: x for x in content.get("added_tokens", [])}
+def _added_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
+    entries = {x["content"]: x for x in tokenizer.parts["added_tokens"]}
     for number, token in sorted(settings.added.items()):
         place, entry = tokenizer.token_to_id(token.content), entries.get(token.content)
         name = f"the added token {token.content!r}"

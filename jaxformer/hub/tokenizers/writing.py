@@ -1,6 +1,5 @@
 """Writer of the tokenizer into a folder of Hugging Face's format."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,13 @@ def _own_settings(tokenizer: Tokenizer, ids: dict[str, Any], config) -> dict[str
         ids: The special ids of config.json.
         config: The model's config.
     """
-    content = json.loads(tokenizer.to_json())
-    words = {entry["id"]: entry["content"] for entry in content["added_tokens"]}
+    words = {entry["id"]: entry["content"] for entry in tokenizer.parts["added_tokens"]}
     roles = {role: ids[f"{role}_id"] for role in ("eos_token", "bos_token", "pad_token")}
     roles["mask_token"] = tokenizer.mask_token
     if config.bidirectional and tokenizer.before and tokenizer.after:
         roles |= {"cls_token": tokenizer.before[0], "sep_token": tokenizer.after[-1]}
     named = {role: words[n] for role, n in roles.items() if isinstance(n, int) and n in words}
-    unknown = content["model"].get("unk_token")
+    unknown = tokenizer.parts["model"].get("unk_token")
     return {
         "tokenizer_class": GENERIC_CLASS,
         "model_max_length": config.max_length,

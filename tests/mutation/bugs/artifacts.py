@@ -11,6 +11,7 @@ DAMAGE = "artifacts/test_damage.py"
 LOSSLESS = "artifacts/test_lossless.py"
 SPECIAL = "artifacts/test_special_words.py"
 RUN = "artifacts/test_run.py"
+PATTERNS = "artifacts/test_patterns.py"
 
 
 def deletes_first(save):
@@ -30,7 +31,11 @@ def with_wildcards(without_wildcards):
 
 
 def blind_to_normalizers(lossy_part):
-    return lambda parts, token_bytes: lossy_part({**parts, "normalizer": None}, token_bytes)
+    return lambda parts, *others: lossy_part({**parts, "normalizer": None}, *others)
+
+
+def gives_whole_texts(encode_in_pieces):
+    return lambda self, texts, allow_special: self._encode_whole(texts, allow_special)
 
 
 def drops_errors(wait):
@@ -185,9 +190,33 @@ BUGS = (
     ),
     Bug(
         "a special token in a text is plain text even if the caller allows it",
-        "artifacts.tokenizer:Tokenizer._ids_of_pieces",
+        "artifacts.tokenizer:Tokenizer._encode_whole",
         Replace("self._parser if allow_special else self._backend", "self._backend"),
         f"{SPECIAL}::test_allowed_special_tokens_get_the_ids_of_the_library",
+    ),
+    Bug(
+        "a long text is divided where its tokens depend on the text before",
+        "artifacts.patterns:_division",
+        Replace("length >= 0 and whole[length:] == after", "True"),
+        f"{PATTERNS}::test_the_pieces_of_a_long_text_have_the_tokens_of_the_library",
+    ),
+    Bug(
+        "a long text is divided where its tokens depend on the text after",
+        "artifacts.patterns:_division",
+        Replace("apply(piece[start : place + more])[: len(near)] == near", "True"),
+        f"{PATTERNS}::test_a_text_without_a_place_to_divide_is_refused",
+    ),
+    Bug(
+        "a pattern of quadratic time gets a whole text",
+        "artifacts.tokenizer:Tokenizer._encode_in_pieces",
+        gives_whole_texts,
+        f"{PATTERNS}::test_a_pattern_of_quadratic_time_gets_bounded_pieces",
+    ),
+    Bug(
+        "a pattern is not timed on repetitions of its own strings",
+        "artifacts.patterns:_units",
+        gives([]),
+        f"{PATTERNS}::test_a_pattern_of_more_than_quadratic_time_is_refused",
     ),
     Bug(
         "a special token at the end of a part of a text is not counted",

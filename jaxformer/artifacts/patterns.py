@@ -1,0 +1,251 @@
+r"""Bounds on the time that the patterns of a tokenizer.json take.
+
+The `tokenizers` library matches a pattern (`Regex`) by backtracking. A pattern of one character
+class, such as `\s+`, never backtracks. For all other patterns there are two bounds:
+
+- `backtracking_patterns` refuses a pattern that takes more than quadratic time, or quadratic time
+  on plain text. It times the pattern on repetitions of characters and of strings that are made
+  from the pattern.
+- `in_pieces` divides a long text, so that no pattern sees more than 8,192 characters at once. It
+  divides only where a window of the text gets the same result with and without the division.
+"""
+
+import gc
+import math
+import re
+import string
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from jaxformer.artifacts.panics import panics_silenced
+
+LONGEST_PATTERN = 2000
+LONGEST_PIECE = 8192  # characters
+# A place where a text is divided is tried with at least this many characters on each side. The
+# tokens before it must be the same with each of the two numbers of characters after it.
+_CONTEXT = 240
+_AFTER = (_CONTEXT - 1, _CONTEXT // 2)
+# Repetitions of a string. A pattern of exponential time takes minutes for the first number, one of
+# cubic time 0.5 to 2 s for the second. Patterns of quadratic time take 1 to 30 ms.
+_EXPONENTIAL, _CUBIC = 48, 1024
+_SECONDS = 0.25
+_CHARACTERS = ("a", "A", "漢", "0", " ", "\n", ".", "_", "'")
+_MIXED = "The tide, at 12.30 \n" * 400
+_MOST_UNITS = 64  # strings of a pattern that are repeated
+# Places where tokens seldom depend on each other: before a line, after a word, before a word.
+_PLACES = [re.compile(x) for x in (r"(?<=\n)(?=\S)", r"(?<=\S)(?=\s)", r"(?<=\s)(?=\S)")]
+
+_CLASS = r"\[\^?(?:\\.|\[:\^?\w+:\]|[^\[\]\\])+\]"
+_TERM = rf"(?:{_CLASS}|\\[pP]\{{\^?\w+\}}|\\?.)(?:[+*?]|\{{\d{{1,2}}(?:,\d*)?\}})?"
+# Alternatives of one character or class, possibly repeated: these never backtrack.
+_SIMPLE = re.compile(rf"(?:{_TERM})(?:\|{_TERM})*", re.DOTALL)
+_ATOM = re.compile(
+    rf"(?P<open>\((?:\?(?:[imx-]*:|(?P<look><?[=!])|>|<\w+>))?)|(?P<close>\))|(?P<bar>\|)"
+    rf"|\{{(?P<least>\d*),?\d*\}}|(?P<quantifier>[+*?])|{_CLASS}|\\[pP]\{{\^?\w+\}}|\\?.",
+    re.DOTALL,
+)
+
+Item = TypeVar("Item")
+
+
+def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the patterns of a tokenizer.json that may backtrack.
+
+    Args:
+      parts: The parsed "normalizer", "pre_tokenizer" and "decoder".
+
+    Raises:
+      ValueError: If a pattern takes too much time on a text of some kind, or if a decoder has a
+        pattern that may backtrack: the text of a decoder cannot be divided.
+    """
+    found = {name: _patterns(parts.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    for pattern in _patterns(parts.get("decoder")):
+        raise ValueError(
+            f"its decoder has the pattern {pattern[:80]!r}; a decoder may only have patterns of "
+            r"one character class, such as '\s+'"
+        )
+    patterns = tuple(pattern for some in found.values() for pattern in some)
+    for pattern in patterns:
+        _try_out(pattern)
+    return patterns
+
+
+def _patterns(part: Any) -> list[str]:
+    """Returns the patterns of a part, except those that never backtrack."""
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    found = [pattern for x in inner for pattern in _patterns(x)]
+    pattern = part.get("Regex") if isinstance(part, dict) else None
+    return [pattern, *found] if isinstance(pattern, str) and not is_simple(pattern) else found
+
+
+def is_simple(pattern: str) -> bool:
+    """Returns whether a pattern consists of alternatives of one character class each."""
+    return len(pattern) <= LONGEST_PATTERN and _SIMPLE.fullmatch(pattern) is not None
+
+
+@lru_cache(maxsize=64)
+def _try_out(pattern: str) -> None:
+    """Raises ValueError if a pattern takes too much time on a text of some kind."""
+    if len(pattern) > LONGEST_PATTERN:
+        raise ValueError(
+            f"its pattern {pattern[:80]!r} … has {len(pattern)} characters; at most "
+            f"{LONGEST_PATTERN} are accepted"
+        )
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    letters = [x for x in re.sub(r"\\.", "", pattern) if x.isalpha() or not x.isascii()]
+    characters = list(dict.fromkeys((*_CHARACTERS, *letters[:16])))
+    pairs = [a + b for a in characters[:5] for b in (*characters[:8], "b") if a != b]
+    units = list(dict.fromkeys((*characters, *_units(pattern))))
+    tails = ("", "!x", f"\x01{string.printable}{pattern}")  # some need a character to fail late
+    with panics_silenced():
+        for unit in (*units, *pairs):
+            for tail in tails:
+                if _seconds(split, unit * _EXPONENTIAL + tail) > _SECONDS:
+                    raise ValueError(f"its pattern {pattern[:80]!r} takes exponential time")
+        for unit in units:
+            for tail in tails:
+                if _seconds(split, unit * _CUBIC + tail) > _SECONDS:
+                    raise ValueError(f"its pattern {pattern[:80]!r} takes cubic time")
+        if any(_seconds(split, _MIXED + tail) > _SECONDS for tail in tails):
+            raise ValueError(f"its pattern {pattern[:80]!r} takes quadratic time on any text")
+
+
+def _units(pattern: str) -> list[str]:
+    """Returns strings that groups of a pattern match, one for each alternative of each group.
+
+    Optional parts are included. These strings need not be exact: they only have to make the
+    pattern backtrack when they are repeated.
+    """
+    groups: list[list[list[str]]] = [[[]]]  # open groups, their alternatives, and their atoms
+    is_look: list[bool] = []  # whether each open group matches no characters of its own
+    units: list[str] = []
+    for atom in _ATOM.finditer(pattern):
+        branch = groups[-1][-1]
+        if atom["open"]:
+            groups.append([[]])
+            is_look.append(atom["look"] is not None)
+        elif atom["bar"]:
+            groups[-1].append([])
+        elif atom["close"] and len(groups) > 1:
+            texts = ["".join(x) for x in groups.pop()]
+            units += texts
+            groups[-1][-1].append("" if is_look.pop() else next(filter(None, texts), ""))
+        elif atom["least"] is not None and branch:
+            branch[-1] *= min(max(int(atom["least"] or 1), 1), 16)
+        elif not atom["quantifier"]:
+            branch.append(_example(atom[0], pattern))
+    units += ["".join(x) for group in groups for x in group]
+    return [unit[: LONGEST_PIECE // _CUBIC] for unit in dict.fromkeys(units) if unit][:_MOST_UNITS]
+
+
+def _example(atom: str, pattern: str) -> str:
+    """Returns a character that an atom of a pattern matches; "" if it matches none, like `^`."""
+    if len(atom) == 1 and atom not in "^$.":
+        return atom
+    try:
+        removes = normalizers.Replace(Regex(atom), "")
+    except Exception:  # an atom that is no pattern by itself
+        return ""
+    candidates = (*atom, *_CHARACTERS, *string.printable, *pattern)
+    return next((x for x in candidates if removes.normalize_str(x) == ""), "")
+
+
+def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
+    """Returns the processor time of a pattern on a text, or infinity if the library gives up.
+
+    Other processes can only increase the time, so a long time is measured again.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # garbage collection may take longer than the pattern
+    shortest = math.inf
+    try:
+        for _ in range(2):
+            begin = time.thread_time()
+            split.pre_tokenize_str(text)
+            shortest = min(shortest, time.thread_time() - begin)
+            if shortest <= _SECONDS:
+                break
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # pyo3's PanicException is no Exception
+        return math.inf
+    finally:
+        if collects:
+            gc.enable()
+    return shortest
+
+
+def in_pieces(apply: Callable[[str], Sequence[Item]], text: str) -> Iterator[Sequence[Item]]:
+    """Applies a function to a text, at most `LONGEST_PIECE` characters at once.
+
+    Args:
+      apply: Returns the tokens of a text, or its normalized characters.
+      text: The text.
+
+    Yields:
+      The result for each piece. All together are the result for the whole text.
+
+    Raises:
+      ValueError: If a piece has no place at which its division keeps the result.
+    """
+    begin = 0
+    while len(text) - begin > LONGEST_PIECE:
+        piece = text[begin : begin + LONGEST_PIECE]
+        whole = apply(piece)
+        place, length = _division(apply, piece, whole)
+        if not place:
+            raise ValueError(
+                f"text: a pattern of the tokenizer divides it into words, and the {LONGEST_PIECE} "
+                f"characters from character {begin} on cannot be encoded in two parts without a "
+                "change of their tokens; insert a line break"
+            )
+        yield whole[:length]
+        begin += place
+    yield apply(text[begin:])
+
+
+def _division(apply: Callable[[str], Sequence], piece: str, whole: Sequence) -> tuple[int, int]:
+    """Returns where a piece may be divided, and the length of the result before; (0, 0): nowhere.
+
+    The result after the place must be the same without the text before it. The result of a window
+    before the place must be the same for any number of characters after it.
+
+    Args:
+      apply: See `in_pieces`.
+      piece: The piece.
+      whole: The result for the whole piece.
+    """
+
+    @cache
+    def length_before(place: int) -> int | None:
+        after = apply(piece[place:])
+        length = len(whole) - len(after)
+        return length if length >= 0 and whole[length:] == after else None
+
+    for place in _places(piece, len(piece) // 2, len(piece) - _CONTEXT):
+        length = length_before(place)
+        if length is None:
+            continue
+        starts = _places(piece, place - 2 * _CONTEXT, place - _CONTEXT)
+        start = next((x for x in starts if length_before(x) is not None), None)
+        if start is None:
+            continue
+        near = whole[length_before(start) : length]
+        if all(apply(piece[start : place + more])[: len(near)] == near for more in _AFTER):
+            return place, length
+    return 0, 0
+
+
+def _places(piece: str, first: int, last: int) -> Iterator[int]:
+    """Yields places from `first` to `last` where a piece may be divided.
+
+    These are the last starts of a line, ends of a word and starts of a word, and then any of the
+    last places.
+    """
+    for pattern in _PLACES:
+        yield from [x.start() for x in pattern.finditer(piece, first, last)][:-5:-1]
+    yield from range(last, max(first, last - 128), -1)

@@ -61,7 +61,9 @@ def measure_attention(
     """
     shape = (max(1, case.tokens // length), case.num_heads, length, case.head_dim)
     keys = jax.random.split(jax.random.key(0), 4)
-    query, key, value, cotangent = (jax.random.normal(x, shape).astype(dtype) for x in keys)
+    query, key, value, cotangent = (
+        jax.random.normal(x, shape, dtype="float32").astype(dtype) for x in keys
+    )
 
     def forward(query: Array, key: Array, value: Array) -> Array:
         return dot_product_attention(query, key, value, Causal())

@@ -21,7 +21,7 @@ def measure_product(size: int, dtype: DType, rounds: Rounds) -> Measurement:
     """
     keys = jax.random.split(jax.random.key(0))
     # The product of a row with this matrix is about as large as the row: no overflow, no zeros.
-    x, matrix = (jax.random.normal(key, (size, size)) for key in keys)
+    x, matrix = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
     x, matrix = x.astype(dtype), (matrix / size**0.5).astype(dtype)
     multiply = jax.jit(lambda x, y: jax.lax.fori_loop(0, REPEATS, lambda _, x: x @ y, x))
     timing = rounds.measure(lambda: multiply(x, matrix), REPEATS)

@@ -119,10 +119,10 @@ def _begin(
     Rows from `batch_size` on only fill a bucket of batch sizes; their search is done.
     """
     batch = len(passed.logits)
-    rows = jnp.repeat(jnp.arange(batch), beam_width)
-    empty = jnp.full((batch, beam_width, room), -1)
-    nothing = jnp.full((batch, beam_width), -jnp.inf)
-    is_padding = jnp.arange(batch)[:, None] >= batch_size
+    rows = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), beam_width)
+    empty = jnp.full((batch, beam_width, room), -1, jnp.int32)
+    nothing = jnp.full((batch, beam_width), -jnp.inf, jnp.float32)
+    is_padding = jnp.arange(batch, dtype=jnp.int32)[:, None] >= batch_size
     live = Beam(empty, nothing.at[:, 0].set(0.0))
     finished = Beam(empty, jnp.where(is_padding, 0.0, nothing))
     cache, logits = passed.cache.gather_rows(rows), passed.logits[rows]
@@ -166,7 +166,7 @@ def _go_on(
 
     def step(search: Search) -> Search:
         search, parents, tokens = _extend(search, limits, beam_width)
-        rows = jnp.arange(batch)[:, None] * beam_width + parents
+        rows = jnp.arange(batch, dtype=jnp.int32)[:, None] * beam_width + parents
         cache = search.cache.restored().gather_rows(rows.reshape(-1))
         passed = model.forward(weights, Inputs(tokens.reshape(-1, 1)), cache)
         logits = model.logits(weights, passed.hidden)[:, -1]
@@ -215,7 +215,7 @@ def _extend(
     extended = extended._replace(tokens=extended.tokens.at[:, :, search.step].set(tokens))
 
     stopped = (tokens[:, :, None] == limits.stops).any(axis=-1)
-    among_the_best = (jnp.arange(number) < beam_width) & ~search.done[:, None]
+    among_the_best = (jnp.arange(number, dtype=jnp.int32) < beam_width) & ~search.done[:, None]
     ended = jnp.where(stopped & among_the_best, best, -jnp.inf)
     finished = search.finished.concatenated(extended._replace(log_probs=ended))
     goes_on = jax.lax.top_k(jnp.where(stopped, -jnp.inf, best), beam_width)

@@ -218,7 +218,7 @@ def repeated_ngrams(
 ) -> Array:
     """Returns bool [batch, vocab]: tokens that would repeat an n-gram of `read` in the text."""
     before = size - 1  # tokens of an n-gram before its last
-    matches = (jnp.arange(read.shape[1]) >= before) & (text.end >= before)
+    matches = (jnp.arange(read.shape[1], dtype=jnp.int32) >= before) & (text.end >= before)
     for offset in range(1, before + 1):
         earlier = jnp.roll(read, offset, axis=1)  # at slot s: the token at s − offset
         last = jnp.take(text.tokens, jnp.maximum(text.end - offset, 0), axis=1)[:, None]
@@ -239,13 +239,13 @@ def _mark(tokens: Int[Array, "batch slots"], vocab_size: int) -> Array:
     """Returns bool [batch, vocab]: which tokens the rows hold."""
     nowhere = jnp.zeros((len(tokens), vocab_size + 1), bool)
     places = jnp.where(tokens == NO_TOKEN, vocab_size, tokens)
-    rows = jnp.arange(len(tokens))[:, None]
+    rows = jnp.arange(len(tokens), dtype=jnp.int32)[:, None]
     return nowhere.at[rows, places].set(True)[:, :vocab_size]
 
 
 def _one_of(ids: Any, scores: Float[Array, "batch vocab"]) -> Array:
     """Returns bool [vocab]: which tokens are among the ids."""
-    vocabulary = jnp.arange(scores.shape[-1])
+    vocabulary = jnp.arange(scores.shape[-1], dtype=jnp.int32)
     return (vocabulary[:, None] == jnp.asarray(ids, jnp.int32)).any(axis=-1)
 
 

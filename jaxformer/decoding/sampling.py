@@ -149,7 +149,7 @@ def sample_tokens(
         )
 
     truncated = _tempered(arrays, truncate(arrays, logits))
-    return jax.vmap(draw)(jnp.arange(len(logits)), truncated).astype(jnp.int32)
+    return jax.vmap(draw)(jnp.arange(len(logits), dtype=jnp.int32), truncated).astype(jnp.int32)
 
 
 def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:

@@ -72,7 +72,7 @@ def score(
 @partial(jax.jit, static_argnums=0)
 def _score(model: LanguageModel, params: Weights, inputs: Inputs) -> Float[Array, " batch"]:
     hidden, tokens, segments = model.forward(params, inputs).hidden, inputs.tokens, inputs.segments
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     if segments is None:
         hidden = hidden[:, :-1]
     else:  # a token is predicted at the last real token before it, with or without padding between

@@ -124,7 +124,7 @@ def choose_first(
 ) -> Chosen:
     """Chooses the first token of each row, as a block of one step."""
     rows = len(logits)
-    is_padding = jnp.arange(rows) >= (rows if batch_size is None else batch_size)
+    is_padding = jnp.arange(rows, dtype=jnp.int32) >= (rows if batch_size is None else batch_size)
     before = Progress(is_padding, jnp.int32(0), generated)
     chosen = _choose(logits, captured, before, choice)
     return chosen._replace(block=_in_rows(jax.tree.map(lambda x: x[None], chosen.block)))

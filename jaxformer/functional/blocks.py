@@ -227,7 +227,9 @@ def rotate(
     """Rotates queries or keys by their positions, if the config has rotary positions."""
     if config.positions != "rotary":
         return x
-    positions = jnp.arange(x.shape[-2]) if context.positions is None else context.positions
+    positions = (
+        jnp.arange(x.shape[-2], dtype=jnp.int32) if context.positions is None else context.positions
+    )
     return rotary(
         x,
         positions,

@@ -226,7 +226,7 @@ class Cache:
             ring = self.ring.rewind(lengths)
             return replace(self, documents=documents, cursor=cursor, ring=ring)
         used = (documents != 0).any(axis=0)
-        length = jnp.where(used, jnp.arange(1, self.slots + 1), 0).max()
+        length = jnp.where(used, jnp.arange(1, self.slots + 1, dtype=jnp.int32), 0).max()
         return replace(self, documents=documents, cursor=cursor, length=length)
 
 

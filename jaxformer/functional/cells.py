@@ -67,10 +67,10 @@ def init_recurrent_layer(
     """
     input_key, state_key = jax.random.split(key)
     _, gates, _, open_gate = CELLS[cell]
-    bias = jnp.zeros((gates, hidden_dim))
+    bias = jnp.zeros((gates, hidden_dim), jnp.float32)
     if open_gate is not None:
         bias = bias.at[open_gate].set(1.0)
-    kernel = jax.random.normal(input_key, (in_dim, gates * hidden_dim))
+    kernel = jax.random.normal(input_key, (in_dim, gates * hidden_dim), jnp.float32)
     kernel = kernel / (in_dim**0.5 * input_stddev)
     square = [_orthogonal(k, hidden_dim) for k in jax.random.split(state_key, gates)]
     return {
@@ -86,4 +86,4 @@ def _orthogonal(key: PRNGKeyArray, size: int) -> Float[Array, "size size"]:
     pool: two at once on two threads deadlock (jaxlib 0.10).
     """
     one = jax.nn.initializers.orthogonal()
-    return jax.custom_batching.sequential_vmap(lambda key: one(key, (size, size)))(key)
+    return jax.custom_batching.sequential_vmap(lambda key: one(key, (size, size), jnp.float32))(key)

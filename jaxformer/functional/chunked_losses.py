@@ -225,6 +225,11 @@ def _chunk_gradients(
     return Losses(loss, plain), losses, d_head, d_hidden
 
 
+def _zeros_to_add_to(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns zeros in float32, or in float64 if x is."""
+    return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _is_none(x: object) -> bool:
     return x is None
 
@@ -282,10 +287,7 @@ def _summed_losses_forward(
         d_weights = jnp.where(part[2] != 0, losses, 0.0)
         return jax.tree.map(jnp.add, carry, (found, d_head)), (d_hidden, d_weights)
 
-    def zeros_like(x: Array) -> Array:
-        return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
-
-    zeros = Losses(jnp.float32(0), jnp.float32(0)), jax.tree.map(zeros_like, floats)
+    zeros = Losses(jnp.float32(0), jnp.float32(0)), jax.tree.map(_zeros_to_add_to, floats)
     start, _ = vary_alike(zeros, hidden)
     (total, d_head), by_token = jax.lax.scan(step, start, (hidden, targets, weights))
     d_head = jax.tree.map(lambda d, x: d.astype(x.dtype), d_head, floats)

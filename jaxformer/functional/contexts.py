@@ -58,7 +58,7 @@ def sequence_contexts(
 ) -> PassContexts:
     """Returns the contexts of tokens that are complete sequences."""
     length = inputs.tokens.shape[1]
-    positions, documents = jnp.arange(length), None
+    positions, documents = jnp.arange(length, dtype=jnp.int32), None
     if inputs.segments is not None:
         begin = DocumentCursor.begin(inputs.segments.shape[0])
         documents, positions, _ = document_positions(inputs.segments, begin)

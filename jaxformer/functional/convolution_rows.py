@@ -95,7 +95,7 @@ class Layout:
         """Returns the `Layout` of complete sequences or, with a cache, of the next tokens."""
         tokens, segments = inputs.tokens, inputs.segments
         if segments is None and cache is None:
-            return cls(None, None, jnp.arange(tokens.shape[1]), None, None, None)
+            return cls(None, None, jnp.arange(tokens.shape[1], dtype=jnp.int32), None, None, None)
         cursor = DocumentCursor.begin(tokens.shape[0]) if cache is None else cache.cursor
         segments = continued_segments(segments, cursor, tokens.shape[:2])
         documents, positions, cursor = document_positions(segments, cursor)
@@ -153,7 +153,7 @@ def _newest(
 ) -> Shaped[Array, "batch reach *dim"]:
     """Returns the last `reach` entries before the padding at the end of compact rows."""
     count = (documents != 0).sum(axis=1, keepdims=True)
-    return _take(x, count + jnp.arange(reach))
+    return _take(x, count + jnp.arange(reach, dtype=jnp.int32))
 
 
 @jax.tree_util.register_dataclass

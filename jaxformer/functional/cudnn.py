@@ -207,7 +207,7 @@ def lengths_and_offsets(
     documents: Int[Array, "batch length"],
 ) -> tuple[Int[Array, "batch documents"], Int[Array, "batch documents+1"]]:
     """Returns the number of tokens of each document and its first token; −1 if it is absent."""
-    numbers = jnp.arange(1, most_documents(documents.shape[-1]) + 1)
+    numbers = jnp.arange(1, most_documents(documents.shape[-1]) + 1, dtype=jnp.int32)
     belongs = documents[:, None, :] == numbers[:, None]
     exists = belongs.any(axis=-1)
     lengths = jnp.where(exists, belongs.sum(axis=-1), -1).astype(jnp.int32)

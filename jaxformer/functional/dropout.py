@@ -14,5 +14,5 @@ def dropout(
     """
     if key is None or rate == 0.0:
         return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    keep = jax.random.bernoulli(key, jnp.float32(1.0 - rate), x.shape)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

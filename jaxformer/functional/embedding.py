@@ -40,12 +40,14 @@ def init_embedding(
         token_types: number of vectors for types of tokens.
     """
     tokens, positions = jax.random.split(key)
-    weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim))}
+    weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim), jnp.float32)}
     if learned_positions:
-        weights["positions"] = 0.02 * jax.random.normal(positions, (learned_positions, dim))
+        weights["positions"] = 0.02 * jax.random.normal(
+            positions, (learned_positions, dim), jnp.float32
+        )
     if token_types:
         types = jax.random.fold_in(positions, 1)
-        weights["token_types"] = 0.02 * jax.random.normal(types, (token_types, dim))
+        weights["token_types"] = 0.02 * jax.random.normal(types, (token_types, dim), jnp.float32)
     return weights
 
 
@@ -130,7 +132,9 @@ def with_head(parts: dict, config: Any, dim: int) -> dict:
     size, use_bias = config.vocab_size, config.head_bias
     if not config.tie_embeddings:
         return {**parts, "head": lambda key: init_linear(key, dim, size, use_bias=use_bias)}
-    return {**parts, "head": lambda key: {"bias": jnp.zeros(size)}} if use_bias else parts
+    return (
+        {**parts, "head": lambda key: {"bias": jnp.zeros(size, jnp.float32)}} if use_bias else parts
+    )
 
 
 def head(weights: Weights) -> Weights:

@@ -86,7 +86,7 @@ def keys_of(
     """
     group = num_heads // num_kv_heads
     grouped = query_kernel.reshape(query_kernel.shape[0], num_kv_heads, group, -1)
-    return (grouped.sum(axis=2) / jnp.sqrt(group)).reshape(query_kernel.shape[0], -1)
+    return (grouped.sum(axis=2) / group**0.5).reshape(query_kernel.shape[0], -1)
 
 
 def init_multi_head_attention(
@@ -230,5 +230,7 @@ def stack_initializers(
         parts["final_norm"] = norm
     if config.positions == "relative":
         sizes = (config.relative_buckets, config.num_heads)
-        parts["relative_bias"] = lambda key: {"table": 0.02 * jax.random.normal(key, sizes)}
+        parts["relative_bias"] = lambda key: {
+            "table": 0.02 * jax.random.normal(key, sizes, jnp.float32)
+        }
     return parts

@@ -86,7 +86,7 @@ def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]
 
 def runs(segments: Int[Array, "*batch length"]) -> tuple[Array, Array]:
     """Returns where the document of each token begins, and where it ends, if it is contiguous."""
-    axis, index = segments.ndim - 1, jnp.arange(segments.shape[-1])
+    axis, index = segments.ndim - 1, jnp.arange(segments.shape[-1], dtype=jnp.int32)
     differs = segments[..., 1:] != segments[..., :-1]
     edge = jnp.ones_like(differs, shape=(*segments.shape[:-1], 1))
     begins = jnp.concatenate([edge, differs], axis=axis)

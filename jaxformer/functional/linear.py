@@ -25,9 +25,9 @@ def init_linear(
 
     With the default `stddev` this is GPT-2's initialization (Radford et al. 2019).
     """
-    weights = {"kernel": stddev * jax.random.normal(key, (in_dim, out_dim))}
+    weights = {"kernel": stddev * jax.random.normal(key, (in_dim, out_dim), jnp.float32)}
     if use_bias:
-        weights["bias"] = jnp.zeros(out_dim)
+        weights["bias"] = jnp.zeros(out_dim, jnp.float32)
     return weights
 
 

@@ -118,7 +118,10 @@ def _over_tiles(places: Places, add: AddTile, sums: Sums) -> Sums:
         queries, keys = (DynamicSlice(start[side], sizes[side].item()) for side in (0, 1))
         visible = places.mask.tile(places.queries, places.keys, queries, keys)
         if ragged:
-            rows, columns = (start[side] + jnp.arange(sizes[side]) >= tile[side] for side in (0, 1))
+            rows, columns = (
+                start[side] + jnp.arange(sizes[side], dtype=jnp.int32) >= tile[side]
+                for side in (0, 1)
+            )
             visible = visible & rows[:, None] & columns
         elif isinstance(visible, np.bool_) and visible:
             visible = None

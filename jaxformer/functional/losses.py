@@ -43,7 +43,7 @@ def smoothed_and_plain(
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1)
     is_id = (targets >= 0) & (targets < logits.shape[-1])
-    is_target = jnp.asarray(targets)[..., None] == jnp.arange(logits.shape[-1])
+    is_target = jnp.asarray(targets)[..., None] == jnp.arange(logits.shape[-1], dtype=jnp.int32)
     # A sum, not a lookup: the gradient of a lookup writes an array of zeros and one logit per token
     # to memory, that of the sum is computed together with the gradient of `total`.
     picked = jnp.where(is_target, logits, 0.0).sum(axis=-1)

@@ -62,8 +62,8 @@ def init_low_rank(
             f"rank is {rank}; of a kernel [{in_dim}, {out_dim}] it must be in 1 … "
             f"{min(in_dim, out_dim)}"
         )
-    down = jax.random.normal(key, (*layers, in_dim, rank)) / in_dim**0.5
-    return LowRankKernel(kernel, down, jnp.zeros((*layers, rank, out_dim)), scale)
+    down = jax.random.normal(key, (*layers, in_dim, rank), jnp.float32) / in_dim**0.5
+    return LowRankKernel(kernel, down, jnp.zeros((*layers, rank, out_dim), jnp.float32), scale)
 
 
 def concatenate_kernels(kernels: Sequence[AnyKernel]) -> AnyKernel | None:

@@ -54,9 +54,13 @@ def init_norm(norm: str, dim: int, *, use_bias: bool = True) -> dict[str, Float[
     """
     if norm == "none":
         return {}
-    weights = {"scale": jnp.zeros(dim) if norm == "rms_one_plus" else jnp.ones(dim)}
+    weights = {
+        "scale": jnp.zeros(dim, jnp.float32)
+        if norm == "rms_one_plus"
+        else jnp.ones(dim, jnp.float32)
+    }
     if norm == "layer" and use_bias:
-        weights["bias"] = jnp.zeros(dim)
+        weights["bias"] = jnp.zeros(dim, jnp.float32)
     return weights
 
 

@@ -219,7 +219,7 @@ def document_positions(
     """
     valid = segments != 0
     so_far = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
-    index = jnp.arange(so_far.shape[1])
+    index = jnp.arange(so_far.shape[1], dtype=jnp.int32)
     # The index of the last token that is not padding.
     latest = jax.lax.cummax(jnp.where(so_far != 0, index, 0), axis=1)
     last_segment = jnp.take_along_axis(so_far, latest, axis=1)

@@ -59,7 +59,9 @@ def layer_points(config: Any) -> tuple[str, ...]:
 def empty_states(config: Any, batch_size: Size) -> tuple[State, ...]:
     """Returns zeros for each layer and part, all distinct arrays, because they are donated."""
     parts, shape = CELLS[config.cell].num_parts, (batch_size, config.hidden_dim)
-    return tuple(tuple(jnp.zeros(shape) for _ in range(parts)) for _ in range(config.num_layers))
+    return tuple(
+        tuple(jnp.zeros(shape, jnp.float32) for _ in range(parts)) for _ in range(config.num_layers)
+    )
 
 
 class Times(NamedTuple):
@@ -105,7 +107,7 @@ def recurrent_layer(
     """
     length = x.shape[1]
     gates = linear(weights["input"], x, jnp.float32)
-    index = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), x.shape[:2])
     positions = index if times.positions is None else times.positions
     if not hooks.patch:
         positions = index = None  # only patches use them
@@ -246,7 +248,10 @@ def read(
     initial = empty_states(config, batch_size) if initial is None else initial
     before = RecurrentCache.begin(initial) if cache is None else cache
     valid = begins = None
-    positions, cursor = jnp.broadcast_to(jnp.arange(length), tokens.shape[:2]), before.cursor
+    positions, cursor = (
+        jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape[:2]),
+        before.cursor,
+    )
     if segments is not None or cache is not None:
         segments = continued_segments(segments, cursor, tokens.shape[:2])
         documents, positions, cursor = document_positions(segments, cursor)

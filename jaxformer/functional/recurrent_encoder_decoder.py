@@ -164,7 +164,7 @@ def _positions(
     """Returns (positions, documents or None) of the tokens."""
     tokens, segments = inputs.tokens, inputs.segments
     if segments is None and cache is None:
-        return jnp.arange(tokens.shape[1]), None
+        return jnp.arange(tokens.shape[1], dtype=jnp.int32), None
     cursor = DocumentCursor.begin(tokens.shape[0]) if cache is None else cache.cursor
     segments = continued_segments(segments, cursor, tokens.shape[:2])
     documents, positions, _ = document_positions(segments, cursor)

@@ -112,7 +112,8 @@ def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -
     # an integer, and another rounding would move it.
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     grown = exact + (ratio / math.log(max_distance / exact) * (num_buckets - exact)).astype(int)
-    return later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
+    buckets = later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
+    return buckets.astype(np.int32)
 
 
 @jax.tree_util.register_dataclass

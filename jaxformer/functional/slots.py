@@ -21,7 +21,7 @@ def write_rows(
     new = new.astype(slots.dtype)
     if written.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=1)
-    rows = jnp.arange(len(slots))[:, None]
+    rows = jnp.arange(len(slots), dtype=jnp.int32)[:, None]
     return slots.at[rows, written].set(new, mode="drop")
 
 
@@ -34,7 +34,7 @@ def write_slots(
     new = new.astype(slots.dtype)
     if written.ndim == 0:
         return jax.lax.dynamic_update_slice_in_dim(slots, new, written, axis=2)
-    rows = jnp.arange(len(new))[:, None]
+    rows = jnp.arange(len(new), dtype=jnp.int32)[:, None]
     return slots.at[rows, :, written].set(new.swapaxes(1, 2), mode="drop")
 
 

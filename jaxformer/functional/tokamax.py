@@ -154,7 +154,7 @@ def _attention_in_ranges(
 ) -> Float[Array, "batch heads queries v"]:
     """Calls the kernel; queries that see no key give zeros."""
     sees = high > low
-    substitute = jnp.minimum(jnp.arange(low.shape[-1]), key.shape[-2] - 1)
+    substitute = jnp.minimum(jnp.arange(low.shape[-1], dtype=jnp.int32), key.shape[-2] - 1)
     low, high = jnp.where(sees, low, substitute), jnp.where(sees, high, substitute + 1)
     output = compute(query, key, value, (low, high), scale, cap)
     return jnp.where(sees[:, None, :, None], output, 0)

@@ -50,10 +50,12 @@ def mask_tokens(
     excluded = np.unique([token for token in (*special, mask_token) if 0 <= token < vocab_size])
     if len(excluded) == vocab_size:
         raise ValueError(f"special has all {vocab_size} ids; at least one must not be special")
-    chosen = jax.random.bernoulli(chosen_key, rate, tokens.shape) & ~jnp.isin(tokens, excluded)
+    chosen = jax.random.bernoulli(chosen_key, jnp.float32(rate), tokens.shape) & ~jnp.isin(
+        tokens, excluded
+    )
     if segments is not None:
         chosen &= segments != 0
-    how = jax.random.uniform(how_key, tokens.shape)
+    how = jax.random.uniform(how_key, tokens.shape, jnp.float32)
     number = jax.random.randint(
         other_key, tokens.shape, 0, vocab_size - len(excluded), tokens.dtype
     )

@@ -138,7 +138,7 @@ def _attribute(
         return _pick(linear(head(weights), hidden, jnp.float32), target)
 
     _, pull_back = jax.vjp(partial(logit_of, real=parts), parts)
-    (slopes,) = pull_back(jnp.ones(len(target)))
+    (slopes,) = pull_back(jnp.ones(len(target), jnp.float32))
     products = jax.tree.map(lambda slope, x: (slope * x).astype(jnp.float32), slopes, parts)
     added = {
         name: (x.sum(2) if name == "feedforward" else x.sum((3, 4))).swapaxes(0, 1)

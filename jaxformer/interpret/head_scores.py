@@ -183,7 +183,7 @@ def cross_score_sums(
     after = weights.sum(axis=-1, keepdims=True) - before - weights
     of_later = jnp.einsum("bqr,lbhrk->lbhqk", pairs, after - before)
     moved = jnp.einsum("lbhqk,lbhqk->lh", weights, of_later)
-    index = jnp.arange(source)
+    index = jnp.arange(source, dtype=jnp.int32)
     first = jnp.where(is_source, index, source).min(axis=1)[:, None] == index
     last = jnp.where(is_source, index, -1).max(axis=1)[:, None] == index
     ends = jnp.stack([first, last]).astype(jnp.float32)

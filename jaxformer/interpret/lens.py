@@ -165,7 +165,7 @@ def divergence(
 def no_translators(model: LanguageModel) -> Translators:
     """Returns translators that change nothing."""
     num, dim = model.config.num_layers + 1, model.config.embed_dim
-    return Translators(jnp.zeros((num, dim, dim)), jnp.zeros((num, dim)))
+    return Translators(jnp.zeros((num, dim, dim), jnp.float32), jnp.zeros((num, dim), jnp.float32))
 
 
 def train_tuned_lens(
@@ -266,7 +266,7 @@ def _jacobians(model: LanguageModel, weights: Weights, inputs: Inputs) -> Transl
 
     def last(number: Int[Array, ""], state: Array) -> Float[Array, "batch length dim"]:
         at_embedding = Patch(number == 0, state)
-        layers = (jnp.arange(num - 1) == number - 1).reshape(-1, 1, 1, 1)
+        layers = (jnp.arange(num - 1, dtype=jnp.int32) == number - 1).reshape(-1, 1, 1, 1)
         at_layer = Patch(layers, state[None])
         hooks = Hooks(STATES[1:], dict(zip(STATES, (at_embedding, at_layer), strict=True)))
         return model.forward(weights, inputs, hooks=hooks).captured[STATES[1]][-1]
@@ -279,7 +279,9 @@ def _jacobians(model: LanguageModel, weights: Weights, inputs: Inputs) -> Transl
             (slope,) = pull_back(jnp.broadcast_to(feature, ended.shape).astype(ended.dtype))
             return slope.astype(jnp.float32).mean((0, 1))
 
-        return jax.lax.map(row, jnp.eye(dim)).T
+        return jax.lax.map(row, jnp.eye(dim, dtype=jnp.float32)).T
 
-    jacobians = jax.lax.map(of_state, (jnp.arange(num), states))
-    return Translators(jacobians - jnp.eye(dim), jnp.zeros((num, dim)))
+    jacobians = jax.lax.map(of_state, (jnp.arange(num, dtype=jnp.int32), states))
+    return Translators(
+        jacobians - jnp.eye(dim, dtype=jnp.float32), jnp.zeros((num, dim), jnp.float32)
+    )

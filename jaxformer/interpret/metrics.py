@@ -73,7 +73,7 @@ class LogProbability:
 
 
 def _entries(logits: Float[Array, "batch vocab"], tokens: Any) -> Float[Array, " batch"]:
-    return logits[jnp.arange(len(logits)), jnp.asarray(tokens)]
+    return logits[jnp.arange(len(logits), dtype=jnp.int32), jnp.asarray(tokens)]
 
 
 def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:

@@ -147,7 +147,10 @@ def _train(
             updates, moments = optimizer.update(jax.grad(loss)(params), moments)
             return (jax.tree.map(jnp.add, params, updates), moments), None
 
-        params = jnp.zeros((x.shape[-1], num_labels)), jnp.zeros(num_labels)
+        params = (
+            jnp.zeros((x.shape[-1], num_labels), jnp.float32),
+            jnp.zeros(num_labels, jnp.float32),
+        )
         (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), None, steps)
         right = (x @ params[0] + params[1]).argmax(-1) == labels
         return jnp.where(trains, 0, right).sum() / jnp.maximum((~trains).sum(), 1), *params

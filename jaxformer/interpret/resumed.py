@@ -90,7 +90,7 @@ class Plan:
     def context(self, layer: int, first: int) -> Context:
         """Returns the context of the tokens from `first` on, which attend to the whole row."""
         model, run = self.model, self.model.run()
-        new = TokenInfo(self.length - first, jnp.arange(first, self.length))
+        new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         slots = TokenInfo(self.length)
         mask = model.self_attention_masks[layer]
         at_once = is_step(run, new.length)

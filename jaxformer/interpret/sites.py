@@ -77,7 +77,7 @@ class Grid:
 
 def is_at(index: Int[Array | np.ndarray, ""], size: int) -> Bool[Array, " size"]:
     """Returns which of 0 … size − 1 equal the index; all if it is −1."""
-    return (jnp.arange(size) == index) | (index < 0)
+    return (jnp.arange(size, dtype=jnp.int32) == index) | (index < 0)
 
 
 def pad_sites(sites: Site, multiple: int) -> Site:

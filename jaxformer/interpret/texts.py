@@ -54,7 +54,7 @@ def next_token_batch(
     documents, positions, _ = document_positions(rows, DocumentCursor.begin(len(rows)))
     length = rows.shape[1]
     # The index of the next real token; `length` after the last one.
-    real = jnp.where(documents != 0, jnp.arange(length), length)
+    real = jnp.where(documents != 0, jnp.arange(length, dtype=jnp.int32), length)
     following = jax.lax.cummin(real, axis=1, reverse=True)
     following = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=length)
     index = jnp.minimum(following, length - 1)

@@ -61,7 +61,7 @@ def _later(
     mask: Mask, length: int, block: int, row: Int[Array, ""], column: Int[Array, ""]
 ) -> Bool[Array, "block block"]:
     """Returns which keys from `column` on are visible and later, for the queries from `row` on."""
-    query, key = (first + jnp.arange(block) for first in (row, column))
+    query, key = (first + jnp.arange(block, dtype=jnp.int32) for first in (row, column))
     visible = mask(TokenInfo(block, query), TokenInfo(block, key))
     is_pair = (key > query[:, None]) & (key < length) & (query < length)[:, None]
     return is_pair & visible

@@ -84,7 +84,7 @@ def block_functions(subject) -> Iterator:
     tokens, read = jnp.zeros(segments.shape, jnp.int32), subject.read(len(segments))
     num_layers = model.config.num_layers
     for layer in range(num_layers):
-        where = (jnp.arange(num_layers) == layer)[:, None, None, None]
+        where = (jnp.arange(num_layers, dtype=jnp.int32) == layer)[:, None, None, None]
 
         def run(variables, x, layer=layer, where=where):
             patch = {"block.input": Patch(where, subject.in_batch(x)[None])}

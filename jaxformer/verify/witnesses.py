@@ -141,7 +141,9 @@ def by_change(function, inputs, num_positions: int, columns, others):
     @jax.jit
     def run(x, others, columns):
         def step(y, column):
-            here = (jnp.arange(np.prod(shape)) == column).reshape(*shape, *features)
+            here = (jnp.arange(np.prod(shape), dtype=jnp.int32) == column).reshape(
+                *shape, *features
+            )
             z = function(jnp.where(here, others, x))
             y = jnp.where(column < 0, z, y)
             same = (y == z) | ((y != y) & (z != z))

@@ -10,6 +10,8 @@ import numpy as np
 from tests.mutation.bug import DISCIPLINE, LOSSES, STEP, Bug
 from tests.mutation.changes import Replace, gives, inside, takes, then, unchanged, without
 
+X64 = "test_x64.py"
+
 
 def counts_padding(weighted_sum):
     return lambda losses, weights: (weighted_sum(losses, weights)[0], jnp.float32(losses.size))
@@ -74,6 +76,21 @@ BUGS = (
         "functional.losses:token_losses",
         Replace("logits.astype(jnp.float32)", "logits"),
         LOSSES,
+    ),
+    Bug(
+        "kernels are drawn in JAX's default dtype",
+        "functional.linear:init_linear",
+        Replace(
+            "jax.random.normal(key, (in_dim, out_dim), jnp.float32)",
+            "jax.random.normal(key, (in_dim, out_dim))",
+        ),
+        f"{X64}::test_no_value_of_a_model_or_its_gradient_is_float64",
+    ),
+    Bug(
+        "dropout draws in JAX's default dtype",
+        "functional.dropout:dropout",
+        Replace("jnp.float32(1.0 - rate)", "1.0 - rate"),
+        f"{X64}::test_the_flag_changes_no_result[dropout]",
     ),
     Bug(
         "targets not shifted",

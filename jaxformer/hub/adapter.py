@@ -6,6 +6,8 @@ weights: W + scale · B A, with A stored as lora_A.weight [rank, inputs] and B a
 """
 
 import re
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,11 +41,13 @@ class Adapter:
         path: The file of its tensors.
         factors: {module: {"A": tensor, "B": tensor}}.
         scales: {module: scale of its update}.
+        is_adapted: Whether the adapter's config selects a module.
     """
 
     path: Path
     factors: dict[str, dict[str, Tensor]]
     scales: dict[str, float]
+    is_adapted: Callable[[str], bool]
 
     def applied(self, tensors: dict[str, Tensor], entries: list[Entry], base: str) -> dict:
         """Returns the model's tensors by their names in the table, with the updates added.
@@ -68,7 +72,23 @@ class Adapter:
             factors["B"].check((outputs, rank))
             update = (factors["A"], factors["B"], self.scales[module], entry.is_transposed)
             applied[entry.theirs] = Adapted(tensors[entry.theirs], *update)
+        self._warn_of_missing(
+            module
+            for module, entry in by_module.items()
+            if applied[entry.theirs] is tensors[entry.theirs]
+            and not entry.ours[0].startswith("head/")  # "all-linear" never selects the head
+        )
         return applied
+
+    def _warn_of_missing(self, unchanged: Iterable[str]) -> None:
+        """Warns of modules that the config selects and the file lacks. PEFT warns too."""
+        if missing := list(filter(self.is_adapted, unchanged)):
+            more = f" and {len(missing) - 1} more modules" if len(missing) > 1 else ""
+            warnings.warn(
+                f"{self.path} has no update of {missing[0]}{more}, although {CONFIG} selects it; "
+                "its weights remain those of the model",
+                stacklevel=2,
+            )
 
 
 class Adapted(NamedTuple):
@@ -152,4 +172,4 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
         if both["A"].shape[:1] != (r,):
             raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {r}")
         scales[module] = pattern_value(alphas, module, alpha) / (r**0.5 if root else r)
-    return Adapter(weights, factors, scales)
+    return Adapter(weights, factors, scales, targets.is_adapted)

@@ -88,7 +88,9 @@ def export(
         tensors = {entry.theirs: partial(of_entry, entry, leaves) for entry in wanted}
         shapes = {entry.theirs: entry.their_shape for entry in wanted}
         for name, constant in matching.constants(config).items():
-            tensors[name], shapes[name] = partial(constant.array, constant.shape), constant.shape
+            if constant.is_saved:
+                tensors[name] = partial(constant.array, constant.shape)
+                shapes[name] = constant.shape
         converted = {name: partial(_converted, name, x, written) for name, x in tensors.items()}
         sizes = {name: written.itemsize * math.prod(shape) for name, shape in shapes.items()}
         write_tensors(unfinished, converted, sizes)

@@ -90,10 +90,12 @@ class Constant(NamedTuple):
     Attributes:
         shape: Its shape.
         array: Returns it as a float32 array from its shape.
+        is_saved: Whether their class saves it. Older files may have it although it does not.
     """
 
     shape: tuple[int, ...]
     array: Callable[[Any], np.ndarray]
+    is_saved: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,14 @@ class Family:
         fixed: Our fields that have the same value in the whole family.
         demanded: Their options, each with the only implemented value.
         parts: Options that `renamed` cannot express.
-        ignored: Patterns of names of tensors that hold nothing learned, or copies of others.
+        ignored: Patterns of names of tensors that the class in transformers does not read.
         base: The prefix of tensor names that a file of their bare model leaves out.
         older: Parts of tensor names in older files, each with its replacement.
         repeated: Options that repeat another one if a file has both.
-        constants: Returns the tensors that their class stores but does not train, by name. An
-            import checks only their shapes.
+        constants: Returns the tensors that their class computes and does not train, by name. An
+            import requires that those in the file hold the computed numbers.
+        copies: Names of tensors that their class ties to others, and these others. An import
+            requires that both are equal.
         generation: Options for generation that their class of configs has by default.
     """
 
@@ -133,6 +137,7 @@ class Family:
     older: dict = field(default_factory=dict)
     repeated: dict = field(default_factory=dict)
     constants: Callable[[Any], dict[str, Constant]] = lambda config: {}
+    copies: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
 
     def to_config(self, options: Options):
@@ -204,7 +209,7 @@ class Family:
 
     def is_ignored(self, name: str) -> bool:
         """Returns whether a tensor may be left unread."""
-        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+        return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
 def canonical(config):

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.saved import bound
 from jaxformer.artifacts.subwords import Subwords
@@ -23,6 +25,8 @@ _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers en
     decoder_layers""".split()
 _MOST_LAYERS = 4096  # finding a pattern among the layers takes quadratic time
 # Names of tensors that may repeat the embedding table, in models whose head is tied to it.
+# Sinusoids in bfloat16 differ by 0.002 from those in float32.
+_ROUNDING = 0.01
 _EMBEDDING = re.compile(r"(lm_head|embed_out|vocab_projector|decoder|embed_tokens)\.weight$")
 
 
@@ -133,11 +137,28 @@ def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) ->
 
 
 def check_constants(family: Family, config, tensors) -> None:
-    """Raises ValueError if a tensor that the config determines has another shape in the file."""
+    """Raises ValueError if a tensor of the file is not what its class would compute.
+
+    transformers computes with the tensor in the file, so a model of ours would differ.
+    """
     for name, constant in family.constants(config).items():
         stored = next((x for x in (name, name.removeprefix(family.base)) if x in tensors), None)
-        if stored is not None:
-            tensors[stored].check(constant.shape)
+        if stored is None:
+            continue
+        tensor = tensors[stored]
+        tensor.check(constant.shape)
+        difference = np.abs(np.float32(tensor.mapped()) - constant.array(constant.shape)).max()
+        if not difference <= _ROUNDING:
+            raise ValueError(
+                f"{tensor.path}: tensor {stored} differs by {difference:.2g} from the table that "
+                "its class computes; only models with the computed table are supported"
+            )
+    for name, original in family.copies.items():
+        if {name, original} <= tensors.keys() and not tensors[name].equals(tensors[original]):
+            raise ValueError(
+                f"{tensors[name].path}: tensor {name} differs from {original}, to which its class "
+                "ties it"
+            )
 
 
 def _some(names) -> str:

@@ -25,7 +25,7 @@ def put(folder, config=None, tensors=None, **options):
         f"{QUERY}.lora_A.weight": rng.normal(size=(2, 16)).astype(np.float32),
         f"{QUERY}.lora_B.weight": rng.normal(size=(48, 2)).astype(np.float32),
     }
-    content = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["c_attn"]}
+    content = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["h.1.attn.c_attn"]}
     content |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": "somewhere/else"}
     (folder / CONFIG).write_text(json.dumps(config or content | options))
     save_file(own if tensors is None else tensors(own), folder / TENSORS)
@@ -59,7 +59,7 @@ def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
         ({"use_rslora": True}, 6 / 2**0.5),
         ({"alpha_pattern": {"c_attn": 8}, "lora_alpha": 1}, 4.0),
         ({"rank_pattern": {"^transformer.h.1.attn.c_attn": 2}, "r": 7}, 3.0),
-        ({"rank_pattern": {"h.0.attn.c_attn": 3}, "target_modules": "all-linear"}, 3.0),
+        ({"rank_pattern": {"h.0.attn.c_attn": 3}}, 3.0),
         ({"fan_in_fan_out": True, "bias": "none", "modules_to_save": None}, 3.0),
         ({"init_lora_weights": "gaussian", "layers_to_transform": None, "loftq_config": {}}, 3.0),
         ({"layers_to_transform": [1]}, 3.0),
@@ -98,6 +98,25 @@ def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
     some, other = (flat(jf.load(x).variables) for x in (folder, named))
     for name in some:
         np.testing.assert_array_equal(some[name], other[name])
+
+
+@pytest.mark.parametrize(
+    ("targets", "missing"),
+    [
+        (["c_attn"], r"transformer\.h\.0\.attn\.c_attn, "),
+        (["h.1.attn.c_attn", "h.0.mlp.c_fc"], r"transformer\.h\.0\.mlp\.c_fc, "),
+        ("all-linear", r"transformer\.h\.0\.attn\.c_attn and 6 more modules, "),
+    ],
+)
+def test_maps_that_an_adapter_selects_and_lacks_are_named(targets, missing, folder):
+    """PEFT loads such a file with a warning: B of a missing update is 0."""
+    put(folder)
+    expected = flat(jf.load(folder).variables)
+    put(folder, target_modules=targets)
+    with pytest.warns(UserWarning, match=r"has no update of " + missing):
+        found = flat(jf.load(folder).variables)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
 def without(part):
@@ -140,7 +159,11 @@ REFUSED = {
     "another rank": ({"r": 4}, None, ["lora_A", "(2, 16)", "r is 4"]),
     "rank is text": ({"r": "2"}, None, ["r is '2'"]),
     "half of it": ({}, without("lora_B"), ["only one of lora_A and lora_B"]),
-    "another model": ({}, renamed("h.1", "h.9"), ["no linear map transformer.h.9.attn.c_attn"]),
+    "another model": (
+        {"target_modules": ["c_attn"]},
+        renamed("h.1", "h.9"),
+        ["no linear map transformer.h.9.attn.c_attn"],
+    ),
     "another architecture": (
         {"target_modules": ["q_proj"]},
         renamed("transformer.h.1.attn.c_attn", "model.layers.1.self_attn.q_proj"),

@@ -94,6 +94,47 @@ def test_sinusoids_of_another_length_than_config_json_says_are_refused(tmp_path)
         jf.load(tmp_path / "out")
 
 
+TABLES = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+
+
+@pytest.mark.parametrize("family", ["pegasus", "marian"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stored_table_of_positions_must_be_the_computed_one(family, dtype, tmp_path):
+    """transformers computes with the stored table. Its rounding to bfloat16 is accepted."""
+    model = jf.build(base(family))
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family=family, dtype=dtype)
+    length, dim = model.config.max_length, model.config.embed_dim
+    angles = np.outer(np.arange(length), 10_000.0 ** (-np.arange(0, dim, 2) / dim))
+    right = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(jnp.dtype(dtype))
+
+    def put(table):
+        foreign.tensors(tmp_path / "out", lambda x: x | dict.fromkeys(TABLES, table))
+
+    put(right)
+    jf.load(tmp_path / "out")
+    for other in (np.roll(right, 1, axis=0), right * np.nan, right[:, ::-1].copy()):
+        put(other.astype(right.dtype))
+        with pytest.raises(ValueError, match=r"embed_positions.weight differs by .* from the"):
+            jf.load(tmp_path / "out")
+
+
+def test_a_stored_copy_must_be_equal_to_the_tensor_that_it_copies(tmp_path):
+    model = jf.build(base("bert"))
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family="bert")
+
+    def put(change):
+        name = "cls.predictions.decoder.bias"
+        foreign.tensors(
+            tmp_path / "out", lambda x: x | {name: x["cls.predictions.bias"] + np.float32(change)}
+        )
+
+    put(0)
+    jf.load(tmp_path / "out")
+    put(1)
+    with pytest.raises(ValueError, match=r"decoder.bias differs from cls.predictions.bias"):
+        jf.load(tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_options_of_loading(tmp_path):
     """bfloat16 parameters and activations, integer kernels, the execution, and wrong values."""

@@ -4,6 +4,8 @@ BART and Marian are post-norm encoder-decoders whose logits have a bias. PEGASUS
 sinusoidal positions.
 """
 
+from functools import partial
+
 import numpy as np
 
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
@@ -75,9 +77,9 @@ def sinusoids(shape: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
-def positions(config) -> dict[str, Constant]:
-    """Returns the tables of sinusoids, which their class stores but does not train."""
-    table = Constant((config.max_length, config.embed_dim), sinusoids)
+def positions(config, is_saved: bool = True) -> dict[str, Constant]:
+    """Returns the tables of sinusoids, which their class computes and does not train."""
+    table = Constant((config.max_length, config.embed_dim), sinusoids, is_saved)
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
@@ -97,6 +99,7 @@ MARIAN = Family(
     fixed=FIXED | {"positions": "sinusoidal_halves"},
     demanded=DEMANDED | {"share_encoder_decoder_embeddings": True},
     parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
+    constants=partial(positions, is_saved=False),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     generation={"forced_eos_token_id": 0},
 )

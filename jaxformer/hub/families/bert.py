@@ -98,9 +98,9 @@ BERT = Family(
     parts=(LABELS,),
     ignored=(
         r"(bert\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
-        r"cls\.predictions\.decoder\.bias",
         r"cls\.seq_relationship\.\w+",
     ),
+    copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     base="bert.",
     older=OLDER,
 )
@@ -168,10 +168,8 @@ def roberta(model_type: str, model: str) -> Family:
             Part(read_roberta, write_roberta),
             Part(read_roberta_head, lambda config: {}),
         ),
-        ignored=(
-            r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",
-            r"lm_head\.decoder\.bias",
-        ),
+        ignored=(r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",),
+        copies={"lm_head.decoder.bias": "lm_head.bias"},
         base="roberta.",
         older=OLDER,
     )

@@ -16,7 +16,7 @@ from jaxformer.functional.family import CacheSize, DecodingCache, Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks
+from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks, hooks_of_texts
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -201,7 +201,6 @@ def inspect(
             raise ValueError("source was given with a cache; the cache has read its source")
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
-    hooks = checked_hooks(capture, patch, model.points)
     if cache is None:
         read = model.read_source(source)
         if read is not None and len(read.tokens) != len(tokens):
@@ -213,7 +212,9 @@ def inspect(
             if read is None
             else replace(read_tokens, source=read.tokens, source_segments=read.segments)
         )
+        hooks = hooks_of_texts(capture, patch, model.points, inputs)
         return _inspect(model, variables, inputs, None, hooks, None)
+    hooks = checked_hooks(capture, patch, model.points, length=cache.capacity)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
             "points of the encoder cannot be captured or patched with a cache, which has already "

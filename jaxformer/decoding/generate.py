@@ -94,7 +94,15 @@ def generate(
     texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
     key = None if sampler.greedy else key
     weights = weights_of(prepare(model, variables))
-    hooks = checked_hooks(capture, patch, model.points, in_steps=True)
+    hooks = checked_hooks(
+        capture,
+        patch,
+        model.points,
+        # The last generated token is not read.
+        length=max(map(len, texts)) + max_new_tokens - 1,
+        source_length=None if source is None else max(map(np.size, source)),
+        steps=max_new_tokens,
+    )
     batch_size, width = len(texts), prompt_bucket(max(map(len, texts)))
     # A patch may have one entry for each of the caller's rows.
     rows = batch_size if hooks.patch else batch_bucket(batch_size)

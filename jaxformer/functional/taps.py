@@ -34,7 +34,7 @@ class Patch(NamedTuple):
             token axis (the last but one) of `where` and `value` has size p, with entry k for
             positions[k], or size 1. The patch then means the same in a pass over complete sequences
             and in cached steps. Padding has no position and never changes. None: every token of the
-            pass.
+            pass. A position that no text can have is refused, except inside jit.
         steps: int [s], for `generate`: the generated tokens whose predicting pass changes. 0 is the
             first one, which the pass over the prompt predicts. None: all.
     """

@@ -203,7 +203,9 @@ def checked_hooks(
     patch: Mapping[str, Patch] | None,
     points: Collection[str],
     *,
-    in_steps: bool = False,
+    length: int | None = None,
+    source_length: int | None = None,
+    steps: int | None = None,
 ) -> Hooks:
     """Returns the hooks for these captures and patches.
 
@@ -211,10 +213,14 @@ def checked_hooks(
         capture: names of points to capture.
         patch: {name: Patch}, or None.
         points: the names of the model's points.
-        in_steps: whether the pass generates tokens, so that patches may have steps.
+        length: the most tokens of a text; None: unlimited.
+        source_length: the most tokens of a source; None: unlimited.
+        steps: the number of tokens to generate; None: the pass generates none, so patches may not
+            have steps.
 
     Raises:
-        ValueError: a name is not in `points`, or a patch is invalid.
+        ValueError: a name is not in `points`, or a patch is invalid. Inside jit, a position or step
+            that does not exist changes nothing instead.
     """
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
@@ -233,12 +239,30 @@ def checked_hooks(
             raise ValueError(
                 f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value)"
             )
-        if entry.steps is not None and not in_steps:
+        if entry.steps is not None and steps is None:
             raise ValueError(f"patch {name!r} has steps; only generate has them: use positions")
-        rows = [_row(f"patch {name!r}: positions", entry.positions)]
-        rows.append(_row(f"patch {name!r}: steps", entry.steps))
-        patch[name] = Patch(entry.where, entry.value, *rows)
+        of_source = name.startswith("encoder.")
+        limit, whose = (source_length, "source") if of_source else (length, "text")
+        positions = _row(f"patch {name!r}: positions", entry.positions)
+        _check_range(f"patch {name!r}: positions", positions, limit, f"tokens of a {whose}")
+        steps_of_patch = _row(f"patch {name!r}: steps", entry.steps)
+        _check_range(f"patch {name!r}: steps", steps_of_patch, steps, "generated tokens")
+        patch[name] = Patch(entry.where, entry.value, positions, steps_of_patch)
     return Hooks(tuple(capture), patch)
+
+
+def hooks_of_texts(
+    capture: Iterable[str],
+    patch: Mapping[str, Patch] | None,
+    points: Collection[str],
+    inputs: Inputs,
+) -> Hooks:
+    """Returns the hooks of a pass over complete texts; see `checked_hooks`."""
+    length = longest_text(inputs.tokens, inputs.segments)
+    source_length = None
+    if inputs.source is not None:
+        source_length = longest_text(inputs.source, inputs.source_segments)
+    return checked_hooks(capture, patch, points, length=length, source_length=source_length)
 
 
 def _row(name: str, values: Any) -> Int[Array, " values"] | None:
@@ -249,6 +273,27 @@ def _row(name: str, values: Any) -> Int[Array, " values"] | None:
     if row.ndim != 1 or not jnp.issubdtype(row.dtype, jnp.integer):
         raise ValueError(f"{name} are {values!r}; they must be a row of whole numbers")
     return row
+
+
+def _check_range(name: str, row: Array | None, limit: int | None, what: str) -> None:
+    """Raises ValueError if an entry is negative, or not below the limit; None: no limit."""
+    if row is None or isinstance(row, jax.core.Tracer):
+        return
+    for value in np.asarray(row):
+        if value < 0 or (limit is not None and value >= limit):
+            accepted = "they must not be negative"
+            if limit is not None:
+                accepted = f"they must be in 0 … {limit - 1}, the {what}"
+            raise ValueError(f"{name} hold {value}; {accepted}")
+
+
+def longest_text(tokens: AnyArray, segments: AnyArray | None) -> int:
+    """Returns the most tokens of a document, without padding if the segments are known."""
+    if segments is None or isinstance(segments, jax.core.Tracer):
+        return tokens.shape[1]
+    rows = np.asarray(segments)
+    found = (np.unique(row[row != 0], return_counts=True)[1] for row in rows)
+    return max((int(counts.max()) for counts in found if counts.size), default=0)
 
 
 def _check_ids(name: str, tokens: AnyArray, vocab_size: int, embed_dim: int) -> None:

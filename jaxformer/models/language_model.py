@@ -18,8 +18,8 @@ from jaxformer.models.check import (
     check_own_mask,
     check_parameters,
     check_variables,
-    checked_hooks,
     checked_inputs,
+    hooks_of_texts,
     padded_source,
 )
 from jaxformer.models.config import Execution
@@ -162,8 +162,8 @@ class LanguageModel(nn.Module):
             (logits, captured). captured[name] has the layer as its first axis for points inside the
             layers.
         """
-        hooks = checked_hooks(capture, patch, self.points)
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
+        hooks = hooks_of_texts(capture, patch, self.points, inputs)
         key = self.dropout_key()
         passed = self.forward(self.weights, inputs, dropout_key=key, hooks=hooks)
         return self.logits(self.weights, passed.hidden), passed.captured

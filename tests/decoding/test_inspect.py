@@ -38,6 +38,47 @@ def setup(name, seed):
     return model, tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
 
 
+@pytest.mark.parametrize("wrong", [[-1], [0, 6], [10**9]])
+def test_a_position_or_step_that_does_not_exist_is_refused(wrong):
+    """Such a patch would change nothing. Padding has no position, and documents are counted alone.
+
+    A text of 6 tokens has the positions 0 to 5. `generate` reads 4 tokens and 2 of the 3 new ones.
+    """
+    model = tiny.build(num_layers=1)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 6)
+
+    def patch(positions):
+        return {"block.output": Patch(np.ones((1, 1), bool), np.zeros((1, 1)), positions)}
+
+    def run(positions, tokens=tokens, segments=None):
+        jf.inspect(model, variables, tokens, segments=segments, patch=patch(positions))
+
+    def in_cache(positions):
+        cache = jf.start(model, variables, 1, 6)
+        jf.inspect(model, variables, tokens[:, :2], cache, patch=patch(positions))
+
+    def generated(positions=None, steps=None):
+        patches = {"embedding": Patch(True, 0.0, positions, steps)}
+        how = {"max_new_tokens": 3, "sampler": GREEDY, "patch": patches}
+        jf.generate(model, variables, tokens[:, :4], **how)
+
+    padded = np.array([[0, 1, 1, 1, 1, 1, 1, 2, 2, 2]])
+    calls = (
+        run,
+        lambda x: model.apply(variables, tokens, patch=patch(x), method="inspect"),
+        lambda x: run(x, tiny.tokens(0, 1, 10), padded),
+        in_cache,
+        generated,
+    )
+    for call in calls:
+        call([5])
+        with pytest.raises(ValueError, match=r"positions hold -?\d+; .* in 0 … 5, the tok"):
+            call(wrong)
+    generated(steps=[2])
+    with pytest.raises(ValueError, match=r"steps hold -?\d+; .* in 0 … 2, the gen"):
+        generated(steps=wrong)
+
+
 def own_points(model):
     """Returns the points of the target tokens, without those of a source encoder."""
     return tuple(name for name in model.points if not name.startswith("encoder."))

@@ -65,6 +65,18 @@ def forgets_no_slot(rewind):
 
 
 BUGS = (
+    Bug(
+        "a patch at a position beyond the text changes nothing",
+        "models.check:_check_range",
+        gives(None),
+        f"{INSPECT}::test_a_position_or_step_that_does_not_exist_is_refused",
+    ),
+    Bug(
+        "documents of a packed row share their positions",
+        "models.check:longest_text",
+        Replace("segments is None", "True"),
+        f"{INSPECT}::test_a_position_or_step_that_does_not_exist_is_refused",
+    ),
     # ---- attention
     Bug(
         "scores scaled by 1 / d",

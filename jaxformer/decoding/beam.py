@@ -18,12 +18,14 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start
+from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, rows_at_once
 from jaxformer.decoding.beam_steps import Ending, Limits, _begin, _best, _go_on, _with_room
-from jaxformer.decoding.cache_slots import live_slots, prompt_bucket, slots
+from jaxformer.decoding.cache_slots import live_slots, slots
 from jaxformer.decoding.constraints import constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.steps import prefill
+from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.check import whole_number
@@ -31,7 +33,7 @@ from jaxformer.models.config.generation import Constraints
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
-from jaxformer.models.rows import batch_bucket, padded, with_batch_size
+from jaxformer.models.rows import padded
 
 BEAM_WIDTH = 4  # beam width where neither the call nor the checkpoint sets one
 
@@ -66,6 +68,7 @@ def beam_search(
     stop_tokens: Iterable[int] = (),
     source: Any = None,
     constraints: Constraints | None = None,
+    batch_size: int | None = None,
 ) -> Hypotheses:
     """Returns the `num_hypotheses` best continuations of each prompt that a beam search finds.
 
@@ -87,6 +90,7 @@ def beam_search(
         stop_tokens: see `generate`.
         source: see `generate`.
         constraints: see `generate`. They apply to log P, and thereby to scores.
+        batch_size: see `generate`. The caches are those of all hypotheses.
 
     Raises:
         ValueError: an argument is not accepted.
@@ -108,17 +112,40 @@ def beam_search(
     if not np.isfinite(exponent):
         raise ValueError(f"length_penalty is {exponent}; it must be finite")
     texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    weights = weights_of(prepare(model, variables))
-    width = prompt_bucket(max(map(len, texts)))
-    batch_size, rows = len(texts), batch_bucket(len(texts))
-    texts, source = (with_batch_size(x, rows) for x in (texts, source))
+    weights, given = weights_of(prepare(model, variables)), Texts(texts, source)
+    ending = Ending(np.float32(exponent), np.int32(max_new_tokens), early_stopping)
+    most = rows_at_once(model, weights, given, max_new_tokens, batch_size, beam_width)
+    batches, parts = batches_of(given, most), []
+    for batch in batches:
+        rules = rules_of(
+            constraints, batch.texts.prompts, batch.width, max_new_tokens, stops, batch.texts.source
+        )
+        found, broken = _search(
+            model, weights, batch, Limits(stops, ending, rules), beam_width, max_new_tokens
+        )
+        check_finite_logits(batch.of_call(broken, len(texts)), variables)
+        parts.append(Hypotheses(*(x[: batch.batch_size, :num_hypotheses] for x in found)))
+    return in_order(parts, batches)
+
+
+def _search(
+    model: LanguageModel,
+    weights: Weights,
+    batch: Batch,
+    limits: Limits,
+    beam_width: int,
+    max_new_tokens: int,
+) -> tuple[Hypotheses, np.ndarray]:
+    """Searches the continuations of one batch.
+
+    Returns:
+        (the hypotheses, bool [rows]: whether logits of a row are not finite).
+    """
+    (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
     live = slots(width + 1)
     cache = start(model, {"prepared": weights}, rows, live, source)
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache)
-    search = _begin(passed, beam_width, live - width, np.int32(batch_size))
-    ending = Ending(np.float32(exponent), np.int32(max_new_tokens), early_stopping)
-    rules = rules_of(constraints, texts, width, max_new_tokens, stops, source)
-    limits = Limits(stops, ending, rules)
+    search = _begin(passed, beam_width, live - width, np.int32(batch.batch_size))
     until, over = 0, False
     while until < max_new_tokens and not over:  # one call fills the slots, the next has more
         live = slots(width + until + 1)
@@ -126,13 +153,13 @@ def beam_search(
         search = _with_room(search, live, live - width)
         slots_seen = live_slots(search.cache, live)
         search, over = _go_on(model, weights, search, limits, until, slots_seen)
-    beam = _best(search, ending.length_penalty)
-    check_finite_logits(to_host(search.broken)[:batch_size], variables)
+    exponent = limits.ending.length_penalty
+    beam = _best(search, exponent)
     scores = to_host(beam.scores(exponent))
     tokens, lengths, log_probs = map(to_host, (beam.tokens, beam.lengths(), beam.log_probs))
     lengths = np.where(np.isfinite(log_probs), lengths, 0)
-    found = (_first_tokens(tokens, lengths, max_new_tokens), lengths, scores, log_probs)
-    return Hypotheses(*(x[:batch_size, :num_hypotheses] for x in found))
+    first = _first_tokens(tokens, lengths, max_new_tokens)
+    return Hypotheses(first, lengths, scores, log_probs), to_host(search.broken)
 
 
 def beam_width_of_call(model: LanguageModel, given: int | None) -> int:

@@ -7,6 +7,7 @@ The cache starts with the slots of the first block and grows while rows continue
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,15 +16,16 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start_captured
-from jaxformer.decoding.cache_slots import live_slots, prompt_bucket, slots, with_slots
+from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, one_batch, rows_at_once
+from jaxformer.decoding.cache_slots import live_slots, slots, with_slots
 from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.result import Generation, by_position, collected, first_rows, new_tokens
-from jaxformer.decoding.sampling import Sampler, default_sampler
+from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler
 from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-from jaxformer.functional.family import CacheSize
+from jaxformer.functional.family import CacheSize, Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import Patch
+from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number
@@ -31,7 +33,7 @@ from jaxformer.models.config.generation import Constraints
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
-from jaxformer.models.rows import batch_bucket, padded, row_of_ids, with_batch_size
+from jaxformer.models.rows import batch_bucket, padded, row_of_ids
 
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]
 
@@ -49,13 +51,16 @@ def generate(
     source: Any = None,
     constraints: Constraints | None = None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
+    batch_size: int | None = None,
     capture: Iterable[str] = (),
     patch: Mapping[str, Patch] | None = None,
 ) -> Generation:
     """Continues each prompt by up to `max_new_tokens` tokens.
 
-    Memory follows the length that the rows reach, not `max_new_tokens`. Batches are filled up to a
-    bucket of batch sizes, unless there is a patch; the additional rows are not returned.
+    Many prompts are computed in batches of similar lengths, and returned in the order given. Memory
+    follows the length that the rows reach, not `max_new_tokens`. Batches are filled up to a bucket
+    of batch sizes, unless there is a patch; the additional rows are not returned. With `capture` or
+    `patch`, whose arrays have entries of all rows, the call is one batch.
 
     Args:
         model: an autoregressive model.
@@ -68,7 +73,11 @@ def generate(
         stop_tokens: ids, each of which ends a row.
         source: for a model that reads one, a row of ids for each prompt.
         constraints: rules about the next token; None: those of `model.generation`.
-        on_tokens: called after every block of steps with the new tokens of each row.
+        on_tokens: called after every block of steps with the new tokens of each row, which are none
+            for rows of other batches.
+        batch_size: the most prompts computed at once. None: as many as have prompts of 65,536
+            tokens, and caches and logits of 1 GiB, all at the full length. With a mesh in context,
+            None means all.
         capture: names of points to capture, from `model.points`.
         patch: {name of a point: Patch}, values to replace; a Patch may name positions and steps.
 
@@ -92,7 +101,6 @@ def generate(
     if key is not None and not is_key(key):
         raise ValueError(f"key is {key!r}; it must be one key, jax.random.key(seed)")
     texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    key = None if sampler.greedy else key
     weights = weights_of(prepare(model, variables))
     hooks = checked_hooks(
         capture,
@@ -103,38 +111,92 @@ def generate(
         source_length=None if source is None else max(map(np.size, source)),
         steps=max_new_tokens,
     )
-    batch_size, width = len(texts), prompt_bucket(max(map(len, texts)))
-    # A patch may have one entry for each of the caller's rows.
-    rows = batch_size if hooks.patch else batch_bucket(batch_size)
-    texts, source = (with_batch_size(x, rows) for x in (texts, source))
-    first_slots = slots(width + (STEPS if max_new_tokens > 1 else 0))
+    call = _Call(
+        model=model,
+        variables=variables,
+        weights=weights,
+        arrays=sampler.arrays(),
+        key=None if sampler.greedy else key,
+        stops=stops,
+        constraints=constraints,
+        max_new_tokens=max_new_tokens,
+        num_rows=len(texts),
+        hooks=hooks,
+        on_tokens=on_tokens,
+    )
+    given = Texts(texts, source)
+    most = rows_at_once(model, weights, given, max_new_tokens, batch_size)
+    if hooks.patch:  # a patch may have one entry for each of the caller's rows
+        batches = [one_batch(given, len(texts))]
+    elif hooks.capture:
+        batches = [one_batch(given, batch_bucket(len(texts)))]
+    else:
+        batches = batches_of(given, most)
+    return in_order([_continued(call, batch) for batch in batches], batches)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call that all its batches share.
+
+    Attributes:
+        num_rows: number of prompts of the call.
+    """
+
+    model: LanguageModel
+    variables: Variables
+    weights: Weights
+    arrays: SamplerArrays | None
+    key: PRNGKeyArray | None
+    stops: Int[np.ndarray, " stops"]
+    constraints: Constraints
+    max_new_tokens: int
+    num_rows: int
+    hooks: Hooks
+    on_tokens: Callable[[list[list[int]]], None] | None
+
+    def report(self, tokens: Int[np.ndarray, "batch steps"], room: int, batch: Batch) -> None:
+        """Calls `on_tokens` with the new tokens of a batch; the remaining rows have none."""
+        if self.on_tokens is None:
+            return
+        found: list[list[int]] = [[] for _ in range(self.num_rows)]
+        rows = new_tokens(tokens[: batch.batch_size], room)
+        for row, ids in zip(batch.own_rows, rows, strict=True):
+            found[row] = ids
+        self.on_tokens(found)
+
+
+def _continued(call: _Call, batch: Batch) -> Generation:
+    """Continues the prompts of one batch."""
+    model, weights, hooks, most = call.model, call.weights, call.hooks, call.max_new_tokens
+    (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
+    first_slots = slots(width + (STEPS if most > 1 else 0))
     size, ready = CacheSize(rows, first_slots), {"prepared": weights}
     cache, read = start_captured(model, ready, source, size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
-    found, room = [], max_new_tokens
-    num_keys = slots(width + -(-(max_new_tokens - 1) // STEPS) * STEPS)
-    rules = rules_of(constraints, texts, width, max_new_tokens, stops, source)
-    choice = Choice(sampler.arrays(), key, stops, rules)
+    found, room = [], most
+    num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
+    rules = rules_of(call.constraints, texts, width, most, call.stops, source)
+    choice = Choice(call.arrays, call.key, call.stops, rules, batch.rows.astype(np.int32))
     generated = None if rules is None else np.full((rows, num_keys), NO_TOKEN, np.int32)
-    state, new = first_token(passed, choice, np.int32(batch_size), generated)
+    state, new = first_token(passed, choice, np.int32(batch.batch_size), generated)
     while True:
         found.append(jax.tree.map(to_host, new))
-        wanted = found[-1].log_probs[:, :room]
-        check_finite_logits(np.isnan(wanted).any(axis=1), variables)
-        if on_tokens:
-            on_tokens(new_tokens(found[-1].tokens[:batch_size], room))
+        broken = np.isnan(found[-1].log_probs[:, :room]).any(axis=1)
+        check_finite_logits(batch.of_call(broken, call.num_rows), call.variables)
+        call.report(found[-1].tokens, room, batch)
         room -= found[-1].tokens.shape[1]
         if room <= 0 or to_host(state.stopped).all():
             break
-        needed = width + max_new_tokens - room - 1 + STEPS
+        needed = width + most - room - 1 + STEPS
         state = state._replace(cache=with_slots(state.cache, needed))
         live = live_slots(state.cache, needed)
         state, new = decode_block(model, weights, state, choice, live, hooks)
-    generation = collected(found, max_new_tokens, model.layer_points, num_keys)
+    generation = collected(found, most, model.layer_points, num_keys)
     weights_by_position = by_position(generation.captured, list(map(len, texts)), width)
     captured = {**jax.tree.map(to_host, read), **generation.captured, **weights_by_position}
     generation = generation._replace(captured=captured)
-    return first_rows(generation, batch_size, model.layer_points)
+    return first_rows(generation, batch.batch_size, model.layer_points)
 
 
 def is_key(key: object) -> bool:

@@ -132,11 +132,13 @@ def sample_tokens(
     key: PRNGKeyArray | None,
     step: Int[Array, ""],
     logits: Float[Array, "batch vocab"],
+    rows: Int[Array | np.ndarray, " batch"] | None = None,
 ) -> Int[Array, " batch"]:
     """Returns one token for each row.
 
-    Row i draws with fold_in(fold_in(key, i), step), so it does not depend on other rows. Without
-    `arrays` it is the most probable token, and `key` is not used.
+    Row number i draws with fold_in(fold_in(key, i), step), so it does not depend on other rows.
+    `rows` has their numbers; None: 0, 1, 2, … Without `arrays` it is the most probable
+    token, and `key` is not used.
     """
     if arrays is None:
         return most_probable(logits)
@@ -149,7 +151,8 @@ def sample_tokens(
         )
 
     truncated = _tempered(arrays, truncate(arrays, logits))
-    return jax.vmap(draw)(jnp.arange(len(logits), dtype=jnp.int32), truncated).astype(jnp.int32)
+    numbers = jnp.arange(len(logits), dtype=jnp.int32) if rows is None else jnp.asarray(rows)
+    return jax.vmap(draw)(numbers, truncated).astype(jnp.int32)
 
 
 def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:

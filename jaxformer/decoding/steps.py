@@ -38,12 +38,14 @@ class Choice(NamedTuple):
         key: a random key; None: greedy.
         stops: int [stops], ids that end a row.
         rules: constraints on the tokens; None: no constraints.
+        rows: int [batch], the numbers of the rows, from which they draw; None: 0, 1, 2, …
     """
 
     sampler: SamplerArrays | None
     key: Any
     stops: Int[Array | np.ndarray, " stops"]
     rules: Rules | None = None
+    rows: Int[Array | np.ndarray, " batch"] | None = None
 
 
 class State(NamedTuple):
@@ -146,7 +148,7 @@ def _choose(
     allowed = logits
     if choice.rules is not None and generated is not None:
         allowed = choice.rules.apply(logits, generated, step)
-    token = sample_tokens(choice.sampler, choice.key, step, allowed)
+    token = sample_tokens(choice.sampler, choice.key, step, allowed, choice.rows)
     if generated is not None:
         generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))
     log_prob = -token_losses(logits, token)

@@ -1,6 +1,6 @@
 """Translation of texts in batches, by a model that reads a source."""
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.rows import with_batch_size
 
 
 def translate(
@@ -62,12 +61,11 @@ def translate_ids(
                 f"text {number} has {len(source)} tokens; this model's max_source_length is "
                 f"{model.config.max_source_length}"
             )
-    num_texts = sum(len(source) > 0 for source in sources)
-    for rows in _by_length(sources, batch_size):
+    rows = [row for row, source in enumerate(sources) if len(source)]
+    if rows:
         some = [sources[row] for row in rows]
-        some = with_batch_size(some, min(batch_size, num_texts))  # one shape for all batches
-        outputs = _decode(model, ready, tokenizer, some, beam_width)
-        for row, ids in zip(rows, outputs, strict=False):
+        outputs = _decode(model, ready, tokenizer, some, beam_width, batch_size)
+        for row, ids in zip(rows, outputs, strict=True):
             found[row] = tokenizer.decode(ids)
     return found
 
@@ -78,19 +76,13 @@ def check_translates(model: LanguageModel) -> None:
         raise ValueError(f"model is a {type(model).__name__}; to translate it must read a source")
 
 
-def _by_length(sources: Sequence[Sized], batch_size: int) -> Iterator[list[int]]:
-    """Yields the indices of the non-empty sources in batches, the shortest sources first."""
-    order = [n for n in np.argsort([len(ids) for ids in sources], kind="stable") if len(sources[n])]
-    for begin in range(0, len(order), batch_size):
-        yield order[begin : begin + batch_size]
-
-
 def _decode(
     model: LanguageModel,
     variables: Mapping[str, Any],
     tokenizer: Any,
     sources: Sequence[Sequence[int] | np.ndarray],
     beam_width: int,
+    batch_size: int,
 ) -> list[list[int]]:
     opening, max_length = tokenizer.decoder_opening, model.config.max_length
     most = model.generation.most_new_tokens(len(opening), max_length)
@@ -105,6 +97,7 @@ def _decode(
             sampler=Sampler(temperature=0.0),
             stop_tokens=stops,
             source=sources,
+            batch_size=batch_size,
         )
         tokens, lengths = out.tokens, out.lengths
     else:
@@ -116,6 +109,7 @@ def _decode(
             beam_width=beam_width,
             stop_tokens=stops,
             source=sources,
+            batch_size=batch_size,
         )
         tokens, lengths = best.tokens[:, 0], best.lengths[:, 0]
     return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.decoding import batches as batches_module
 from jaxformer.decoding import beam as beam_module
 from jaxformer.decoding import generate as generate_module
 from jaxformer.decoding.fill import fill
@@ -302,3 +303,65 @@ def test_what_cannot_be_generated_is_refused_by_name():
     for name, value in (("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("min_p", 1.5)):
         with pytest.raises(ValueError, match=f"{name} is {value}"):
             jf.Sampler(**{name: value})
+
+
+def in_batches_and_at_once(monkeypatch, call):
+    """Returns the results of `call(None)` for all rows at once, then of several batches.
+
+    The batches come from a number of rows, and from a bound that holds one row.
+    """
+    at_once = call(None)
+    with monkeypatch.context() as patched:
+        patched.setattr(batches_module, "BATCH_BYTES", 1)
+        return at_once, [call(2), call(None)]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_batches_return_what_one_batch_returns(kind, monkeypatch):
+    """Tokens, lengths, log P and the tokens told, for rows of mixed lengths in mixed order."""
+    model = tiny.build(**{**MODELS[kind], "max_length": 80})
+    variables, rng = tiny.weights(model, 3), np.random.default_rng(3)
+    top = 36 if kind == "decoder" else 6
+    prompts = [tiny.tokens(i, n).tolist() for i, n in enumerate(rng.integers(1, top, 5))]
+    source = None if kind == "decoder" else [row[::-1] for row in prompts]
+
+    def call(batch_size):
+        told = [[] for _ in prompts]
+
+        def on_tokens(rows):
+            for text, row in zip(told, rows, strict=True):
+                text += row
+
+        out = run(
+            model,
+            variables,
+            prompts,
+            4,
+            key=jax.random.key(7),
+            stop_tokens=[1, 2],
+            source=source,
+            batch_size=batch_size,
+            on_tokens=on_tokens,
+        )
+        assert told == [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+        return out
+
+    at_once, batched = in_batches_and_at_once(monkeypatch, call)
+    for out in batched:
+        np.testing.assert_array_equal(out.tokens, at_once.tokens)
+        np.testing.assert_array_equal(out.lengths, at_once.lengths)
+        np.testing.assert_allclose(out.log_probs, at_once.log_probs, atol=1e-4)
+
+
+def test_beam_searches_in_batches_return_what_one_batch_returns(monkeypatch):
+    model, variables, prompts = setup(4)
+
+    def call(batch_size):
+        return jf.beam_search(
+            model, variables, prompts, max_new_tokens=4, beam_width=2, batch_size=batch_size
+        )
+
+    at_once, batched = in_batches_and_at_once(monkeypatch, call)
+    for out in batched:
+        np.testing.assert_array_equal(out.tokens, at_once.tokens)
+        np.testing.assert_allclose(out.scores, at_once.scores, atol=1e-4)

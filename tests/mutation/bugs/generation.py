@@ -27,11 +27,11 @@ def omits_stop(choose):
 
 
 def truncates_tempered(sample_tokens):
-    def broken(arrays, key, step, logits):
+    def broken(arrays, key, step, logits, rows):
         if arrays is not None:
             logits = logits / arrays.temperature
             arrays = arrays._replace(temperature=jnp.float32(1))
-        return sample_tokens(arrays, key, step, logits)
+        return sample_tokens(arrays, key, step, logits, rows)
 
     return broken
 
@@ -41,8 +41,14 @@ BUGS = (
     Bug(
         "draws depend on the batch size",
         "decoding.sampling:sample_tokens",
-        inside("jnp.arange", lambda arange: lambda rows: arange(rows) + rows),
+        inside("jnp.asarray", lambda asarray: lambda rows: asarray(rows) + len(rows)),
         f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
+    ),
+    Bug(
+        "a row draws with its number in its batch",
+        "decoding.sampling:sample_tokens",
+        inside("jnp.asarray", lambda _: lambda rows: jnp.arange(len(rows))),
+        f"{GENERATION}::test_batches_return_what_one_batch_returns",
     ),
     Bug(
         "log-probabilities after temperature",

@@ -1,0 +1,145 @@
+"""Splits the prompts of one call into batches of similar lengths that fit a memory bound."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxformer.decoding.autoregressive import start_cache
+from jaxformer.decoding.cache_slots import prompt_bucket, slots
+from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.models.config.check import whole_number
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.rows import batch_bucket, power_of_two, with_batch_size
+
+# Bounds on a batch whose size the caller did not set: its caches and logits, and the tokens of its
+# prompts, because reading 2¹⁶ of them takes more memory than small caches do.
+BATCH_BYTES, BATCH_TOKENS = 2**30, 2**16
+
+
+class Texts(NamedTuple):
+    """Prompts and what they read.
+
+    Attributes:
+        prompts: rows of ids.
+        source: rows of ids, or an array with a row for each prompt; None: the model reads none.
+    """
+
+    prompts: Sequence[Int[np.ndarray, " length"]]
+    source: Any
+
+    def of_rows(self, rows: Int[np.ndarray, " rows"]) -> "Texts":
+        """Returns the prompts and sources of some rows."""
+        source = self.source
+        if source is not None:
+            source = source[rows] if hasattr(source, "shape") else [source[row] for row in rows]
+        return Texts([self.prompts[row] for row in rows], source)
+
+
+class Batch(NamedTuple):
+    """Rows of a call that are computed at once.
+
+    Attributes:
+        rows: int [rows], the numbers of the rows in the call, then repetitions of the first one.
+        batch_size: number of rows without the repetitions.
+        texts: the prompts and sources of `rows`.
+        width: number of slots of the prompts.
+    """
+
+    rows: Int[np.ndarray, " rows"]
+    batch_size: int
+    texts: Texts
+    width: int
+
+    @property
+    def own_rows(self) -> Int[np.ndarray, " batch"]:
+        """The numbers of the rows without the repetitions."""
+        return self.rows[: self.batch_size]
+
+    def of_call(self, broken: Bool[np.ndarray, " rows"], num_rows: int) -> np.ndarray:
+        """Returns the flags of the batch as those of all rows of the call, False elsewhere."""
+        found = np.zeros(num_rows, bool)
+        found[self.own_rows] = broken[: self.batch_size]
+        return found
+
+
+def one_batch(texts: Texts, rows: int) -> Batch:
+    """Returns all prompts as one batch of `rows` rows, in the order given."""
+    return _batch(texts, np.arange(len(texts.prompts)), rows)
+
+
+def batches_of(texts: Texts, most: int) -> list[Batch]:
+    """Returns batches of at most `most` prompts, all filled up to the same number of rows.
+
+    Several batches have the shortest prompts and sources first. A single one has the order given.
+    """
+    number = len(texts.prompts)
+    if number <= most:
+        return [one_batch(texts, batch_bucket(number))]
+    prompt_lengths = [prompt_bucket(len(x)) for x in texts.prompts]
+    source_lengths = [0] * number if texts.source is None else [len(x) for x in texts.source]
+    order, rows = np.lexsort((source_lengths, prompt_lengths)), batch_bucket(most)
+    return [_batch(texts, order[i : i + most], rows) for i in range(0, number, most)]
+
+
+def _batch(texts: Texts, rows: Int[np.ndarray, " batch"], size: int) -> Batch:
+    width = prompt_bucket(max(len(texts.prompts[row]) for row in rows))
+    filled = with_batch_size(rows, size)
+    return Batch(filled, len(rows), texts.of_rows(filled), width)
+
+
+def rows_at_once(
+    model: LanguageModel,
+    weights: Weights,
+    texts: Texts,
+    max_new_tokens: int,
+    batch_size: int | None,
+    beam_width: int = 1,
+) -> int:
+    """Returns the number of prompts of a batch.
+
+    Args:
+        model: an autoregressive model.
+        weights: its prepared weights.
+        texts: the prompts and sources of the call.
+        max_new_tokens: the most new tokens of a row.
+        batch_size: the caller's number; None: as many as BATCH_BYTES and BATCH_TOKENS allow at
+            the full length, or all with a mesh in context, because the caller chose their number
+            for its devices.
+        beam_width: number of hypotheses of each prompt.
+
+    Raises:
+        ValueError: `batch_size` is not a whole number of at least 1, or a source is not accepted.
+    """
+    number = len(texts.prompts)
+    if batch_size is not None and whole_number("batch_size", batch_size, 1) >= number:
+        return number
+    if number == 1 or (batch_size is None and jax.sharding.get_abstract_mesh().axis_names):
+        return number
+    read = model.read_source(texts.source)  # rejects a source before the first batch
+    if batch_size is not None:
+        return batch_size
+    read = jax.tree.map(lambda x: x[:1], read)
+    width = prompt_bucket(max(map(len, texts.prompts)))
+    size = CacheSize(1, slots(width + max_new_tokens))
+    cache, _ = start_cache.eval_shape(model, weights, read, size, NO_HOOKS)
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    row_bytes = beam_width * (cache_bytes + 4 * model.config.vocab_size)
+    return _bucket_below(max(1, min(BATCH_BYTES // row_bytes, BATCH_TOKENS // width)))
+
+
+def _bucket_below(rows: int) -> int:
+    """Returns the largest bucket of batch sizes that is at most `rows`."""
+    half = power_of_two(rows + 1, 2) // 2
+    return 3 * half // 2 if half >= 8 and 3 * half // 2 <= rows else half
+
+
+def in_order(parts: Sequence[Any], batches: Sequence[Batch]) -> Any:
+    """Concatenates results of batches, trees of arrays [batch, …], in the order of the call."""
+    if len(batches) == 1:
+        return parts[0]
+    place = np.argsort(np.concatenate([batch.own_rows for batch in batches]))
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[place], *parts)

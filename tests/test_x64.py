@@ -21,7 +21,7 @@ from jaxformer.interpret.lens import jacobian_lens, logit_lens
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.loss import summed_losses
 from jaxformer.training.step import init_state, make_step
 from jaxformer.verify import certify
 from tests.properties import tiny
@@ -90,7 +90,11 @@ def test_no_value_of_a_model_or_its_gradient_is_float64(name):
     with jax.enable_x64(True):
         params = jax.eval_shape(lambda: init(model, jax.random.key(0)))["params"]
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-        gradient = jax.value_and_grad(lambda *arguments: summed_loss(model, *arguments))
+
+        def loss(*arguments):
+            return summed_losses(model, *arguments).loss
+
+        gradient = jax.value_and_grad(loss)
         programs = (
             jax.make_jaxpr(lambda: init(model, jax.random.key(0)))(),
             jax.make_jaxpr(gradient)(params, batch, jax.random.key(0)),

@@ -125,8 +125,12 @@ def rows_at_once(
     read = jax.tree.map(lambda x: x[:1], read)
     width = prompt_bucket(max(map(len, texts.prompts)))
     size = CacheSize(1, slots(width + max_new_tokens))
-    cache, _ = start_cache.eval_shape(model, weights, read, size, NO_HOOKS)
-    cache_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+    def cache_arrays(weights: Weights, read: Any) -> list[Any]:
+        return jax.tree.leaves(start_cache(model, weights, read, size, NO_HOOKS)[0])
+
+    arrays = jax.eval_shape(cache_arrays, weights, read)
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in arrays)
     row_bytes = beam_width * (cache_bytes + 4 * model.config.vocab_size)
     return _bucket_below(max(1, min(BATCH_BYTES // row_bytes, BATCH_TOKENS // width)))
 

@@ -64,7 +64,7 @@ def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
         ({"init_lora_weights": "gaussian", "layers_to_transform": None, "loftq_config": {}}, 3.0),
         ({"layers_to_transform": [1]}, 3.0),
         ({"layers_to_transform": 1, "layers_pattern": "h"}, 3.0),
-        ({"target_modules": r".*\.1\.attn\.c_(attn|proj)"}, 3.0),
+        ({"target_modules": r".*\.1\.attn\.c_(attn|wrong)"}, 3.0),
         ({"target_modules": ["attn.c_attn"], "exclude_modules": r".*\.0\..*"}, 3.0),
         ({"rank_pattern": {r"h\.[1-3]\..*": 2}, "alpha_pattern": {".*attn": 8}, "r": 5}, 4.0),
     ],

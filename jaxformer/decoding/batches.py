@@ -1,6 +1,7 @@
 """Splits the prompts of one call into batches of similar lengths that fit a memory bound."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -125,14 +126,16 @@ def rows_at_once(
     read = jax.tree.map(lambda x: x[:1], read)
     width = prompt_bucket(max(map(len, texts.prompts)))
     size = CacheSize(1, slots(width + max_new_tokens))
-
-    def cache_arrays(weights: Weights, read: Any) -> list[Any]:
-        return jax.tree.leaves(start_cache(model, weights, read, size, NO_HOOKS)[0])
-
-    arrays = jax.eval_shape(cache_arrays, weights, read)
+    arrays = _cache_arrays.eval_shape(model, weights, read, size)
     cache_bytes = sum(x.size * x.dtype.itemsize for x in arrays)
     row_bytes = beam_width * (cache_bytes + 4 * model.config.vocab_size)
     return _bucket_below(max(1, min(BATCH_BYTES // row_bytes, BATCH_TOKENS // width)))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _cache_arrays(model: LanguageModel, weights: Weights, read: Any, size: CacheSize) -> list[Any]:
+    """Returns the arrays of a cache. jit stores the trace, so that later calls only look it up."""
+    return jax.tree.leaves(start_cache(model, weights, read, size, NO_HOOKS)[0])
 
 
 def _bucket_below(rows: int) -> int:

@@ -1,0 +1,162 @@
+"""Every command of the README and the pages runs to a stated result, shortened.
+
+A command that is not in `COMMANDS` or `ELSEWHERE` fails the first test.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli import main
+from jaxformer.training.run_folders import read_run
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HALF_BUILT = (
+    "train --preset tiny --vocab-size 257 --num-layers 4 --num-heads 1 --no-residual --norm none "
+    "--output-activation --attention-scale 1 --steps 300 --out runs/half-built"
+)
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """How a command is run.
+
+    Attributes:
+        more: words to add.
+        run: the run folder, whose loss must fall.
+        files: files that it must write.
+        printed: a regular expression that its output must match.
+        replaced: {word: the word that stands for it}.
+    """
+
+    more: str = ""
+    run: str | None = None
+    files: tuple[str, ...] = ()
+    printed: str = ""
+    replaced: tuple[tuple[str, str], ...] = ()
+
+
+TINY = "--preset tiny"
+# In the order in which they run: later commands read what earlier ones write.
+COMMANDS = {
+    "train": Shortened(f"{TINY} my.txt --out runs/stdlib", "runs/stdlib"),
+    'generate runs/stdlib --prompt "def "': Shortened("--max-new-tokens 4", printed="^def "),
+    "evaluate runs/stdlib FILE…": Shortened(
+        printed="bits per byte", replaced=(("FILE…", "my.txt"),)
+    ),
+    "verify runs/stdlib": Shortened(printed="causal"),
+    'explain runs/stdlib "def f(x):"': Shortened("-o first.html", files=("first.html",)),
+    "train my.txt --embed-dim 384": Shortened(
+        f"{TINY} --steps 20 --out runs/my", "runs/my", printed="width 384"
+    ),
+    "train --model encoder-decoder --source train.en --target train.de": Shortened(
+        f"{TINY} --steps 30 --out runs/pairs", "runs/pairs"
+    ),
+    "export runs/stdlib OUT": Shortened(files=("OUT/model.safetensors", "OUT/config.json")),
+    "bench": Shortened("--quick -o bench.json", files=("bench.json",)),
+    "bench -o h100.json": Shortened("--quick", files=("h100.json", "h100.png")),
+    HALF_BUILT: Shortened(
+        run="runs/half-built", replaced=(("300", "60"),), printed="parameters: 219,456"
+    ),
+    'explain runs/stdlib "def area(radius):" -o page.html': Shortened(files=("page.html",)),
+    'attention runs/stdlib "def area(radius):" -o attention.png': Shortened(
+        files=("attention.png",)
+    ),
+    'generate theirs --prompt "the tide"': Shortened(
+        "--max-new-tokens 4", printed="^the tide", replaced=(("theirs", "OUT"),)
+    ),
+    "evaluate theirs some.txt": Shortened(
+        printed="perplexity", replaced=(("theirs", "OUT"), ("some.txt", "my.txt"))
+    ),
+    "verify theirs": Shortened(printed="causal", replaced=(("theirs", "OUT"),)),
+    "import theirs ours": Shortened(
+        files=("ours/model.safetensors",), replaced=(("theirs", "OUT"),)
+    ),
+}
+# Commands that need other machines, or a process that was killed, and the tests that run the like.
+ELSEWHERE = {
+    "train --resume": "training/test_resume.py",
+    "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8": "doctor",
+    "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 --remat dots": "doctor",
+    "doctor --preset gpt2-124m --mesh data=8 --target gpu:h100:8 --decode": "doctor",
+    "train my.txt --mesh fsdp=16 --out runs/shared --coordinator auto": (
+        "training/test_processes.py"
+    ),
+    "train my.txt --mesh fsdp=16 --out runs/shared --coordinator first-machine:8476 "
+    "--num-processes 2 --process-id 0": "training/test_processes.py",
+}
+
+
+def commands() -> set[str]:
+    """Returns the words after `jaxformer` of each command in the shell blocks of the pages."""
+    found = set()
+    for page in PAGES:
+        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for part in re.sub(r"\s+#.*", "", line).split("&&"):
+                    if part.strip().removeprefix("$ ").startswith("jaxformer "):
+                        words = part.strip().removeprefix("$ ").split()
+                        found.add(" ".join(words[1:]) if '"' not in part else _quoted(part))
+    return found
+
+
+def _quoted(part: str) -> str:
+    """Returns a command as written, since spaces within its quotes count."""
+    return part.strip().removeprefix("$ ").removeprefix("jaxformer ")
+
+
+def test_every_command_has_a_row():
+    assert commands() == {*COMMANDS, *ELSEWHERE}
+    assert all((ROOT / "tests" / where).exists() for where in ELSEWHERE.values())
+
+
+def test_the_command_of_a_lesson_trains_the_model_of_the_lesson(tmp_path, monkeypatch):
+    """Each field of the config is that of the lesson's Python."""
+    from jaxformer.cli import train
+
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "_run", lambda config, *_: seen.append(config))
+    (tmp_path / "my.txt").write_text("def area(radius):\n" * 200)
+    train.main([*shlex.split(HALF_BUILT)[1:], "my.txt"])
+    page = (ROOT / "docs" / "lecture-10.md").read_text()
+    lesson = re.search(r"half_built = (jf\.DecoderConfig\(.*?\n\))", page, re.DOTALL)
+    assert lesson is not None
+    assert seen[0].model.resolved == eval(lesson[1], {"jf": jf}).resolved
+
+
+@pytest.mark.slow
+def test_every_command_runs_to_its_result(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"def f{i}(x):\n    return x + {i}\n" for i in range(2000)]
+    (tmp_path / "my.txt").write_text("\n".join(lines))
+    for language in ("en", "de"):
+        words = [f"{language} word {i % 7} and {i % 11} here" for i in range(400)]
+        (tmp_path / f"train.{language}").write_text("\n".join(words) + "\n")
+    for command, row in COMMANDS.items():
+        words = [dict(row.replaced).get(word, word) for word in shlex.split(command)]
+        text = [] if row.run is None or "my.txt" in command + row.more else ["my.txt"]
+        text = [] if "--source" in words else text
+        status = main([*words, *text, *row.more.split()])
+        printed = "".join(capsys.readouterr())
+        assert status == 0, (command, printed)
+        assert re.search(row.printed, printed), (command, printed)
+        assert all((tmp_path / file).stat().st_size for file in row.files), command
+        if row.run is not None:
+            check_that_the_loss_fell(RunFolder(tmp_path / row.run))
+
+
+def check_that_the_loss_fell(folder: RunFolder) -> None:
+    read_run(folder)
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert not [line for line in lines if "not_finite" in line]
+    assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])

@@ -187,7 +187,7 @@ PROGRAMS = {
 }
 
 
-QUICK = ("dropout", "hidden tokens", "chunked loss", "updates of an LSTM", "attribution")
+QUICK = ("dropout", "hidden tokens", "chunked loss", "attribution")
 
 
 @pytest.mark.parametrize("name", mostly_slow(PROGRAMS, *QUICK, slow=PROGRAMS))

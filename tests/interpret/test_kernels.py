@@ -70,6 +70,7 @@ def stored(model, kind: str):
     return updated, params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
 def test_the_represented_arrays_give_the_same_logits(kind):
     model = tiny.build(kind=jf.DecoderConfig)

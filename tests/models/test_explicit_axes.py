@@ -80,6 +80,7 @@ def test_a_pass_and_its_gradient_on_explicit_axes_are_those_without_a_mesh(name,
         assert logits.shape[0] == BATCH and spec[0] == ("data", "fsdp")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["context", "variables"])
 def test_decoding_on_explicit_axes_is_that_without_a_mesh(where):
     model = tiny.build(num_layers=1)

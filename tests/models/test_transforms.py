@@ -132,7 +132,7 @@ SIZES = ((1, 1), (2, 12), (3, 5), (1, 16))
 
 
 @pytest.mark.parametrize("constraints", [(), ("l <= 16",)])
-@each_model("decoder", "rnn")
+@each_model("decoder")
 def test_an_exported_model_accepts_all_sizes(name, constraints):
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)

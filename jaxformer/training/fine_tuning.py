@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+from jaxformer.artifacts.tokenizer import lowers_case
 from jaxformer.training.config import (
     OptimizerConfig,
+    PairTraining,
     TextTraining,
     TrainingConfig,
     differences,
@@ -92,8 +94,8 @@ def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
         config: The settings of the run.
 
     Raises:
-        ValueError: The tokenizer is missing, lacks a special token of the task, or uses ids that
-            the model does not have.
+        ValueError: The tokenizer is missing, lacks a special token of the task, uses ids that
+            the model does not have, or lowercases texts although the settings say otherwise.
     """
     if tokenizer is None:
         raise ValueError(
@@ -102,6 +104,11 @@ def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
         )
     if config.model.learns == "translations" and not tokenizer.stop_tokens:
         raise ValueError(f"{path}: no token ends a target; set eos_token_id in config.json")
+    is_kept = isinstance(config, PairTraining) and not config.lowercase
+    if is_kept and lowers_case(tokenizer):
+        raise ValueError(
+            f"--no-lowercase has no effect here: the tokenizer of {path} lowercases every text"
+        )
     if config.model.learns == "hidden tokens" and tokenizer.mask_token is None:
         raise ValueError(
             f"{path}: its tokenizer has no mask token, which replaces hidden tokens; it must have "

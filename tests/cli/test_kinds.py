@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -171,6 +172,10 @@ def test_lowercase_is_stored_with_the_model(inputs, capsys, monkeypatch):
         assert main(["translate", "saved"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != "\n"
+    more = ["--out", "more", "--steps", "1"]
+    tuning = ["train", "--from", "saved", "--source", "pairs.tsv", *more]
+    assert main([*tuning, "--no-lowercase"]) == 2
+    assert "the tokenizer of" in capsys.readouterr().err and not Path("more").exists()
     for folder in ("run", "saved"):
         assert main(["evaluate", folder, "--source", "pairs.tsv", "--json"]) == 0
         assert "case:lc" in json.loads(capsys.readouterr().out)["signature"]

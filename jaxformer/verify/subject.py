@@ -194,6 +194,11 @@ def subject_of(
         require_autoregressive(model)
     if "params" not in variables:
         raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
+    if any(x.dtype == np.int8 for x in jax.tree.leaves(variables["params"])):
+        raise ValueError(
+            "variables have integer kernels; their products are rounded differently in passes of "
+            "other sizes, which looks like a dependency. Certify the model without quantization"
+        )
     least, longest = max(12, model.minimum_prefill + 1), model.config.max_length
     if longest < least:
         raise ValueError(f"max_length is {longest}; a certificate needs at least {least}")

@@ -52,7 +52,6 @@ VIEWS = {
     "state norms": lambda *of: state_norms(*of, TOKENS),
     "attention maps": lambda *of: attention_maps(*of, TEXT).weights,
     "dependencies": lambda *of: dependency_data(*of, TEXT)["matrix"],
-    "certificate": lambda *of: [found.holds for found in certify(*of)],
 }
 
 
@@ -101,6 +100,15 @@ def test_a_view_equals_that_of_the_represented_arrays(view, kind):
     found, wanted = (VIEWS[view](model, {"params": x}) for x in (params, dense_all(params)))
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_certificate_accepts_updates_and_refuses_integers():
+    """Products of integers are rounded differently in passes of other sizes."""
+    model = tiny.build(kind=jf.DecoderConfig, num_layers=2)
+    assert all(found.holds for found in certify(model, {"params": stored(model, "LoRA")[0]}))
+    with pytest.raises(ValueError, match=r"integer kernels.*without quantization"):
+        next(certify(model, {"params": stored(model, "int8")[0]}))
 
 
 CONFIGS = {

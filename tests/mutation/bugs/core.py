@@ -227,8 +227,8 @@ BUGS = (
     ),
     Bug(
         "decoding steps see one block of slots too few",
-        "decoding.generate:generate",
-        Replace("width + max_new_tokens - room - 1 + STEPS", "width + max_new_tokens - room - 1"),
+        "decoding.generate:_continued",
+        Replace("width + most - room - 1 + STEPS", "width + most - room - 1"),
         f"{GENERATION}::test_long_generation_goes_on_past_every_bucket",
     ),
     Bug(

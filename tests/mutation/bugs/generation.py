@@ -27,7 +27,7 @@ def omits_stop(choose):
 
 
 def truncates_tempered(sample_tokens):
-    def broken(arrays, key, step, logits, rows):
+    def broken(arrays, key, step, logits, rows=None):
         if arrays is not None:
             logits = logits / arrays.temperature
             arrays = arrays._replace(temperature=jnp.float32(1))
@@ -100,7 +100,7 @@ BUGS = (
     # ---- the loop
     Bug(
         "NaN logits become tokens",
-        "decoding.generate:generate",
+        "decoding.generate:_continued",
         inside("check_finite_logits", gives(None)),
         NONFINITE,
     ),

@@ -28,8 +28,9 @@ def scales_ids_only(embed):
 
 
 def knows_every_point(checked_hooks):
-    def broken(capture, patch, points, *, in_steps=False):
-        return checked_hooks(capture, patch, (*capture, *(patch or {})), in_steps=in_steps)
+    def broken(capture, patch, points, *, length=None, source_length=None, steps=None):
+        sizes = {"length": length, "source_length": source_length, "steps": steps}
+        return checked_hooks(capture, patch, (*capture, *(patch or {})), **sizes)
 
     return broken
 

@@ -103,7 +103,7 @@ BUGS = (
     ),
     Bug(
         "the gradient of a looked-up logit writes all logits",
-        "functional.losses:token_losses",
+        "functional.losses:smoothed_and_plain",
         Replace(
             "jnp.where(is_target, logits, 0.0).sum(axis=-1)",
             "jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]",

@@ -34,8 +34,8 @@ BUGS = (
         "a finished beam search continues",
         "decoding.beam_steps:_extend",
         Replace(
-            "(jnp.arange(number) < beam_width) & ~search.done[:, None]",
-            "jnp.arange(number) < beam_width",
+            "(jnp.arange(number, dtype=jnp.int32) < beam_width) & ~search.done[:, None]",
+            "jnp.arange(number, dtype=jnp.int32) < beam_width",
         ),
         f"{BEAM}::test_a_beam_of_one_is_greedy",
     ),

@@ -73,7 +73,7 @@ BUGS = (
     ),
     Bug(
         "the loss is computed in bfloat16",
-        "functional.losses:token_losses",
+        "functional.losses:smoothed_and_plain",
         Replace("logits.astype(jnp.float32)", "logits"),
         LOSSES,
     ),

@@ -19,6 +19,7 @@ from jaxformer.decoding.fill import fill
 from jaxformer.functional.taps import Patch
 from tests.properties import oracle, tiny
 from tests.properties.models import MODELS
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 COMPILED = Counter()  # functions traced ("f") or compiled ("jit(f)") since the last clear()
@@ -316,7 +317,7 @@ def in_batches_and_at_once(monkeypatch, call):
         return at_once, [call(2), call(None)]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("kind", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 def test_batches_return_what_one_batch_returns(kind, monkeypatch):
     """Tokens, lengths, log P and the tokens told, for rows of mixed lengths in mixed order."""
     model = tiny.build(**{**MODELS[kind], "max_length": 80})
@@ -353,6 +354,7 @@ def test_batches_return_what_one_batch_returns(kind, monkeypatch):
         np.testing.assert_allclose(out.log_probs, at_once.log_probs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_beam_searches_in_batches_return_what_one_batch_returns(monkeypatch):
     model, variables, prompts = setup(4)
 

@@ -122,7 +122,7 @@ CONFIGS = {
 @pytest.mark.parametrize(
     ("name", "kind"),
     mostly_slow(
-        [(name, kind) for name in CONFIGS for kind in ("LoRA", "int8")], ("decoder", "LoRA")
+        [(name, kind) for name in CONFIGS for kind in ("LoRA", "int8")], slow=[("decoder", "LoRA")]
     ),
 )
 def test_a_page_holds_the_represented_arrays(name, kind):

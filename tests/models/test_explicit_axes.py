@@ -58,7 +58,7 @@ def placed(model, variables, tokens, where):
     return jax.set_mesh(mesh()) if in_context else nullcontext(), variables, tokens
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", mostly_slow(list(WHERE), "tokens", "all", slow=WHERE))
 @pytest.mark.parametrize("name", mostly_slow(list(CASES), "decoder"))
 def test_a_pass_and_its_gradient_on_explicit_axes_are_those_without_a_mesh(name, where):
     model = tiny.build(**CASES[name])

@@ -11,7 +11,7 @@ from jaxformer.verify import assert_dependencies, rules
 from tests.errors import error_of
 from tests.properties import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def guarded(
     Args:
       call: Function without arguments that uses the library.
       silent: Whether to hide the message that a panic prints on the terminal.
-      cause: What takes too long if the library gives up on a text.
+      cause: The part that the error names if the library reaches its limit of time for a text.
     """
     try:
         with panics_silenced() if silent else nullcontext():

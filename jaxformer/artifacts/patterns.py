@@ -83,7 +83,7 @@ def _patterns(part: Any) -> list[str]:
 
 
 def is_simple(pattern: str) -> bool:
-    """Returns whether a pattern consists of alternatives of one character class each."""
+    r"""Returns whether each alternative of a pattern is one character class, such as `\s+`."""
     return len(pattern) <= LONGEST_PATTERN and _SIMPLE.fullmatch(pattern) is not None
 
 
@@ -199,9 +199,9 @@ def in_pieces(apply: Callable[[str], Sequence[Item]], text: str) -> Iterator[Seq
         place, length = _division(apply, piece, whole)
         if not place:
             raise ValueError(
-                f"text: a pattern of the tokenizer divides it into words, and the {LONGEST_PIECE} "
-                f"characters from character {begin} on cannot be encoded in two parts without a "
-                "change of their tokens; insert a line break"
+                f"text is too long for a pattern of the tokenizer, and the {LONGEST_PIECE} "
+                f"characters from character {begin} on cannot be encoded in two parts without "
+                "changing their tokens; insert a line break there"
             )
         yield whole[:length]
         begin += place

@@ -1,7 +1,7 @@
 """Sizes that are symbols, in a program that `jax.export` compiles for all sizes.
 
-A comparison with a symbol is inconclusive unless its constraints decide it. These functions return
-what is certain, so that the caller can choose the way that is valid for all sizes.
+JAX raises an error if a comparison holds for some sizes of a symbol only. The functions here return
+False then, so a caller uses a faster method only if it is valid for all sizes.
 
 Reference:
     JAX documentation, "Shape polymorphism".

@@ -13,7 +13,7 @@ _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 @dataclass(frozen=True)
 class Targets:
-    """The options of an adapter that select linear maps.
+    """Options of an adapter's config that select the linear maps with an update.
 
     Attributes:
         modules: A regular expression that matches whole names, or names and ends of names.
@@ -28,7 +28,7 @@ class Targets:
     layer_lists: tuple[str, ...] = ()
 
     def is_adapted(self, module: str) -> bool:
-        """Returns whether these options select a linear map.
+        """Returns whether the options select a linear map.
 
         Args:
             module: The map's name in the adapter's model, such as "model.layers.0.mlp.up_proj".

@@ -90,7 +90,8 @@ class Constant(NamedTuple):
     Attributes:
         shape: Its shape.
         array: Returns it as a float32 array from its shape.
-        is_saved: Whether their class saves it. Older files may have it although it does not.
+        is_saved: Whether the class in transformers saves the tensor. If not, files of older
+            versions may still have it.
     """
 
     shape: tuple[int, ...]

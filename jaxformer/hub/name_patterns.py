@@ -131,7 +131,7 @@ class _Matcher:
 
 
 def _accepts(kind, value, character: str) -> bool:
-    """Returns whether a part of one character matches this character."""
+    """Returns whether a part of an expression that matches one character matches this one."""
     if kind is op.IN:
         is_negated = value[0][0] is op.NEGATE
         return (

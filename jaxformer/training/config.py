@@ -131,7 +131,8 @@ class OptimizerConfig:
     def with_optimizer(self, name: str) -> "OptimizerConfig":
         """Returns the settings for another optimizer.
 
-        A given learning rate changes by the ratio of the optimizers' default learning rates.
+        If `learning_rate` is set, it is multiplied by the ratio of the optimizers' default learning
+        rates.
 
         Args:
             name: The name of the other optimizer.

@@ -145,7 +145,7 @@ def test_an_array_that_is_argument_and_residual_is_stored_once():
 
 
 @pytest.mark.parametrize("derivative", ["gradient", "forward over reverse"])
-def test_an_argument_that_all_devices_share(derivative):
+def test_gradients_of_an_argument_that_all_devices_share(derivative):
     """Inside `shard_map` each device has its own x, and all have the same scale."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
     of_rows, shared = PartitionSpec("data"), PartitionSpec()

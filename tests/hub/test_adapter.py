@@ -108,7 +108,7 @@ def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
         ("all-linear", r"transformer\.h\.0\.attn\.c_attn and 6 more modules, "),
     ],
 )
-def test_maps_that_an_adapter_selects_and_lacks_are_named(targets, missing, folder):
+def test_a_missing_update_of_a_selected_map_gives_a_warning(targets, missing, folder):
     """PEFT loads such a file with a warning: B of a missing update is 0."""
     put(folder)
     expected = flat(jf.load(folder).variables)

@@ -34,7 +34,7 @@ def test_a_stream_for_dropout_draws_another_mask_at_each_call(wrapped):
     np.testing.assert_array_equal(without(tokens), without(tokens))
 
 
-def test_a_model_in_the_bridge_is_certified_without_its_dropout(wrapped):
+def test_certificates_of_nnx_models_leave_dropout_out(wrapped):
     """The error names the way that works: `eval` does not change a Linen model."""
     inside, tokens = wrapped
     rule = rules.causal(6)

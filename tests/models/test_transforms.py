@@ -130,6 +130,12 @@ def exported(model, variables, constraints=(), **given):
     return export.export(jax.jit(run))(variables, shapes)
 
 
+def inputs_of(model, batch_size, length):
+    """Returns the keyword arguments of a pass, int32."""
+    inputs = {"tokens": tiny.tokens(0, batch_size, length)} | source_of(model, batch_size)
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), inputs)
+
+
 SIZES = ((1, 1), (2, 12), (3, 5), (1, 16))
 
 
@@ -141,9 +147,7 @@ def test_an_exported_model_accepts_all_sizes(name, length_at_most):
     constraints = () if length_at_most is None else (f"l <= {length_at_most}",)
     program = exported(model, variables, constraints)
     for batch_size, length in SIZES:
-        inputs = {"tokens": tiny.tokens(0, batch_size, length)}
-        inputs |= source_of(model, batch_size)
-        inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), inputs)
+        inputs = inputs_of(model, batch_size, length)
         wanted = model.apply(variables, **inputs)
         np.testing.assert_allclose(program.call(variables, inputs), wanted, atol=1e-5)
 
@@ -153,8 +157,7 @@ def test_an_exported_model_returns_nan_for_more_tokens_than_it_has_positions(nam
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)
     program = exported(model, variables)
-    inputs = {"tokens": tiny.tokens(0, 1, 17)} | source_of(model, 1)
-    inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), inputs)
+    inputs = inputs_of(model, 1, 17)
     assert jnp.isnan(program.call(variables, inputs)).all()
 
 
@@ -176,8 +179,7 @@ def test_the_gradient_of_an_exported_model_accepts_all_sizes(name):
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)
     program = exported(model, variables)
-    inputs = {"tokens": tiny.tokens(0, 3, 5)} | source_of(model, 3)
-    inputs = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), inputs)
+    inputs = inputs_of(model, 3, 5)
 
     def gradient(apply):
         return jax.grad(lambda v: jnp.sin(apply(v)).mean())(variables)

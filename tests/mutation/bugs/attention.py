@@ -85,7 +85,7 @@ BUGS = (
         "an own gradient is not summed over the devices of a shared argument",
         "functional.own_gradient:own_gradient",
         Replace("differentiable(*vary_alike(*arguments))", "differentiable(*arguments)"),
-        f"{OWN_GRADIENT.partition('::')[0]}::test_an_argument_that_all_devices_share "
+        f"{OWN_GRADIENT.partition('::')[0]}::test_gradients_of_an_argument_that_all_devices_share "
         f"{PRODUCTS}::test_gradients_of_what_all_devices_share",
     ),
     Bug(

@@ -183,7 +183,7 @@ BUGS = (
         "an adapter without a selected map loads without a warning",
         "hub.adapter:Adapter._warn_of_missing",
         gives(None),
-        "hub/test_adapter.py::test_maps_that_an_adapter_selects_and_lacks_are_named",
+        "hub/test_adapter.py::test_a_missing_update_of_a_selected_map_gives_a_warning",
     ),
     Bug(
         "every layer is read into the first",

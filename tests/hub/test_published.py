@@ -253,3 +253,13 @@ def test_a_t5_has_the_length_of_its_config_or_512(said, length):
     """No table limits its positions, but a cache needs a length."""
     options = Options({"num_layers": 1, **said}, "config.json")
     assert t5.read(options)["max_length"] == length
+
+
+@pytest.mark.parametrize("is_said_tied", [True, False])
+@pytest.mark.parametrize("name", ["shared.weight", "decoder.embed_tokens.weight", None])
+def test_a_t5_is_tied_if_its_file_has_one_table(name, is_said_tied):
+    """A table beside the head's is the embeddings', and the head then has its own kernel."""
+    tensors = {"lm_head.weight"} | ({name} if name else set())
+    content = {"num_layers": 1, "tie_word_embeddings": is_said_tied}
+    found = t5.read(Options(content, "config.json", tensors=tensors))["tie_embeddings"]
+    assert found == (name is None and is_said_tied)

@@ -30,14 +30,20 @@ class Outcome(NamedTuple):
 
 
 def run_pytest(arguments: list[str], environment: dict[str, str], folder: Path) -> Outcome:
-    """Runs pytest in a forked process with this environment and working directory."""
-    with tempfile.NamedTemporaryFile() as output:
+    """Runs pytest in a forked process with this environment and working directory.
+
+    The run has its own folder of temporary files. In the folder that pytest would share between
+    runs, one run removes old files while another lists them, which fails now and then.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        output = Path(own) / "output"
+        arguments = [f"--basetemp={own}/tests", *arguments]
         process = SERVER.Process(
-            target=_run_and_exit, args=(arguments, environment, str(folder), output.name)
+            target=_run_and_exit, args=(arguments, environment, str(folder), str(output))
         )
         process.start()
         process.join()
-        return Outcome(process.exitcode, Path(output.name).read_text(errors="replace"))
+        return Outcome(process.exitcode, output.read_text(errors="replace"))
 
 
 def _run_and_exit(arguments, environment, folder, output) -> None:

@@ -171,7 +171,7 @@ BUGS = (
         "T5's table under the head's name is taken for an untied head",
         "hub.families.t5:read",
         Replace("HEAD not in options.tensors or is_head_the_table", "HEAD not in options.tensors"),
-        "parity/test_tied_tables.py::test_a_table_under_any_of_its_names_is_read",
+        "hub/test_published.py::test_a_t5_is_tied_if_its_file_has_one_table",
     ),
     Bug(
         "a stored table of positions is not compared with the computed one",

@@ -48,10 +48,14 @@ def translate_ids(
     tokenizer: Any,
     sources: Sequence[Sequence[int] | np.ndarray],
     *,
+    max_new_tokens: int | None = None,
     beam_width: int | None = None,
     batch_size: int = 64,
 ) -> list[str]:
-    """Translates rows of ids; see `translate`."""
+    """Translates rows of ids; see `translate`.
+
+    A translation has at most `max_new_tokens` tokens; None: as many as the model accepts.
+    """
     check_translates(model)
     beam_width = beam_width_of_call(model, beam_width)
     ready, found = prepare(model, variables), [""] * len(sources)
@@ -64,7 +68,10 @@ def translate_ids(
     rows = [row for row, source in enumerate(sources) if len(source)]
     if rows:
         some = [sources[row] for row in rows]
-        outputs = _decode(model, ready, tokenizer, some, beam_width, batch_size)
+        opening = len(tokenizer.decoder_opening)
+        room = model.generation.most_new_tokens(opening, model.config.max_length)
+        most = min(filter(None, (max_new_tokens, room, model.config.max_length - opening)))
+        outputs = _decode(model, ready, tokenizer, some, most, beam_width, batch_size)
         for row, ids in zip(rows, outputs, strict=True):
             found[row] = tokenizer.decode(ids)
     return found
@@ -81,19 +88,17 @@ def _decode(
     variables: Mapping[str, Any],
     tokenizer: Any,
     sources: Sequence[Sequence[int] | np.ndarray],
+    max_new_tokens: int,
     beam_width: int,
     batch_size: int,
 ) -> list[list[int]]:
-    opening, max_length = tokenizer.decoder_opening, model.config.max_length
-    most = model.generation.most_new_tokens(len(opening), max_length)
-    room = most or max_length - len(opening)  # the same for every batch
-    prompts, stops = [opening] * len(sources), tokenizer.stop_tokens
+    prompts, stops = [tokenizer.decoder_opening] * len(sources), tokenizer.stop_tokens
     if beam_width == 1:
         out = generate(
             model,
             variables,
             prompts,
-            max_new_tokens=room,
+            max_new_tokens=max_new_tokens,
             sampler=Sampler(temperature=0.0),
             stop_tokens=stops,
             source=sources,
@@ -105,7 +110,7 @@ def _decode(
             model,
             variables,
             prompts,
-            max_new_tokens=room,
+            max_new_tokens=max_new_tokens,
             beam_width=beam_width,
             stop_tokens=stops,
             source=sources,

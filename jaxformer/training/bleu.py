@@ -97,7 +97,9 @@ def score_pairs(
     """Computes the loss of the targets and the BLEU score of translations of the sources.
 
     The loss omits targets that are longer than the model's max_length. BLEU ignores case if the
-    tokenizer converts text to lower case.
+    tokenizer converts text to lower case. A translation has at most as many tokens as the longest
+    target. Without this limit, a model after few updates, which rarely ends a text, would fill
+    max_length in each of them.
 
     Args:
         model: The model.
@@ -117,6 +119,9 @@ def score_pairs(
     batches = PairBatches(some, most, end, start=start, widths=widths)
     sums = evaluate(model, variables, batches.once(), on_scored)
     sources = [source for source, _ in pairs]
-    found = translate_ids(model, variables, tokenizer, sources, beam_width=beam_width)
+    longest = max(len(target) + 1 for _, target in pairs)
+    found = translate_ids(
+        model, variables, tokenizer, sources, max_new_tokens=longest, beam_width=beam_width
+    )
     figure = bleu(found, references, lowercase=lowers_case(tokenizer), tokenize=bleu_tokenize)
     return PairScore(sums.loss / sums.targets, sums.targets, figure, found)

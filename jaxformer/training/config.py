@@ -272,7 +272,8 @@ class PairTraining(TrainingConfig[Model]):
     batch_tokens: int = 2048
     """tokens per micro-batch on each side, padding included"""
     lengths: int = 6
-    """number of different batch lengths; more of them need less padding and longer compilation"""
+    """number of different batch lengths; more of them need less padding and longer compilation; a
+    run of N minutes has at most N + 2 unless this is given"""
     lowercase: bool = False
     """convert all text to lower case, on both sides"""
     evaluation_pairs: int = 128

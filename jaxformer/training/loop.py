@@ -29,7 +29,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import are_several, is_first, wait_for_all
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
-from jaxformer.training.speed import Clock, Profile, update_flops, utilization
+from jaxformer.training.speed import Clock, Profile, ScoringTime, update_flops, utilization
 from jaxformer.training.step import Measured, make_step
 from jaxformer.training.tasks.task import Score, Task
 
@@ -83,6 +83,7 @@ class Training:
         )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
+        self._scoring = ScoringTime(task, config.evaluate_every)
         self._agreement = Agreement(self._clock)
         self._rate: float | None = None  # of the last update
         self._unfinished: Measured | None = None  # of the last update
@@ -209,7 +210,9 @@ class Training:
                 warnings.append(late_peak(self.schedule.warmup, self.step, self.done))
             for warning in filter(None, warnings):
                 self.screen.say(warning)
-        left = self._clock.remaining(self.done) / 60
+        training = self._clock.remaining(self.done)
+        pace = self._clock.seconds_per_token
+        left = (training + self._scoring.remaining(self.step, self.done, pace)) / 60
         self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 
     def _compile(self) -> CompiledStep:
@@ -295,15 +298,16 @@ class Training:
 
     def _evaluate(self, whole: bool) -> None:
         measure, variables = self.task.measure, {"params": self.state.weights()}
-        part, all_of_it = self._score(variables, whole=False), None
-        if whole and part.targets < self.task.num_targets:
-            all_of_it = self._score(variables, whole=True)
+        with self._scoring.measured():
+            part, all_of_it = self._score(variables, whole=False), None
+            key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
+            sample = self.task.sample(self.model, variables, key)
         self.screen.say(
             f"step {self.step}: held-out loss {part.loss:.4f} nats per token, "
             f"{part.measure:.3f} {measure.label}"
         )
-        key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
-        sample = self.task.sample(self.model, variables, key)
+        if whole and part.targets < self.task.num_targets:
+            all_of_it = self._score(variables, whole=True)
         self.log.evaluation(self.step, part, all_of_it, sample)
 
     def _score(self, variables, whole: bool) -> Score:

@@ -1,6 +1,7 @@
-"""Speed of a run: its training time, throughput, utilization and profiler trace."""
+"""Speed of a run: its time, throughput, utilization and profiler trace."""
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from jaxformer.models.flops import training_flops
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TrainingConfig
 from jaxformer.training.devices import device_of
+from jaxformer.training.tasks.task import Task
 
 WARM, TRACED = 5, 5  # updates before the trace, updates in the trace
 
@@ -36,7 +38,7 @@ class Clock:
             done: Share of the run that is over.
         """
         self._since = time.perf_counter()
-        self._started = (self._since, done)
+        self._started = (self.seconds, done)
         self._lap = (self.seconds, self._tokens, self._flops)
 
     @property
@@ -65,14 +67,71 @@ class Clock:
         if was_running:
             self._since = time.perf_counter()
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds of training per token of the updates since `start`."""
+        return self._since_start / max(self._tokens, 1)
+
+    @property
+    def _since_start(self) -> float:
+        return self.seconds - self._started[0]
+
     def remaining(self, done: float) -> float:
-        """Estimates the seconds until the run ends, from the pace since `start` with pauses.
+        """Estimates the seconds of training until the run ends, from the pace since `start`.
 
         Args:
             done: Share of the run that is over.
         """
-        start_time, done_before = self._started
-        return (time.perf_counter() - start_time) * max(0, 1 - done) / max(done - done_before, 1e-9)
+        return self._since_start * max(0, 1 - done) / max(done - self._started[1], 1e-9)
+
+
+class ScoringTime:
+    """Estimate of the time that the evaluations of a run will take.
+
+    The first evaluation compiles its programs. So the time per target is a guess until the second
+    one has been measured.
+    """
+
+    def __init__(self, task: Task, every: int):
+        """Creates an estimate.
+
+        Args:
+            task: The data, and a guess of the cost.
+            every: The number of updates between evaluations.
+        """
+        self._task, self._every = task, every
+        self._pace: float | None = None  # seconds per target
+        self._is_first = True
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measures an evaluation of the part that is scored each time."""
+        begin = time.perf_counter()
+        yield
+        if not self._is_first:
+            self._pace = (time.perf_counter() - begin) / self._targets(1, 0)
+        self._is_first = False
+
+    def remaining(self, step: int, done: float, seconds_per_token: float) -> float:
+        """Estimates the seconds of all further evaluations, that of this step included.
+
+        Args:
+            step: The number of updates so far.
+            done: The share of the run that is over.
+            seconds_per_token: The time of training.
+        """
+        last = round(step / max(done, 1e-9))
+        parts = 1 + max(0, (last - 1) // self._every - (step - 1) // self._every)
+        guess = self._task.scoring_cost * seconds_per_token
+        return (guess if self._pace is None else self._pace) * self._targets(parts, 1)
+
+    def _targets(self, parts: int, wholes: int) -> float:
+        """Returns the number of targets of evaluations of the part and of all held-out data.
+
+        If the part is all of it, the last evaluation scores it once.
+        """
+        share = self._task.part
+        return self._task.num_targets * (parts * share + wholes * (share < 1))
 
 
 def update_flops(config: TrainingConfig, batch: Batch) -> int:

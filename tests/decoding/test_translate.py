@@ -58,7 +58,7 @@ def test_every_translation_has_the_same_default_beam_width(
     """That of the checkpoint or 4: in Python, for BLEU, on the command line and in training."""
     widths = []
 
-    def decode(model, variables, tokenizer, sources, beam_width, batch_size):
+    def decode(model, variables, tokenizer, sources, most, beam_width, batch_size):
         widths.append(beam_width)
         return [[]] * len(sources)
 

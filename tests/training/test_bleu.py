@@ -10,6 +10,7 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.tokenizer import lowercased
 from jaxformer.cli.evaluate import main as evaluate_main
+from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.parameters import init
 from jaxformer.training import bleu as module
 from jaxformer.training.bleu import bleu, score_pairs
@@ -63,6 +64,20 @@ def test_the_loss_omits_targets_that_are_too_long(kind, quick_compilation):
     alone = scored(MODELS[kind], TOKENIZER, TEXTS[:3], TEXTS[:3])
     assert with_it.tokens == alone.tokens and len(with_it.translations) == 4
     np.testing.assert_allclose(with_it.loss, alone.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
+def test_a_translation_is_at_most_as_long_as_the_longest_target(kind, quick_compilation):
+    """A model that has not learnt to end a text would otherwise fill max_length in each of them."""
+    model = jf.build(MODELS[kind])
+    variables = init(model, jax.random.key(0))
+    pairs = [(TOKENIZER.encode_source(text), TOKENIZER.encode("One")) for text in TEXTS[:3]]
+    found = score_pairs(model, variables, TOKENIZER, pairs, ["One"] * 3).translations
+    sources = [source for source, _ in pairs]
+    whole = translate_ids(model, variables, TOKENIZER, sources)
+    longest = len(pairs[0][1]) + 1
+    assert found == translate_ids(model, variables, TOKENIZER, sources, max_new_tokens=longest)
+    assert all(len(short) < len(text) for short, text in zip(found, whole, strict=True))
 
 
 def test_bleu_uses_the_named_tokenizer():

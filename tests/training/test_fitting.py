@@ -118,6 +118,26 @@ def test_a_new_kind_of_model_may_have_num_heads_alone(monkeypatch):
     assert fit_preset(TextTraining(model=Headed()), {"num_heads": 3}).model.num_heads == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        ("", 6),
+        ("--minutes 0.5", 2),
+        ("--minutes 1", 3),
+        ("--minutes 2.5", 4),
+        ("--minutes 60", 6),
+        ("--minutes 1 --lengths 6", 6),
+        ("--minutes 9 --lengths 2", 2),
+        ("--steps 100 --minutes None", 6),
+    ],
+)
+def test_a_run_of_few_minutes_has_few_batch_lengths(words, lengths):
+    """A program is compiled for each of them."""
+    preset = training_preset("translation", "encoder-decoder")
+    found = fields_set_in(words.split(), preset)
+    assert fit_preset(preset, found.values, found.names).lengths == lengths
+
+
 @pytest.mark.parametrize("mesh, batch", [("data=3", 9), ("fsdp=4,data=2", 8), ("fsdp=5", 10)])
 def test_batch_size_is_rounded_up_to_the_mesh(mesh, batch):
     run = training_preset("stdlib", "decoder")

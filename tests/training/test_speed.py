@@ -1,9 +1,12 @@
 """The clock counts training time only; utilization is operations by formula over the peak."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.flops import forward_flops
@@ -11,7 +14,7 @@ from jaxformer.training import speed as module
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TextTraining
 from jaxformer.training.devices import DEVICES, device_of
-from jaxformer.training.speed import Clock, update_flops, utilization
+from jaxformer.training.speed import Clock, ScoringTime, update_flops, utilization
 
 CONFIG = TextTraining(
     DecoderConfig(vocab_size=64, max_length=16, num_layers=2, embed_dim=32, num_heads=2)
@@ -57,15 +60,48 @@ def test_a_lap_returns_tokens_per_second_of_training(time):
         assert clock.lap() == pytest.approx((tokens / seconds, 7 * tokens / seconds))
 
 
-def test_the_remaining_time_includes_pauses(time):
-    """The estimate uses the pace since the start with all pauses, since later pauses will come."""
+def test_the_remaining_time_of_training_excludes_pauses(time):
+    """Programs are compiled in the first pauses, so the pace with pauses would be far too slow."""
     clock = Clock()
+    clock.trained = 100.0  # in an earlier start
     clock.start(0.25)
     time[0] += 10
+    clock.count(50)
     with clock.paused():
         time[0] += 10
-    assert clock.remaining(0.5) == pytest.approx(40.0)
+    assert clock.remaining(0.5) == pytest.approx(20.0)
     assert clock.remaining(1.0) == 0.0
+    assert clock.seconds_per_token == pytest.approx(0.2)
+
+
+@given(
+    steps=st.integers(1, 60),
+    every=st.integers(1, 30),
+    number=st.integers(1, 20),
+    total=st.integers(1, 20),
+    costs=st.tuples(*[st.floats(0.1, 9.0)] * 3),
+)
+def test_the_remaining_time_of_evaluations_is_what_they_take(steps, every, number, total, costs):
+    """From the second evaluation on, at every update, and before with the task's guess."""
+    update, target, guess = costs
+    part = min(1.0, number / total)
+    task = SimpleNamespace(num_targets=total, part=part, scoring_cost=guess)
+    now, seen, evaluations = [0.0], [], 0
+    with mock.patch.object(module.time, "perf_counter", lambda: now[0]):
+        scoring, scored = ScoringTime(task, every), 0.0
+        for step in range(1, steps + 1):
+            seen.append((evaluations, scored, scoring.remaining(step, step / steps, update)))
+            if step == steps or step % every == 0:
+                begin = now[0]
+                with scoring.measured():
+                    now[0] += target * part * total + (40.0 if evaluations == 0 else 0.0)
+                evaluations += 1
+                if step == steps and part < 1:
+                    now[0] += target * total
+                scored += now[0] - begin - 40.0 * (evaluations == 1)
+    for measured, before, estimate in seen:
+        pace = target if measured >= 2 else guess * update
+        assert estimate == pytest.approx(pace / target * (scored - before))
 
 
 def test_an_update_takes_three_forward_passes():

@@ -34,6 +34,7 @@ class HiddenTokens(TextTask):
     """
 
     measure: ClassVar[Measure] = Measure("accuracy", "accuracy")
+    scoring_cost: ClassVar[float] = 2.5  # only the forward pass, but few tokens are targets
     config: HiddenTraining
 
     @property
@@ -68,6 +69,11 @@ class HiddenTokens(TextTask):
     def num_targets(self) -> int:
         """Number of hidden tokens in all held-out text."""
         return sum(map(num_targets, self.rows))
+
+    @property
+    def part(self) -> float:
+        """Share of the held-out windows that every evaluation scores."""
+        return min(1.0, self.config.evaluation_windows / len(self.rows))
 
     def batches(self, share: Share = WHOLE) -> "HiddenBatches":
         """Returns the training batches from the beginning, or the share of one process."""

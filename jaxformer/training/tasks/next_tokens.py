@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import ClassVar
 
@@ -12,8 +13,8 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop
 from jaxformer.training.config import TextTraining
-from jaxformer.training.data.windows import WindowBatches
-from jaxformer.training.evaluate import evaluate_documents, evaluate_windows
+from jaxformer.training.data.windows import EvaluationWindows, WindowBatches
+from jaxformer.training.evaluate import evaluate_documents, evaluate_windows, half
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
 
@@ -23,6 +24,7 @@ class NextTokens(TextTask):
     """Task on windows of text; the targets are the inputs shifted by one."""
 
     measure: ClassVar[Measure] = Measure("bits_per_byte", "bits per byte")
+    scoring_cost: ClassVar[float] = 0.5  # only the forward pass, and a token may be read twice
 
     @property
     def baselines(self) -> dict[str, float]:
@@ -33,6 +35,13 @@ class NextTokens(TextTask):
     def num_targets(self) -> int:
         """Number of targets in all held-out text."""
         return self.data.held_out.num_targets
+
+    @cached_property
+    def part(self) -> float:
+        """Share of the held-out windows that every evaluation scores."""
+        length = self.config.model.max_length
+        rows = EvaluationWindows(self.data.held_out_documents, length, half(length))
+        return min(1.0, self.config.evaluation_windows / len(rows))
 
     def batches(self, share: Share = WHOLE) -> "MicroBatches":
         """Returns the training batches from the beginning, or the share of one process."""

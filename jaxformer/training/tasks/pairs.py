@@ -80,6 +80,7 @@ class Pairs:
     """Task on pairs of lines: a source and its target."""
 
     measure: ClassVar[Measure] = Measure("bleu", "BLEU")
+    scoring_cost: ClassVar[float] = 6.0  # on two cores, mostly for the translations
     config: PairTraining
     tokenizer: Tokenizer
     train: EncodedPairs
@@ -170,6 +171,15 @@ class Pairs:
         """Number of target tokens in all held-out pairs."""
         return self.held_out.num_targets
 
+    @property
+    def part(self) -> float:
+        """Share of the held-out pairs that every evaluation scores."""
+        return self._number_in_part / len(self.held_out)
+
+    @property
+    def _number_in_part(self) -> int:
+        return min(self.config.evaluation_pairs, len(self.held_out))
+
     def description(self) -> list[str]:
         """Returns lines of text about the size of each part."""
         return [
@@ -201,7 +211,7 @@ class Pairs:
     def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
         total = len(self.held_out)
-        number = total if whole else min(self.config.evaluation_pairs, total)
+        number = total if whole else self._number_in_part
         places = np.linspace(0, total - 1, number).round().astype(int)
         score = score_pairs(
             model,

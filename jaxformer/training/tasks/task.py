@@ -56,6 +56,8 @@ class Task(Protocol):
     """The prepared data of a run: training batches, a score and a sample."""
 
     measure: ClassVar[Measure]
+    scoring_cost: ClassVar[float]
+    """guess of the time of scoring a target, in times of training on one"""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -68,6 +70,10 @@ class Task(Protocol):
     @property
     def num_targets(self) -> int:
         """Number of targets in all held-out data."""
+
+    @property
+    def part(self) -> float:
+        """Share of the held-out data that every evaluation scores."""
 
     @classmethod
     def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:

@@ -280,6 +280,30 @@ BUGS = (
         "training/data/test_parallel.py::test_what_is_held_out_has_no_source_that_is_learnt",
     ),
     Bug(
+        "a run of one minute compiles six batch lengths",
+        "training.fitting:_lengths",
+        gives(None),
+        "training/test_fitting.py::test_a_run_of_few_minutes_has_few_batch_lengths",
+    ),
+    Bug(
+        "the remaining time omits the evaluations before the last one",
+        "training.speed:ScoringTime.remaining",
+        Replace("self._targets(parts, 1)", "self._targets(1, 1)"),
+        "training/test_speed.py::test_the_remaining_time_of_evaluations_is_what_they_take",
+    ),
+    Bug(
+        "the remaining time extrapolates compilation",
+        "training.speed:Clock._since_start",
+        Replace("self.seconds - self._started[0]", "time.perf_counter()"),
+        "training/test_speed.py::test_the_remaining_time_of_training_excludes_pauses",
+    ),
+    Bug(
+        "translations of an untrained model fill max_length",
+        "training.bleu:score_pairs",
+        Replace("max(len(target) + 1 for _, target in pairs)", "model.config.max_length"),
+        "training/test_bleu.py::test_a_translation_is_at_most_as_long_as_the_longest_target",
+    ),
+    Bug(
         "evaluation time counts as training time",
         "training.speed:Clock.paused",
         Replace(

@@ -59,7 +59,7 @@ class EvaluateArguments(DecodingArguments):
     """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; None: the run's
     setting, or 13a"""
     batch_size: int | None = None
-    """windows of text per batch; None: 16"""
+    """windows of text per batch; None: 16, or fewer if they have more than 16,384 tokens"""
     score_first_token: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """score the first token of each document too, after the beginning- or end-of-text token;
     without this flag, as in transformers, only if the model's tokenizer puts a token before a
@@ -168,7 +168,7 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
             [[*opening, *ids] for ids in encoded],
             num_bytes,
             stride=arguments.stride,
-            batch_size=arguments.batch_size or BATCH_SIZE,
+            batch_size=_batch_size(model, arguments),
             on_scored=scored,
         )
     compressors = baselines(documents)
@@ -179,6 +179,13 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
         f"bits per byte  {score.bits_per_byte:.4f}",
         *(f"{name:14} {value:.4f} bits per byte" for name, value in compressors.items()),
     ]
+
+
+def _batch_size(model, arguments: EvaluateArguments) -> int:
+    """Returns the number of windows of a batch."""
+    from jaxformer.decoding.batches import rows_within
+
+    return arguments.batch_size or min(BATCH_SIZE, rows_within(model.config.max_length))
 
 
 def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
@@ -213,7 +220,7 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     )
     (frequent,) = most_frequent(rows).values()
     with screen.count(sum(map(num_targets, rows)), "scoring", "tokens") as scored:
-        batches = spread(rows, len(rows), arguments.batch_size or BATCH_SIZE)
+        batches = spread(rows, len(rows), _batch_size(model, arguments))
         score = score_hidden(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [
         f"{len(documents)} documents, {score.tokens:,} masked tokens",

@@ -1,4 +1,4 @@
-"""Splits the prompts of one call into batches of similar lengths that fit a memory bound."""
+"""Splits the rows of one call into batches that fit a memory bound, prompts by their lengths."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,8 +17,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.rows import batch_bucket, power_of_two, with_batch_size
 
 # Bounds on a batch whose size the caller did not set: its caches and logits, and the tokens of its
-# prompts, because reading 2¹⁶ of them takes more memory than small caches do.
-BATCH_BYTES, BATCH_TOKENS = 2**30, 2**16
+# prompts, because reading 2¹⁴ of them takes more memory than small caches do.
+BATCH_BYTES, BATCH_TOKENS = 2**30, 2**14
 
 
 class Texts(NamedTuple):
@@ -116,20 +116,45 @@ def rows_at_once(
         ValueError: `batch_size` is not a whole number of at least 1, or a source is not accepted.
     """
     number = len(texts.prompts)
-    if batch_size is not None and whole_number("batch_size", batch_size, 1) >= number:
-        return number
-    if number == 1 or (batch_size is None and jax.sharding.get_abstract_mesh().axis_names):
+    if (set_by_caller := rows_of_caller(number, batch_size)) == number:
         return number
     read = model.read_source(texts.source)  # rejects a source before the first batch
-    if batch_size is not None:
-        return batch_size
+    if set_by_caller is not None:
+        return set_by_caller
     read = jax.tree.map(lambda x: x[:1], read)
     width = prompt_bucket(max(map(len, texts.prompts)))
     size = CacheSize(1, slots(width + max_new_tokens))
     arrays = _cache_arrays.eval_shape(model, weights, read, size)
     cache_bytes = sum(x.size * x.dtype.itemsize for x in arrays)
     row_bytes = beam_width * (cache_bytes + 4 * model.config.vocab_size)
-    return _bucket_below(max(1, min(BATCH_BYTES // row_bytes, BATCH_TOKENS // width)))
+    return rows_within(width, row_bytes)
+
+
+def rows_of_caller(number: int, batch_size: int | None) -> int | None:
+    """Returns the number of rows of a batch where the bounds do not choose it.
+
+    Args:
+        number: number of rows of the call.
+        batch_size: the caller's number. None: all rows with a mesh in context, because the caller
+            chose their number for its devices; otherwise the bounds choose.
+
+    Returns:
+        At most `number`; None: the bounds choose.
+    """
+    if batch_size is not None:
+        return min(number, whole_number("batch_size", batch_size, 1))
+    return number if number == 1 or jax.sharding.get_abstract_mesh().axis_names else None
+
+
+def rows_within(width: int, row_bytes: int = 0) -> int:
+    """Returns the number of rows that BATCH_TOKENS and BATCH_BYTES allow, a bucket of batch sizes.
+
+    Args:
+        width: number of tokens of a row.
+        row_bytes: bytes of a row.
+    """
+    by_bytes = BATCH_BYTES // row_bytes if row_bytes else BATCH_TOKENS
+    return _bucket_below(max(1, min(by_bytes, BATCH_TOKENS // max(width, 1))))
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -142,6 +167,13 @@ def _bucket_below(rows: int) -> int:
     """Returns the largest bucket of batch sizes that is at most `rows`."""
     half = power_of_two(rows + 1, 2) // 2
     return 3 * half // 2 if half >= 8 and 3 * half // 2 <= rows else half
+
+
+def in_parts(rows: Any, most: int) -> list[Any]:
+    """Returns a tree of arrays [batch, …] in parts of at most `most` rows, in order."""
+    number = len(jax.tree.leaves(rows)[0])
+    starts = range(0, number, most) if number > most else (0,)
+    return [jax.tree.map(lambda x, at=at: x[at : at + most], rows) for at in starts]
 
 
 def in_order(parts: Sequence[Any], batches: Sequence[Batch]) -> Any:

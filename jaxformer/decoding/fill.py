@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits
+from jaxformer.decoding.batches import rows_of_caller, rows_within
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.kinds import Encoder
 from jaxformer.models.language_model import LanguageModel
@@ -31,6 +32,8 @@ def fill(
     rows: Iterable[Any],
     mask_token: int,
     top_k: int = 1,
+    *,
+    batch_size: int | None = None,
 ) -> list[Filled]:
     """Returns the tokens that an encoder expects at each `mask_token` in rows of ids.
 
@@ -42,6 +45,8 @@ def fill(
         rows: rows of ids.
         mask_token: the id that stands for a masked token.
         top_k: number of tokens to return for each position.
+        batch_size: the most rows computed at once. None: as many as have 16,384 tokens and 1 GiB of
+            logits; all rows with a mesh in context.
 
     Raises:
         ValueError: the model has another type, an id or a length is not accepted, or top_k is not
@@ -57,12 +62,34 @@ def fill(
     longest = max(map(len, rows), default=0)
     if not 1 <= longest <= config.max_length:
         raise ValueError(f"rows have up to {longest} tokens; 1 … {config.max_length} are accepted")
-    some = with_batch_size(rows, batch_bucket(len(rows)))
-    tokens, segments = padded(some, min(config.max_length, bucket(longest)))
+    width = min(config.max_length, bucket(longest))
+    by_bounds = rows_within(width, 4 * width * config.vocab_size)
+    most, found = rows_of_caller(len(rows), batch_size) or by_bounds, []
+    for at in range(0, len(rows), most):
+        filled, broken = _filled(model, variables, rows[at : at + most], width, mask_token, top_k)
+        check_finite_logits(np.pad(broken, (at, 0)), variables)  # it names the row of the call
+        found += filled
+    return found
+
+
+def _filled(
+    model: LanguageModel,
+    variables: Mapping[str, Any],
+    rows: list[np.ndarray],
+    width: int,
+    mask_token: int,
+    top_k: int,
+) -> tuple[list[Filled], np.ndarray]:
+    """Fills in the masked positions of one batch of rows.
+
+    Returns:
+        (what is filled in, bool [rows]: whether logits of a row are not finite).
+    """
+    tokens, segments = padded(with_batch_size(rows, batch_bucket(len(rows))), width)
     best, probabilities = map(to_host, _most_probable(model, variables, tokens, segments, top_k))
-    check_finite_logits(np.isnan(probabilities).any(axis=(1, 2)), variables)
     places = [np.flatnonzero(ids == mask_token) for ids in rows]
-    return [Filled(at, best[row, at], probabilities[row, at]) for row, at in enumerate(places)]
+    filled = [Filled(at, best[row, at], probabilities[row, at]) for row, at in enumerate(places)]
+    return filled, np.any(np.isnan(probabilities), axis=(1, 2))
 
 
 @partial(jax.jit, static_argnums=(0, 4))

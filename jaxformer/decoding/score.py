@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits
+from jaxformer.decoding.batches import in_parts, rows_of_caller, rows_within
 from jaxformer.functional.chunked_losses import chunked_token_losses
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
@@ -28,6 +29,8 @@ def score(
     tokens: Int[Array, "batch length"],
     segments: Int[Array, "batch length"] | None = None,
     source: Any = None,
+    *,
+    batch_size: int | None = None,
 ) -> Float[Array, " batch"]:
     """Computes Σ_i log P(x_i | x_<i) in nats over each row.
 
@@ -40,6 +43,8 @@ def score(
         segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents, each of
             which is scored independently.
         source: for a model that reads one, a source for each row, as for `start`.
+        batch_size: the most rows computed at once. None: as many as have 16,384 tokens; all rows
+            with a mesh in context.
 
     Raises:
         ValueError: an argument is not accepted.
@@ -54,19 +59,26 @@ def score(
     if read is not None and len(read.tokens) != len(tokens):
         raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
     model.check(variables)
-    batch_size = len(tokens)
     inputs = Inputs(tokens, segments)
     if read is not None:
         inputs = replace(inputs, source=read.tokens, source_segments=read.segments)
-    if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
-        rows = batch_bucket(batch_size)
-        inputs = jax.tree.map(lambda x: with_batch_size(x, rows), inputs)
+    most = rows_of_caller(len(tokens), batch_size) or rows_within(tokens.shape[1])
     model = model.clone(execution=model.execution.for_decoding)  # any length is accepted
-    scores = _score(model, variables["params"], inputs)
-    scores = scores if len(scores) == batch_size else scores[:batch_size]
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
+        return _score(model, variables["params"], inputs)
+    parts = [_score_of(model, variables["params"], x) for x in in_parts(inputs, most)]
+    scores = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     if not isinstance(scores, jax.core.Tracer):
         check_finite_logits(np.isnan(scores), variables)
     return scores
+
+
+def _score_of(model: LanguageModel, params: Weights, inputs: Inputs) -> Float[Array, " batch"]:
+    """Scores rows that are filled up to a bucket of batch sizes."""
+    number = len(inputs.tokens)
+    rows = batch_bucket(number)
+    filled = jax.tree.map(lambda x: with_batch_size(x, rows), inputs)
+    return _score(model, params, filled)[:number]
 
 
 @partial(jax.jit, static_argnums=0)

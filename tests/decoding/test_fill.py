@@ -1,5 +1,7 @@
 """`fill` returns the most probable tokens at each mask, and nothing elsewhere."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.decoding import batches
 from jaxformer.decoding.fill import fill
 from jaxformer.models.parameters import init
 
@@ -37,6 +40,30 @@ def test_each_mask_has_the_most_probable_tokens(variables, rows, top_k):
         np.testing.assert_allclose(found.probabilities, best, rtol=1e-4)
         chosen = np.take_along_axis(shares[found.positions], found.tokens, axis=-1)
         np.testing.assert_allclose(chosen, best, rtol=1e-4)
+
+
+def test_rows_in_batches_are_filled_in_as_in_one_batch(variables, monkeypatch):
+    """In batches of a given size, and of as many rows as the bound of memory allows: one here."""
+    rows = [[MASK, *range(n), MASK] for n in (3, 9, 1, 20, 5)]
+    at_once = fill(MODEL, variables, rows, MASK, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "BATCH_BYTES", 1)
+        for batch_size in (2, None):
+            found = fill(MODEL, variables, rows, MASK, 2, batch_size=batch_size)
+            for one, other in zip(found, at_once, strict=True):
+                np.testing.assert_array_equal(one.positions, other.positions)
+                np.testing.assert_array_equal(one.tokens, other.tokens)
+                np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-5)
+
+
+def test_a_broken_row_of_a_later_batch_is_named_by_its_number():
+    model = jf.build(replace(CONFIG, tie_embeddings=False))
+    variables = init(model, jax.random.key(0))
+    table = variables["params"]["embedding"]["tokens"]
+    variables["params"]["embedding"]["tokens"] = table.at[7].set(np.nan)
+    rows = [[MASK, 1], [MASK, 2], [MASK, 3], [MASK, 7], [MASK, 4]]
+    with pytest.raises(FloatingPointError, match="logits of row 3 are not finite"):
+        fill(model, variables, rows, MASK, batch_size=2)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
+from jaxformer.decoding import batches
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
+from tests.properties.models import MODELS
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 
@@ -45,6 +48,34 @@ def test_log_probs_add_up_to_scores(seed):
     out = jf.generate(model, variables, prompts, max_new_tokens=16, **how)
     whole = jf.score(model, variables, np.concatenate([prompts, out.tokens], axis=1))
     tiny.close(whole - jf.score(model, variables, prompts), out.log_probs.sum(axis=1), 2e-5)
+
+
+@pytest.mark.parametrize("kind", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
+def test_scores_in_batches_are_those_of_one_batch(kind, monkeypatch):
+    """In batches of a given size, and of as many rows as the bound allows: one here."""
+    model = tiny.build(**MODELS[kind])
+    variables, tokens = tiny.weights(model, 3), tiny.tokens(3, 5, 8)
+    segments = np.array([[1] * 5 + [2] * 3, [1] * 4 + [0] * 4] * 2 + [[1] * 8])
+    source = None if kind == "decoder" else [row[::-1].tolist() for row in tokens]
+
+    def call(batch_size):
+        return jf.score(model, variables, tokens, segments, source, batch_size=batch_size)
+
+    at_once = call(None)
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "BATCH_TOKENS", 1)
+        for scores in (call(2), call(None)):
+            tiny.close(scores, at_once, 1e-5)
+
+
+def test_a_broken_row_of_a_later_batch_is_named_by_its_number():
+    model = tiny.build(tie_embeddings=False)
+    variables, tokens = tiny.weights(model, 3), np.full((5, 8), 2)
+    tokens[3, 1] = 7
+    table = variables["params"]["embedding"]["tokens"]
+    variables["params"]["embedding"]["tokens"] = table.at[7].set(np.nan)
+    with pytest.raises(FloatingPointError, match="logits of row 3 are not finite"):
+        jf.score(model, variables, tokens, batch_size=2)
 
 
 def test_score_refuses_a_token_that_is_none():

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformer.terminal import visible
-
 MOST_TOKENS = 512
 MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
 
@@ -63,11 +61,12 @@ _UNCLEAR = re.compile(r"\A\Z|[·⏎→]|#\d+\Z")
 
 
 def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    """Returns a name of each id for pages and pictures; different ids have different names.
+    r"""Returns a name of each id for pages and pictures; different ids have different names.
 
     A name is the text that the token adds to a text before it. Spaces, line feeds and tabs are
-    shown as `·`, `⏎` and `→`, and control characters as escapes. If this does not identify the
-    token, its id follows: `the #4`. A token without text has the name `#4`.
+    shown as `·`, `⏎` and `→`, and other characters without a glyph as escapes, such as `\xa0`. If
+    this does not identify the token, its id follows: `the #4`. A token without text has the name
+    `#4`.
     """
     ids = [int(token) for token in ids]
     context = _context(tokenizer)
@@ -99,7 +98,14 @@ def _token_text(tokenizer: Any, context: list[int], token: int) -> str:
     if "\ufffd" in text:  # bytes that are no text
         read = getattr(tokenizer, "token_bytes", lambda _: b"")
         text = "".join(f"\\x{byte:02x}" for byte in read(token))
-    return visible(text or tokenizer.name_of(token))
+    return "".join(map(_with_glyph, text or tokenizer.name_of(token)))
+
+
+def _with_glyph(character: str) -> str:
+    """Returns an escape for a character without a glyph, except for those in `_SIGNS`."""
+    if character.isprintable() or ord(character) in _SIGNS:
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:

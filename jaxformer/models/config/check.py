@@ -236,7 +236,8 @@ def entries(value: Any) -> tuple:
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Returns the value as a Python int; raises ValueError unless it is at least `least`."""
-    if not hasattr(value, "__index__") or isinstance(value, bool) or index(value) < least:
+    is_flag = type(value).__name__ == "bool"  # also NumPy's, which old versions convert to an index
+    if is_flag or not hasattr(value, "__index__") or index(value) < least:
         raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {least}")
     return index(value)
 

@@ -5,7 +5,7 @@ result is sharded. Models leave that to the partitioner, so they run on the same
 axes. The batch of a result is sharded as that of the inputs, on the mesh with explicit axes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, ValuesView
 from functools import wraps
 from typing import Any
 
@@ -28,7 +28,7 @@ def in_auto_axes(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs))
+        leaves, structure = jax.tree.flatten((args, kwargs), _is_opaque)
         places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
         arrays = [leaves[i] for i in places]
         mesh = _explicit_mesh(arrays)
@@ -57,6 +57,14 @@ def in_auto_axes(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(place, results[0])
 
     return on_any_mesh
+
+
+def _is_opaque(x: Any) -> bool:
+    """Returns whether JAX needs to be told that this is a leaf, such as an iterator of stop tokens.
+
+    JAX has deprecated to flatten iterables that it does not know.
+    """
+    return isinstance(x, Iterator | ValuesView)
 
 
 def _is_on_one_device(x: jax.Array) -> bool:

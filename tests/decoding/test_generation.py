@@ -154,13 +154,14 @@ def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
         assert streamed == out.tokens[row, :length].tolist()
 
 
-def test_stop_tokens_may_be_an_iterator():
-    """Checking the stop tokens must not exhaust the iterator."""
+def test_stop_tokens_may_be_any_iterable():
+    """Checking the stop tokens must not exhaust an iterator, nor hand it to JAX as a pytree."""
     model, variables, prompts = setup(3)
     free = run(model, variables, prompts, key=jax.random.key(0))
     stop = int(free.tokens[0, 2])
-    out = run(model, variables, prompts, key=jax.random.key(0), stop_tokens=iter([stop]))
-    assert out.lengths[0] == free.tokens[0].tolist().index(stop) + 1
+    for stops in ({stop}, iter([stop]), map(int, [stop]), {"eos": stop}.values()):
+        out = run(model, variables, prompts, key=jax.random.key(0), stop_tokens=stops)
+        assert out.lengths[0] == free.tokens[0].tolist().index(stop) + 1
 
 
 def test_the_smallest_temperature_is_greedy():

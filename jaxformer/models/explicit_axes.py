@@ -62,7 +62,7 @@ def in_auto_axes(function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_opaque(x: Any) -> bool:
     """Returns whether JAX needs to be told that this is a leaf, such as an iterator of stop tokens.
 
-    JAX has deprecated to flatten iterables that it does not know.
+    JAX has deprecated flattening iterables that it does not know.
     """
     return isinstance(x, Iterator | ValuesView)
 

@@ -86,7 +86,7 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     parts = json.loads(tokenizer.to_json())
     model = parts["model"]
     if model["type"] != "BPE":
-        raise ValueError(f"tokenizer is {model['type']}; in GGUF it must be BPE")
+        raise ValueError(f"tokenizer is {model['type']}; only BPE can be exported to GGUF")
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(name):
             raise ValueError(f"tokenizer has {name} {model[name]!r}; in GGUF it must have none")

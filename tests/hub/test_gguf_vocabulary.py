@@ -283,7 +283,7 @@ def steps_of(content: dict) -> list:
 
 LETTERS = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
 REFUSED = {
-    "words": (word_level, "tokenizer is WordLevel"),
+    "words": (word_level, "tokenizer is WordLevel; only BPE can be exported to GGUF"),
     "a prefix": (
         lambda: other(
             lambda x: x["pre_tokenizer"]["pretokenizers"][0].update(add_prefix_space=True)

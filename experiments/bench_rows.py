@@ -75,8 +75,8 @@ def in_a_process(call: str, rows: int, batch_size: int | None) -> dict[str, floa
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[1_000, 10_000])
-    parser.add_argument("--at-once", type=at_least(1), default=1_000, help="rows of one batch")
+    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[500, 5_000])
+    parser.add_argument("--at-once", type=at_least(1), default=500, help="rows of one batch")
     parser.add_argument("--call", choices=CALLS, help="make one call in this process")
     parser.add_argument("--batch-size", type=at_least(1))
     arguments = parser.parse_args()

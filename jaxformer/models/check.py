@@ -23,11 +23,12 @@ AnyArray = Shaped[Array | np.ndarray, "..."]
 
 
 def as_array(name: str, x: Any) -> Any:
-    """Converts lists to NumPy arrays; returns arrays and None unchanged.
+    """Converts lists, and arrays of other libraries, to NumPy arrays.
 
-    They are NumPy arrays because inside a jit `jnp.asarray` would trace even known values.
+    Arrays of JAX and NumPy, and None, are returned unchanged. The results are NumPy arrays because
+    inside a jit `jnp.asarray` would trace even known values.
     """
-    if x is None or hasattr(x, "dtype"):
+    if x is None or isinstance(getattr(x, "dtype", None), np.dtype):
         return x
     try:
         return np.asarray(x)
@@ -239,6 +240,11 @@ def checked_hooks(
             raise ValueError(
                 f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value)"
             )
+        for part, x in (("where", entry.where), ("value", entry.value)):
+            if x is None or as_array(f"patch {name!r}: {part}", x).dtype == object:
+                raise ValueError(
+                    f"patch {name!r}: {part} is a {type(x).__name__}; it must be an array"
+                )
         if entry.steps is not None and steps is None:
             raise ValueError(f"patch {name!r} has steps; only generate has them: use positions")
         of_source = name.startswith("encoder.")

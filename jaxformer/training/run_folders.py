@@ -187,7 +187,9 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
             not certain: a run that cannot be read is newer, or the run has a copy, whose files are
             newer than those of other runs only because they were copied later.
     """
-    folders = sorted(_folders_below(runs), key=_trained_at, reverse=True)
+    links_first = sorted(_folders_below(runs), key=lambda run: not run.path.is_symlink())
+    distinct = {run.path.resolve(): run for run in links_first}  # a run goes by its own path
+    folders = sorted(distinct.values(), key=_trained_at, reverse=True)
     found = [run for run in map(_read, folders) if run is not None]
     unreadable = [run for run in found if isinstance(run, UnreadableRun)]
     candidates = [run for run in found if isinstance(run, Run) and kind in (None, run.kind)]
@@ -254,7 +256,7 @@ def _start_of(folder: RunFolder) -> tuple[bytes, bytes] | None:
 
 
 def _folders_below(folder: Path) -> Iterator[RunFolder]:
-    """Yields the folders of runs. It searches neither inside them nor through links."""
+    """Yields the folders of runs and links to runs. It does not search inside either."""
     for path, names, _ in os.walk(folder):  # skips unreadable folders
         folders = [RunFolder(Path(path, name)) for name in sorted(names)]
         yield from (inner for inner in folders if inner.holds_run)

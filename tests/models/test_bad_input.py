@@ -51,6 +51,23 @@ REFUSED = {
     "patch 'block.input' is a tuple; it must be a Patch": [
         lambda: inspect(patch={"block.input": (True, 0.0)})
     ],
+    "patch 'block.input': value is a .*; it must be an array": [
+        lambda: inspect(patch={"block.input": jf.Patch(np.ones((1, 1, 1)), jnp.sin)}),
+        lambda: jf.inspect(
+            model(), weights(), TOKENS, patch={"block.input": jf.Patch(np.ones((1, 1, 1)), len)}
+        ),
+        lambda: jf.generate(
+            model(),
+            weights(),
+            [[1]],
+            max_new_tokens=2,
+            key=KEY,
+            patch={"block.input": jf.Patch(np.ones((1, 1, 1)), len)},
+        ),
+    ],
+    "patch 'block.input': where is a NoneType; it must be an array": [
+        lambda: jf.inspect(model(), weights(), TOKENS, patch={"block.input": jf.Patch(None, 0.0)})
+    ],
     "patch is a list; it must map names to Patch": [lambda: inspect(patch=["block.input"])],
     "capture is 'block.input'; it must be a tuple": [lambda: inspect(capture="block.input")],
     "no point is named 'blok.input' .nearest: 'block.input'": [
@@ -130,3 +147,27 @@ def test_model_class_accepts_only_configs_of_its_kind(model, config):
     else:
         message = error_of(model, config())
         assert config.__name__ in message and model.config_type.__name__ in message
+
+
+class Foreign:
+    """An array of another library, whose dtype NumPy does not know."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+        self.dtype, self.shape = object(), self.values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __len__(self):
+        return len(self.values)
+
+
+def test_arrays_of_other_libraries_are_accepted():
+    ids = Foreign(TOKENS)
+    np.testing.assert_array_equal(model().apply(weights(), ids), model().apply(weights(), TOKENS))
+    np.testing.assert_array_equal(
+        jf.score(model(), weights(), ids), jf.score(model(), weights(), TOKENS)
+    )
+    seen = jf.inspect(model(), weights(), ids).logits
+    np.testing.assert_array_equal(seen, jf.inspect(model(), weights(), TOKENS).logits)

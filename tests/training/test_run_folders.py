@@ -184,6 +184,17 @@ def test_resume_asks_for_the_name_of_a_run_that_has_a_copy(tmp_path):
     assert newest_unfinished(tmp_path).folder.path == newer.path
 
 
+def test_a_link_to_a_run_is_not_a_copy_of_it(tmp_path):
+    """The run goes by its own path, or by the link if it is elsewhere."""
+    run = make_run(tmp_path / "runs" / "older", step=20, at=4)
+    far = make_run(tmp_path / "elsewhere" / "newest", step=20, at=5)
+    for name in ("a", "z", "older2"):
+        (tmp_path / "runs" / name).symlink_to(run.path)
+    assert newest_unfinished(tmp_path / "runs").folder.path == run.path
+    (tmp_path / "runs" / "far").symlink_to(far.path)
+    assert newest_unfinished(tmp_path / "runs").folder.path == tmp_path / "runs" / "far"
+
+
 def test_resume_prints_the_run_that_it_continues(tmp_path, monkeypatch, capsys):
     taken = []
     monkeypatch.chdir(tmp_path)

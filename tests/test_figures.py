@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxformer.hub.families import FAMILIES
+from jaxformer.models.parameters import parameter_count
+from jaxformer.training.presets import training_preset
+from tests.mutation.bugs import BUGS
+
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "experiments" / "results").glob("*.json"))
 CIRCUMSTANCES = {"command", "date", "commit", "processor", "cores", "python", "versions"}
@@ -265,14 +270,52 @@ SPEEDS = {  # a line of the table of speeds, and where its figures are
     "GPT-2, decoding, 124 M, batch 1 | AMD EPYC": ("decode-cpu", 0),
     "GPT-2, decoding, 124 M, batch 8 | AMD EPYC": ("decode-cpu", 1),
 }
-SENTENCES = {  # what a page says, from the record
+
+
+def _many_rows() -> str:
+    found = {(x["call"], x["rows"], x["at_once"]): x["mb"] for x in figures("rows-cpu")}
+    return "".join(
+        f"| `{call}` | {found[call, 500, True]:,.0f} | {found[call, 500, False]:,.0f} | "
+        f"{found[call, 5000, False]:,.0f} | "
+        for call in ("generate", "beam_search", "score", "fill")
+    ).strip()
+
+
+def _parameters_of_the_default_run() -> str:
+    size = parameter_count(training_preset("stdlib", "decoder").model)
+    return f"trains a GPT of {size / 1e6:.2f} M parameters"
+
+
+def _bugs() -> str:
+    return f"inserts {len(BUGS)} known bugs"
+
+
+def _families() -> str:
+    _, table = (ROOT / "docs/checkpoints.md").read_text().split("| family (`model_type`) |")
+    rows = re.findall(r"^\|[^|]+\((`[^)|]+)\) \|", table, re.MULTILINE)
+    named = {name.strip("`") for row in rows for name in row.split(", ")}
+    assert named == set(FAMILIES)
+    return f"{len(rows)} Hugging Face families load and export"
+
+
+def _speed_on_the_xeon() -> str:
+    ratio = figures("train-xeon-cpu")["10.8m"]["torch.compile"]["ratio"]
+    return f"On an Intel Xeon, training is slower: {ratio:.2f} of `torch.compile`"
+
+
+SENTENCES = {  # what a page says, from the record or the code
     "default run": ("README.md", _default_run),
     "range of speeds": ("README.md", _range_of_speeds),
+    "parameters of the default run": ("README.md", _parameters_of_the_default_run),
+    "number of bugs": ("README.md", _bugs),
+    "number of families": ("README.md", _families),
+    "speed on the Xeon": ("README.md", _speed_on_the_xeon),
     "bfloat16": ("docs/results.md", _bfloat16),
     "losses in bfloat16": ("docs/results.md", _losses),
     "products": ("docs/results.md", _products),
     "memory of attention": ("docs/results.md", _attention_memory),
     "sources": ("docs/results.md", _sources),
+    "many rows": ("docs/results.md", _many_rows),
     "memory of loading": ("docs/checkpoints.md", _memory_of_loading),
     "cost of taint": ("docs/certificates.md", _cost_of_taint),
     "large text": ("docs/training.md", _large_text),

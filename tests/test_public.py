@@ -20,5 +20,5 @@ def test_every_public_name_is_an_attribute(name, monkeypatch):
 
 def test_the_subpackages_are_public():
     assert set(ROOMS) <= set(jf.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'room'"):
+    with pytest.raises(AttributeError, match="No jaxformer attribute room"):
         jf.room  # noqa: B018

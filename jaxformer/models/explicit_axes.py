@@ -7,7 +7,7 @@ axes. The batch of a result is sharded as that of the inputs, on the mesh with e
 
 from collections.abc import Callable, Iterator, ValuesView
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.sharding import (
@@ -19,15 +19,18 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
-def in_auto_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def in_auto_axes(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorates a function of variables and inputs for arrays on a mesh with explicit axes.
 
     Other arguments, and other arrays, are passed on unchanged.
     """
 
     @wraps(function)
-    def on_any_mesh(*args: Any, **kwargs: Any) -> Any:
+    def on_any_mesh(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         leaves, structure = jax.tree.flatten((args, kwargs), _is_opaque)
         places = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
         arrays = [leaves[i] for i in places]

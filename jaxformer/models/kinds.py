@@ -32,6 +32,7 @@ class Decoder(LanguageModel):
 
     functions = DECODER
     config_type = configs.DecoderConfig
+    config: configs.DecoderConfig
 
 
 class EncoderDecoder(LanguageModel):
@@ -44,6 +45,7 @@ class EncoderDecoder(LanguageModel):
 
     functions = ENCODER_DECODER
     config_type = configs.EncoderDecoderConfig
+    config: configs.EncoderDecoderConfig
 
 
 class Recurrent(LanguageModel):
@@ -54,6 +56,7 @@ class Recurrent(LanguageModel):
 
     functions = RECURRENT
     config_type = configs.RecurrentConfig
+    config: configs.RecurrentConfig
 
 
 class Convolutional(LanguageModel):
@@ -64,6 +67,7 @@ class Convolutional(LanguageModel):
 
     functions = CONVOLUTIONAL
     config_type = configs.ConvolutionalConfig
+    config: configs.ConvolutionalConfig
 
 
 class RecurrentEncoderDecoder(LanguageModel):
@@ -74,6 +78,7 @@ class RecurrentEncoderDecoder(LanguageModel):
 
     functions = RECURRENT_ENCODER_DECODER
     config_type = configs.RecurrentEncoderDecoderConfig
+    config: configs.RecurrentEncoderDecoderConfig
 
 
 class Encoder(LanguageModel):
@@ -89,6 +94,7 @@ class Encoder(LanguageModel):
 
     functions = ENCODER
     config_type = configs.EncoderConfig
+    config: configs.EncoderConfig
 
     def encode(
         self,

@@ -1,5 +1,7 @@
 """Published configurations."""
 
+from typing import Literal, overload
+
 from jaxformer.models.config.decoder import DecoderConfig
 from jaxformer.models.config.encoder_decoder import EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
@@ -48,6 +50,14 @@ PRESETS = {
 }
 
 
+@overload
+def preset(
+    name: Literal["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b", "llama-1.1b"],
+) -> DecoderConfig: ...
+@overload
+def preset(name: Literal["transformer-base"]) -> EncoderDecoderConfig: ...
+@overload
+def preset(name: str) -> TransformerConfig: ...
 def preset(name: str) -> TransformerConfig:
     """Returns the published config with a given name.
 

@@ -1,0 +1,96 @@
+"""Editors and type checkers see the types of the public names."""
+
+import json
+import re
+import shutil
+import subprocess
+import typing
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from jaxformer.models.config.presets import PRESETS, preset
+from jaxformer.models.kinds import KINDS
+
+PROJECT = Path(__file__).parents[1]
+SETTINGS = f"""
+[tool.pyright]
+extraPaths = ["{PROJECT}"]
+[tool.pyrefly]
+search-path = ["{PROJECT}"]
+"""
+RIGHT = """
+import dataclasses
+
+import jax
+import jaxformer as jf
+
+config = dataclasses.replace(jf.preset("gpt2-124m"), num_layers=2, positions="rotary")
+model = jf.Decoder(config, execution=jf.Execution(remat="full"))
+variables = model.init(jax.random.key(0), jax.numpy.ones((1, 4), int))
+out = jf.generate(model, variables, [[1], [2, 3]], max_new_tokens=4, sampler=jf.Sampler(top_k=5))
+lengths: list[int] = out.lengths.tolist()
+best = jf.beam_search(model, variables, [[1]], max_new_tokens=4).scores
+width = model.config.embed_dim + jf.preset("transformer-base").embed_dim
+"""
+# Each line that begins with "wrong" has one mistake.
+WRONG = """
+import jaxformer as jf
+
+config = jf.preset("gpt2-124m")
+model = jf.Decoder(config)
+wrong_name = jf.generat
+wrong_field = model.config.num_layerz
+wrong_field_of_a_preset = jf.preset("llama-1.1b").num_encoder_layers
+wrong_config = jf.Decoder(jf.EncoderConfig())
+wrong_choice = jf.Execution(attention="fast")
+wrong_argument = jf.generate(model, {}, [[1]], max_new_token=4)
+wrong_type = jf.Sampler(temperature="hot")
+wrong_result = jf.generate(model, {}, [[1]], max_new_tokens=4).token
+"""
+
+
+def _pyrefly(folder: Path, name: str) -> set[int]:
+    """Returns the numbers of the lines of a file with an error."""
+    command = ["pyrefly", "check", "--output-format", "json", name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return {error["line"] for error in json.loads(done.stdout)["errors"]}
+
+
+def _pyright(folder: Path, name: str) -> set[int]:
+    command = ["pyright", "--outputjson", name]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return {x["range"]["start"]["line"] + 1 for x in found if x["severity"] == "error"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines_with_errors", [_pyrefly, _pyright])
+def test_scripts_that_use_the_public_names_are_checked(lines_with_errors, tmp_path):
+    checker = lines_with_errors.__name__.strip("_")
+    if shutil.which(checker) is None:
+        pytest.skip(f"{checker} is not installed")
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    blocks = re.findall("```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for number, text in enumerate((*blocks, RIGHT, WRONG)):
+        (tmp_path / f"script{number}.py").write_text(text)
+        expected = {i for i, line in enumerate(text.splitlines(), 1) if line.startswith("wrong")}
+        assert lines_with_errors(tmp_path, f"script{number}.py") == expected, text
+
+
+def test_the_type_of_each_preset_is_known_by_its_name():
+    hints = [typing.get_type_hints(one) for one in typing.get_overloads(preset)]
+    named = {x: hint["return"] for hint in hints for x in typing.get_args(hint["name"])}
+    assert named == {name: type(config) for name, config in PRESETS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_type_of_a_models_config_is_known(kind):
+    assert typing.get_type_hints(kind.model)["config"] is kind.model.config_type
+
+
+def test_the_package_says_that_it_has_types():
+    """Without this file, checkers ignore the annotations of an installed package."""
+    assert files("jaxformer").joinpath("py.typed").is_file()

@@ -1,13 +1,13 @@
-"""Every command of the README and the pages runs to a stated result, shortened.
+"""Every command of the pages runs to a stated result, shortened.
 
-A command that is not in `COMMANDS` or `ELSEWHERE` fails the first test.
+A command that is not in `COMMANDS` or `ELSEWHERE` fails the first test. `page_commands.py` finds
+the commands.
 """
 
 import json
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +16,8 @@ import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.training.run_folders import read_run
+from tests.page_commands import PAGES, ROOT, commands_of
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HALF_BUILT = (
     "train --preset tiny --vocab-size 257 --num-layers 4 --num-heads 1 --no-residual --norm none "
     "--output-activation --attention-scale 1 --steps 300 --out runs/half-built"
@@ -61,8 +60,21 @@ COMMANDS = {
         f"{TINY} --steps 30 --out runs/pairs", "runs/pairs"
     ),
     "export runs/stdlib OUT": Shortened(files=("OUT/model.safetensors", "OUT/config.json")),
+    "export RUN OUT": Shortened(
+        files=("exported/config.json",), replaced=(("RUN", "runs/my"), ("OUT", "exported"))
+    ),
+    "compare RUN RUN…": Shortened(
+        files=("compare.png",), replaced=(("RUN", "runs/stdlib"), ("RUN…", "runs/my"))
+    ),
+    'generate runs/stdlib --prompt "def " --seed 1 --max-new-tokens 90': Shortened(
+        printed="^def ", replaced=(("90", "9"),)
+    ),
     "bench": Shortened("--quick -o bench.json", files=("bench.json",)),
     "bench -o h100.json": Shortened("--quick", files=("h100.json", "h100.png")),
+    "bench --json": Shortened("--quick", printed='^{"'),
+    "doctor --preset llama-1.1b --target gpu:h100:8 --explain-attention": Shortened(
+        printed="layers 1–22 +cuDNN"
+    ),
     HALF_BUILT: Shortened(
         run="runs/half-built", replaced=(("300", "60"),), printed="parameters: 219,456"
     ),
@@ -80,10 +92,17 @@ COMMANDS = {
     "import theirs ours": Shortened(
         files=("ours/model.safetensors",), replaced=(("theirs", "OUT"),)
     ),
+    "import SOURCE OUT": Shortened(
+        files=("imported/config.json",), replaced=(("SOURCE", "OUT"), ("OUT", "imported"))
+    ),
 }
 # Commands that need other machines, or a process that was killed, and the tests that run the like.
 ELSEWHERE = {
     "train --resume": "training/test_resume.py",
+    "train --help-all": "cli/test_help.py",
+    "train --model encoder-decoder --preset tiny --source sums.tsv --steps 40": "test_docs.py",
+    "export RUN OUT --adapter": "cli/test_every_option.py",
+    "doctor --layers scan": "doctor",
     "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8": "doctor",
     "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 --remat dots": "doctor",
     "doctor --preset gpt2-124m --mesh data=8 --target gpu:h100:8 --decode": "doctor",
@@ -95,26 +114,9 @@ ELSEWHERE = {
 }
 
 
-def commands() -> set[str]:
-    """Returns the words after `jaxformer` of each command in the shell blocks of the pages."""
-    found = set()
-    for page in PAGES:
-        for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                for part in re.sub(r"\s+#.*", "", line).split("&&"):
-                    if part.strip().removeprefix("$ ").startswith("jaxformer "):
-                        words = part.strip().removeprefix("$ ").split()
-                        found.add(" ".join(words[1:]) if '"' not in part else _quoted(part))
-    return found
-
-
-def _quoted(part: str) -> str:
-    """Returns a command as written, since spaces within its quotes count."""
-    return part.strip().removeprefix("$ ").removeprefix("jaxformer ")
-
-
 def test_every_command_has_a_row():
-    assert commands() == {*COMMANDS, *ELSEWHERE}
+    found = {command for page in PAGES for command in commands_of(page.read_text())}
+    assert found == {tuple(shlex.split(row)) for row in (*COMMANDS, *ELSEWHERE)}
     assert all((ROOT / "tests" / where).exists() for where in ELSEWHERE.values())
 
 

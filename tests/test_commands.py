@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.training.run_folders import read_run
@@ -100,12 +99,18 @@ COMMANDS = {
 ELSEWHERE = {
     "train --resume": "training/test_resume.py",
     "train --help-all": "cli/test_help.py",
-    "train --model encoder-decoder --preset tiny --source sums.tsv --steps 40": "test_docs.py",
+    "train --model encoder-decoder --preset tiny --source sums.tsv --out sums --vocab-size 300 "
+    "--max-length 32 --steps 40 --evaluate-every 20": "test_docs.py",
     "export RUN OUT --adapter": "cli/test_every_option.py",
-    "doctor --layers scan": "doctor",
-    "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8": "doctor",
-    "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 --remat dots": "doctor",
-    "doctor --preset gpt2-124m --mesh data=8 --target gpu:h100:8 --decode": "doctor",
+    "doctor --preset gpt2-124m --target tpu:v5e:2x2 --layers scan": "doctor",
+    "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8 --layers scan --remat dots": (
+        "doctor"
+    ),
+    "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 --layers scan "
+    "--remat dots": "doctor",
+    "doctor --preset gpt2-124m --mesh data=8 --target gpu:h100:8 --batch-size 32 --decode": (
+        "doctor"
+    ),
     "train my.txt --mesh fsdp=16 --out runs/shared --coordinator auto": (
         "training/test_processes.py"
     ),
@@ -118,21 +123,6 @@ def test_every_command_has_a_row():
     found = {command for page in PAGES for command in commands_of(page.read_text())}
     assert found == {tuple(shlex.split(row)) for row in (*COMMANDS, *ELSEWHERE)}
     assert all((ROOT / "tests" / where).exists() for where in ELSEWHERE.values())
-
-
-def test_the_command_of_a_lesson_trains_the_model_of_the_lesson(tmp_path, monkeypatch):
-    """Each field of the config is that of the lesson's Python."""
-    from jaxformer.cli import train
-
-    seen = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_run", lambda config, *_: seen.append(config))
-    (tmp_path / "my.txt").write_text("def area(radius):\n" * 200)
-    train.main([*shlex.split(HALF_BUILT)[1:], "my.txt"])
-    page = (ROOT / "docs" / "lecture-10.md").read_text()
-    lesson = re.search(r"half_built = (jf\.DecoderConfig\(.*?\n\))", page, re.DOTALL)
-    assert lesson is not None
-    assert seen[0].model.resolved == eval(lesson[1], {"jf": jf}).resolved
 
 
 @pytest.mark.slow
@@ -162,3 +152,16 @@ def check_that_the_loss_fell(folder: RunFolder) -> None:
     losses = [line["loss"] for line in lines if "loss" in line]
     assert not [line for line in lines if "not_finite" in line]
     assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
+
+
+@pytest.mark.slow
+def test_the_decoder_of_lecture_10_learns_as_measured(tmp_path, monkeypatch):
+    """With 60 steps it needed 4.28, 4.28 and 4.41 bits per byte of held-out text with seeds 0 to 2.
+
+    The standard library differs between versions of Python, so the bounds are wider.
+    """
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(HALF_BUILT.replace("--steps 300", "--steps 60"))) == 0
+    metrics = RunFolder(tmp_path / "runs" / "half-built").read_metrics()
+    *_, bits = (line["bits_per_byte"] for line in metrics if "bits_per_byte" in line)
+    assert 4.2 < bits < 4.5

@@ -1,0 +1,192 @@
+"""A command of a page builds the model that the page shows in Python, in words or in a table.
+
+Each command that builds a model has a row in `STATED` or, with a reason, in `UNSTATED`.
+"""
+
+import ast
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+import jaxformer as jf
+from jaxformer.cli import doctor, train
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.train_arguments import field_values
+from tests.page_commands import PAGES as PATHS
+from tests.page_commands import ROOT, Words, commands_of
+
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
+
+
+def built_by(words: Words, patch) -> dict[str, Any]:
+    """Returns the fields of the model and of the run of a command, which does not run."""
+    if words[0] == "train":
+        seen = []
+        patch.setattr(
+            train, "_train", lambda folder, inputs, arguments, **_: seen.append(arguments)
+        )
+        train.main(list(words[1:]))
+        model = seen[0].training.model.resolved
+        return {**field_values(seen[0].training), **vars(model), "parameters": millions(model)}
+    arguments = parse(doctor.DoctorArguments, "doctor", list(words[1:]))
+    config, target, mesh, rows, length = doctor._requested(arguments.preset, arguments)
+    scans = arguments.execution.scans(config.num_layers, few_tokens=arguments.decode)
+    run = {"target": str(target), "mesh": asdict(mesh), "rows": rows, "length": length}
+    run |= {"layers": "scan" if scans else "unrolled", "remat": arguments.execution.remat}
+    return {**vars(config.resolved), **run, "preset": arguments.preset}
+
+
+def millions(model) -> str:
+    return f"{jf.parameter_count(model) / 1e6:.2f} M parameters"
+
+
+def assigned(page: str, name: str) -> dict[str, Any]:
+    """Returns the fields of the config that a page's Python assigns to a name."""
+    tree = ast.parse("\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)))
+    imports = [x for x in tree.body if isinstance(x, ast.Import | ast.ImportFrom)]
+    values = [
+        x for x in tree.body if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == name
+    ]
+    names: dict[str, Any] = {}
+    exec(ast.unparse(ast.Module([*imports, values[0]], [])), names)
+    return vars(names[name].resolved)
+
+
+def trained_in_python(page: str, patch) -> dict[str, Any]:
+    """Returns the fields of the run that the first Python block of a page starts."""
+    block = re.search(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
+    assert block is not None
+    started = []
+    patch.setattr("jaxformer.cli.main", started.append)
+    patch.setattr(tempfile, "mkdtemp", lambda: ".")
+    exec(block[1], {})
+    return built_by(tuple(started[0]), patch)
+
+
+def recorded(name: str, preset: str, **mesh: int) -> dict[str, Any]:
+    """Returns the settings of one line of a record, whose figures a page shows."""
+    record = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
+    mesh = {"data": 1, "fsdp": 1, "tensor": 1} | mesh
+    [line] = [x for x in record["figures"] if x["preset"] == preset and x["mesh"] == mesh]
+    names = ("preset", "target", "mesh", "rows", "length", "dtype", "layers", "remat")
+    return {name: line[name] for name in names}
+
+
+def in_words(page: str, **said: str) -> dict[str, Any]:
+    assert all(words in " ".join(PAGES[page].split()) for words in said.values())
+    return said
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a page states of the model of a command.
+
+    Attributes:
+        fields: computes the stated values by the names of fields, from a monkeypatch.
+        differs: {a field with another value in the command: the words of the page that say so}.
+    """
+
+    fields: Callable[[Any], dict[str, Any]]
+    differs: tuple[tuple[str, str], ...] = ()
+
+
+MESHES, RUNS_WHERE = "docs/meshes.md", "docs/what-runs-where.md"
+STATED = {
+    ("README.md", "train"): Stated(lambda _: in_words("README.md", parameters="1.05 M parameters")),
+    (
+        "docs/lecture-10.md",
+        "train --preset tiny --vocab-size 257 --num-layers 4 --num-heads 1 --no-residual "
+        "--norm none --output-activation --attention-scale 1 --steps 300 --out runs/half-built",
+    ): Stated(lambda _: assigned("docs/lecture-10.md", "half_built")),
+    (
+        "docs/training.md",
+        "train --model encoder-decoder --preset tiny --source sums.tsv --out sums "
+        "--vocab-size 300 --max-length 32 --steps 40 --evaluate-every 20",
+    ): Stated(lambda patch: trained_in_python("docs/training.md", patch)),
+    (
+        MESHES,
+        "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8 --layers scan --remat dots",
+    ): Stated(
+        lambda _: recorded("placements-h100", "gpt2-1.5b", fsdp=8) | assigned(MESHES, "config")
+    ),
+    (
+        MESHES,
+        "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 "
+        "--layers scan --remat dots",
+    ): Stated(lambda _: recorded("placements-v5e", "llama-1.1b", fsdp=4, tensor=4)),
+    (
+        MESHES,
+        "doctor --preset gpt2-124m --mesh data=8 --target gpu:h100:8 --batch-size 32 --decode",
+    ): Stated(lambda _: recorded("decoding-h100", "gpt2-124m", data=8)),
+    (RUNS_WHERE, "doctor --preset llama-1.1b --target gpu:h100:8 --explain-attention"): Stated(
+        lambda _: assigned(RUNS_WHERE, "config"),
+        (("window", "every second layer has a window of 1,024 tokens"),),
+    ),
+    (RUNS_WHERE, "doctor --preset gpt2-124m --target tpu:v5e:2x2 --layers scan"): Stated(
+        lambda _: (
+            {"rows": 32, "length": 1024, "remat": "none", "dtype": "bfloat16"}
+            | in_words(RUNS_WHERE, preset="gpt2-124m", target="tpu:v5e:2x2")
+        )
+    ),
+}
+UNSTATED = {  # the reason why there is nothing to compare
+    ("README.md", "train my.txt --embed-dim 384"): "the page shows no model of this width",
+    (
+        "README.md",
+        "train --model encoder-decoder --source train.en --target train.de",
+    ): "the page shows no model of this kind",
+    **{
+        (
+            "docs/training.md",
+            f"train my.txt --mesh fsdp=16 --out runs/shared --coordinator {more}",
+        ): ("this part of the page is about processes, and shows no decoder of a run")
+        for more in ("auto", "first-machine:8476 --num-processes 2 --process-id 0")
+    },
+}
+
+
+def builds_a_model(words: Words) -> bool:
+    """Returns whether a command trains or examines a model that its own words describe."""
+    is_new = not {"--resume", "--from", "--help", "--help-all"} & {*words}
+    return is_new and (words[0] == "train" or (words[0] == "doctor" and "--preset" in words))
+
+
+def test_every_command_that_builds_a_model_has_a_row():
+    found = {(page, x) for page, text in PAGES.items() for x in commands_of(text)}
+    rows = {(page, tuple(shlex.split(command))) for page, command in (*STATED, *UNSTATED)}
+    assert {(page, words) for page, words in found if builds_a_model(words)} == rows
+
+
+@pytest.mark.parametrize(("page", "command"), STATED)
+def test_a_command_builds_the_model_that_its_page_states(page, command, monkeypatch, tmp_path):
+    """Each stated field is equal, except those of which the page says that they differ."""
+    monkeypatch.chdir(tmp_path)
+    row = STATED[page, command]
+    stated = row.fields(monkeypatch)
+    built = built_by(tuple(shlex.split(command)), monkeypatch)
+    assert stated
+    assert {x for x in stated if stated[x] != built[x]} == {field for field, _ in row.differs}
+    assert all(words in " ".join(PAGES[page].split()) for _, words in row.differs)
+
+
+def test_lecture_10_names_each_difference_of_the_decoder_in_its_picture(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import build_up
+
+    shown, lesson = (
+        vars(build_up.built_up()["half built"].resolved),
+        assigned("docs/lecture-10.md", "half_built"),
+    )
+    for name in ("build_up", "record", "windows"):
+        sys.modules.pop(name, None)
+    differs = {name: shown[name] for name in shown if shown[name] != lesson[name]}
+    assert differs == {"vocab_size": 256, "activation": "relu", "positions": "none"}
+    words = "reads 256 tokens, has the activation ReLU and starts without positions"
+    assert words in " ".join(PAGES["docs/lecture-10.md"].split())

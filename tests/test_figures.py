@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from jaxformer.hub.families import FAMILIES
-from jaxformer.models.parameters import parameter_count
-from jaxformer.training.presets import training_preset
 from tests.mutation.bugs import BUGS
 
 ROOT = Path(__file__).parent.parent
@@ -281,11 +279,6 @@ def _many_rows() -> str:
     ).strip()
 
 
-def _parameters_of_the_default_run() -> str:
-    size = parameter_count(training_preset("stdlib", "decoder").model)
-    return f"trains a GPT of {size / 1e6:.2f} M parameters"
-
-
 def _bugs() -> str:
     return f"inserts {len(BUGS)} known bugs"
 
@@ -306,7 +299,6 @@ def _speed_on_the_xeon() -> str:
 SENTENCES = {  # what a page says, from the record or the code
     "default run": ("README.md", _default_run),
     "range of speeds": ("README.md", _range_of_speeds),
-    "parameters of the default run": ("README.md", _parameters_of_the_default_run),
     "number of bugs": ("README.md", _bugs),
     "number of families": ("README.md", _families),
     "speed on the Xeon": ("README.md", _speed_on_the_xeon),

@@ -264,6 +264,14 @@ SPEEDS = {  # a line of the table of speeds, and where its figures are
     "GPT-2, training step, 10.8 M, 16 × 256 tokens | AMD EPYC": ("train-cpu", "10.8m"),
     "GPT-2, training step, 124 M, 2 × 256 tokens | AMD EPYC": ("train-cpu", "124m/256"),
     "GPT-2, training step, 124 M, 1 × 1,024 tokens | AMD EPYC": ("train-long-cpu", "124m/1024"),
+    "GPT-2, training step in bfloat16, 10.8 M, 16 × 256 tokens | AMD EPYC": (
+        "train-bfloat16-cpu",
+        "10.8m",
+    ),
+    "GPT-2, training step in bfloat16, 124 M, 2 × 256 tokens | AMD EPYC": (
+        "train-bfloat16-cpu",
+        "124m/256",
+    ),
     "GPT-2, training step, 10.8 M, 16 × 256 tokens | Intel Xeon": ("train-xeon-cpu", "10.8m"),
     "GPT-2, decoding, 124 M, batch 1 | AMD EPYC": ("decode-cpu", 0),
     "GPT-2, decoding, 124 M, batch 8 | AMD EPYC": ("decode-cpu", 1),

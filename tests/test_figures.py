@@ -299,6 +299,15 @@ def _families() -> str:
     return f"{len(rows)} Hugging Face families load and export"
 
 
+def _range_of_speeds_in_bfloat16() -> str:
+    found = [
+        size[name]["ratio"]
+        for size in figures("train-bfloat16-cpu").values()
+        for name in ("torch eager", "torch.compile")
+    ]
+    return f"In bfloat16, training is {min(found):.2f} to {max(found):.2f} times as fast"
+
+
 def _speed_on_the_xeon() -> str:
     ratio = figures("train-xeon-cpu")["10.8m"]["torch.compile"]["ratio"]
     return f"On an Intel Xeon, training is slower: {ratio:.2f} of `torch.compile`"
@@ -309,6 +318,7 @@ SENTENCES = {  # what a page says, from the record or the code
     "range of speeds": ("README.md", _range_of_speeds),
     "number of bugs": ("README.md", _bugs),
     "number of families": ("README.md", _families),
+    "range of speeds in bfloat16": ("README.md", _range_of_speeds_in_bfloat16),
     "speed on the Xeon": ("README.md", _speed_on_the_xeon),
     "bfloat16": ("docs/results.md", _bfloat16),
     "losses in bfloat16": ("docs/results.md", _losses),

@@ -43,8 +43,8 @@ class Checkpoints:
     def _by_trust(self) -> list[Path]:
         """Returns the checkpoints in the order in which `restore` tries them.
 
-        Checkpoints with digests come first, then those without, which an earlier version wrote or
-        whose save was interrupted. Within each group the newest comes first.
+        Checkpoints with digests come first, then those without, whose save was interrupted. Within
+        each group the newest comes first.
         """
         return sorted(self._numbered(), key=lambda path: (_has_digests(path), _step(path)))[::-1]
 
@@ -112,7 +112,7 @@ class Checkpoints:
         """
         if self.is_empty:
             raise ValueError(f"{self._folder} holds no complete checkpoint yet")
-        unchecked = f"has no {DIGESTS}: an earlier version saved it, or the save was interrupted"
+        unchecked = f"has no {DIGESTS}: its save was interrupted"
         faults = {x: f"{x} {unchecked}" for x in self._numbered() if not _has_digests(x)}
         for folder in self._by_trust():
             try:
@@ -177,7 +177,7 @@ class Unreadable(Exception):
 def _read(folder: Path, like_params, like_rest):
     """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
     _check_damage(folder)
-    params = _read_arrays(folder / "params", like_params, trees.warn_of_former)
+    params = _read_arrays(folder / "params", like_params)
     rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
     try:
         progress = json.loads(_progress_file(folder).read_text())
@@ -198,7 +198,7 @@ def _check_damage(folder: Path) -> None:
         raise Unreadable(f"{folder} was not completely written")
 
 
-def _read_arrays(folder: Path, like, note_former=lambda folder, paths: None):
+def _read_arrays(folder: Path, like):
     """Reads the arrays of a folder; raises ValueError if undamaged arrays differ from `like`."""
     with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         try:
@@ -207,15 +207,12 @@ def _read_arrays(folder: Path, like, note_former=lambda folder, paths: None):
             raise Unreadable(f"{folder}: {error}") from error
         if not trees.leaf_types(metadata):
             raise Unreadable(f"{folder}: it holds no arrays")
-        wanted = stored_form(like)
-        stored, former = trees.with_former(wanted, metadata)
-        note_former(folder, former)
+        stored = stored_form(like)
         trees.check_equal(folder, metadata, stored)
         try:
             arrays = checkpointer.restore(path, trees.as_shapes(stored))
         except Exception as error:
             raise Unreadable(f"{folder}: {error}") from error
-    arrays = trees.without_former(arrays, wanted)
     if (bad := trees.not_finite(arrays)) is not None:
         raise Unreadable(f"{folder}: {bad} is not finite")
     return in_memory(arrays, like)

@@ -9,9 +9,8 @@ import jax
 
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_generation, parse_kind
 from jaxformer.artifacts.saved import read_saved, stored_tokenizer
-from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, opening_texts
+from jaxformer.artifacts.tokenizer import Tokenizer, opening_texts
 from jaxformer.decoding.prepared import prepare
-from jaxformer.models.config.check import shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -110,7 +109,7 @@ def newest_params(run: RunFolder, like) -> dict:
 
 
 def run_tokenizer(run: RunFolder) -> Tokenizer:
-    """Returns the tokenizer of a run, which begins and lowercases texts as the run's training.
+    """Returns the tokenizer of a run, which begins texts as the run's training.
 
     Raises:
         ValueError: If the run has no tokenizer, or its config is wrong.
@@ -119,11 +118,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
     tokenizer = stored_tokenizer(run.path, sections)
     if tokenizer is None:
         raise ValueError(f"{run.tokenizer} does not exist")
-    lowercase = sections.get("training", {}).get("lowercase", False)
-    if type(lowercase) is not bool:
-        raise ValueError(f"{run.config}: lowercase is {shown(lowercase)}; it must be true or false")
-    # A tokenizer.json of an earlier version does not contain the Lowercase step.
-    return opening_texts(lowercased(tokenizer) if lowercase else tokenizer)
+    return opening_texts(tokenizer)
 
 
 def lora_of(sections: dict, where: Path) -> LoraConfig:

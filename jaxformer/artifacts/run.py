@@ -18,7 +18,7 @@ from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import CheckpointDType
 
-FORMAT = 1
+FORMAT = 2  # changes whenever a file of a run or of a saved folder changes
 # Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
 # of the objects.
 SECTIONS: dict[str, Any] = {

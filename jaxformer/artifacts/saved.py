@@ -25,7 +25,7 @@ from jaxformer.artifacts.tokenizer import (
     bind,
     parsing_special,
 )
-from jaxformer.artifacts.trees import filled, flat, former_parameters, warn_of_former
+from jaxformer.artifacts.trees import filled, flat
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.functional.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
@@ -97,10 +97,6 @@ def read_saved(folder: Path, dtype: str | None, like) -> dict:
         like: A tree of the model's shapes, which may hold shardings.
     """
     leaves, tensors = flat(like), stored_tensors(folder)
-    former = former_parameters(tensors, leaves)
-    warn_of_former(folder, former)
-    for name in former:
-        del tensors[name]
     for name in sorted(leaves.keys() ^ tensors.keys()):
         what = "is missing" if name in leaves else "is unknown in this model"
         raise ValueError(f"{folder}: tensor {name} {what}")

@@ -1,20 +1,11 @@
-"""Trees of parameters: leaves by path, their differences, and unused leaves of earlier versions."""
+"""Trees of parameters: leaves by path, and their differences."""
 
-import warnings
-from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-
-_FORMER = (
-    "*cross_attention/query_norm/*",
-    "*cross_attention/key_norm/*",
-    "*blocks/attention_norm/*",  # of a single layer without first_attention_norm
-)
 
 
 def flat_shapes(tree) -> dict:
@@ -30,45 +21,6 @@ def flat(tree: dict) -> dict:
 def filled(tree: dict, leaves: dict) -> dict:
     """Returns the tree with the leaves of `leaves`, which are by path: the inverse of `flat`."""
     return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
-
-
-def with_former(like, stored):
-    """Returns `like`, extended by unused leaves that an earlier version stored, and their paths.
-
-    The extension is needed because Orbax restores whole trees only.
-    """
-    shapes = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in _arrays(stored).items()}
-    former = former_parameters(shapes, leaf_types(like))
-
-    def extended(path, node):
-        prefix = f"{_name(path)}/" if path else ""
-        for name in former:
-            if name.startswith(prefix) and isinstance(node, dict):
-                node = _inserted(node, name.removeprefix(prefix).split("/"), shapes[name])
-        return node
-
-    return jax.tree_util.tree_map_with_path(extended, like, is_leaf=_is_params), former
-
-
-def without_former(tree, like):
-    """Removes the leaves that `with_former` added."""
-
-    def pruned(like, tree):
-        if not isinstance(like, dict):
-            return tree
-        return {name: pruned(branch, tree[name]) for name, branch in like.items()}
-
-    return jax.tree.map(pruned, like, tree, is_leaf=_is_params)
-
-
-def _is_params(node) -> bool:
-    """Returns whether a node has the form of a model's parameters, as moments and averages do."""
-    return isinstance(node, dict) and "blocks" in node
-
-
-def _inserted(tree: dict, keys: list[str], leaf) -> dict:
-    key, *rest = keys
-    return {**tree, key: _inserted(tree.get(key, {}), rest, leaf) if rest else leaf}
 
 
 def not_finite(tree) -> str | None:
@@ -125,24 +77,3 @@ def leaf_types(tree) -> dict[str, str]:
     """Returns the dtype and the shape of each array of a tree, as text, by its path."""
     arrays = {x: y for x, y in _arrays(tree).items() if not isinstance(y, np.generic)}
     return {name: f"{x.dtype} {tuple(x.shape)}" for name, x in arrays.items()}
-
-
-def former_parameters(stored: Iterable[str], wanted: Iterable[str]) -> list[str]:
-    """Returns the stored paths of unused parameters that an earlier version created.
-
-    Args:
-        stored: Paths of the stored parameters.
-        wanted: Paths of the model's parameters.
-    """
-    unknown = set(stored).difference(wanted)
-    return sorted(x for x in unknown if any(fnmatchcase(x, pattern) for pattern in _FORMER))
-
-
-def warn_of_former(where, paths: Collection[str]) -> None:
-    """Warns that the unused parameters of these paths are dropped; `where` names the file."""
-    if paths:
-        warnings.warn(
-            f"{where}: {len(paths)} parameters of an earlier version are unused and were dropped "
-            f"({', '.join(paths)})",
-            stacklevel=3,
-        )

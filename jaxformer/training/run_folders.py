@@ -77,7 +77,7 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     """
     sections = folder.read_config("model", "training")
     model, training = parse_kind(sections, folder.config), sections["training"]
-    for name in ("execution", "optimizer"):  # an earlier version wrote no lora
+    for name in ("execution", "optimizer", "lora"):
         if name not in training:
             raise ValueError(f"{folder.config}: training has no {name}")
     if "model" in training:

@@ -1,4 +1,4 @@
-"""Low-rank updates in checkpoints: the files of earlier versions and of this one are the same."""
+"""Low-rank updates in checkpoints: the arrays of the files and those of the state are the same."""
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,8 @@ def test_files_have_a_and_b_at_the_path_of_each_map(name):
     assert [*map(id, jax.tree.leaves(again))] == [*map(id, jax.tree.leaves(adapter))]
 
 
-def adapter_of_an_earlier_version(base):
-    """Returns zeros in the form of an earlier version's adapter."""
+def adapter_in_files(base):
+    """Returns zeros in the form of an adapter in a file."""
     shapes, adapter = flat(base), {}
     for path in adapted_maps(base, LORA):
         *layers, in_dim, out_dim = shapes[f"{path}/kernel"].shape
@@ -69,15 +69,15 @@ def adapter_of_an_earlier_version(base):
     [LORA, pytest.param(LoraConfig(), marks=pytest.mark.slow)],
     ids=["lora", "all weights"],
 )
-def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path, optimizer, lora):
-    """Earlier versions kept the adapter, its moments and its average in the form of the files."""
+def test_a_checkpoint_in_the_form_of_files_is_restored(tmp_path, optimizer, lora):
+    """The adapter, its moments and its average have this form."""
     optimizer = make_optimizer(OptimizerConfig(optimizer=optimizer))
     base = tiny.weights(MODEL, 0)["params"]
     state = init_state(MODEL, optimizer, 0, base, lora=lora, averages=True)
-    earlier = base if lora is not LORA else adapter_of_an_earlier_version(base)
+    in_files = base if lora is not LORA else adapter_in_files(base)
     key = {"key": jax.random.key_data(state.key)}
     params, rest = numbered(
-        (earlier, {"optimizer": optimizer.init(earlier), **key, "params": earlier})
+        (in_files, {"optimizer": optimizer.init(in_files), **key, "params": in_files})
     )
     with CheckpointWriter(tmp_path) as writer:
         writer.save(3, params, rest, {})

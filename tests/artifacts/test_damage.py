@@ -117,7 +117,7 @@ def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
     """A kill between Orbax's commit and the digests leaves a checkpoint without digests.
 
     The previous checkpoint is used then. A checkpoint without digests is used, with a warning, if
-    it is the only one (keep=1), or if an earlier version wrote all of them without digests.
+    no other one has digests (as with keep=1).
     """
     checkpoints = save(tmp_path, 1, 2)
     (tmp_path / "2" / DIGESTS).unlink()
@@ -172,7 +172,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, named):
 
 
 def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
-    """An earlier version may have saved it."""
+    """Nothing that this version saves is so, but the file may come from elsewhere."""
     checkpoints = save(tmp_path, 1)
     with monkeypatch.context() as patch, CheckpointWriter(tmp_path) as writer:
         patch.setattr(writer_module, "not_finite", lambda tree: None)

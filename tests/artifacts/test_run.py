@@ -6,7 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxformer.artifacts.run import RunFolder
+import jaxformer as jf
+from jaxformer.artifacts.run import FORMAT, RunFolder, read_sections
+from jaxformer.models.config.check import shown
+from tests.errors import error_of
 
 SAMPLES = {2: "été\n---- step 9999\n猫 \x85", 4: "\r\u2028é\n---- step 9 of it", 12: "😀"}
 METRICS = [{"step": step, "loss": step + 0.5} for step in (2, 4, 12)]
@@ -61,3 +64,12 @@ def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
         assert folder.read_metrics() == there
         folder.cut_after(step)
         assert folder.read_metrics() == [line for line in there if line["step"] <= step]
+
+
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, str(FORMAT), True, None])
+def test_a_folder_of_another_format_is_refused_with_both_numbers(tmp_path, version):
+    content = {"format": version, "kind": "decoder", "model": {}, "training": {}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    for read in (jf.load, read_sections, lambda path: RunFolder(path).read_config()):
+        said = error_of(read, tmp_path)
+        assert f"has format {shown(version)}; this version reads {FORMAT}" in said

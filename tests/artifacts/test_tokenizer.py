@@ -10,8 +10,6 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from jaxformer.artifacts.backend import parts_of
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.load import run_tokenizer
-from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import (
     SpecialTokens,
@@ -50,14 +48,6 @@ def test_a_tokenizer_of_another_kind_can_lowercase():
     assert theirs.encode("ONE two") == [2, 1]
     assert lowercased(theirs).encode("ONE two") == [0, 1]
     assert lowercased(theirs).special == theirs.special
-
-
-def test_a_run_of_an_earlier_version_is_lowercased(tmp_path):
-    """Its config has the setting, but its tokenizer.json does not have the step."""
-    run = RunFolder(tmp_path)
-    run.write_config({"model": {}, "training": {"lowercase": True}})
-    PLAIN.save(run.tokenizer)
-    assert run_tokenizer(run).fingerprint == LOWER.fingerprint
 
 
 def test_only_the_template_of_a_tokenizer_puts_tokens_before_a_text():

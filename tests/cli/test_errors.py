@@ -237,9 +237,9 @@ def test_a_config_with_an_unknown_field_is_refused(trained, tmp_path, capsys):
 
 def test_a_config_without_its_sections_is_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
-    (copy / "config.json").write_text('{"format": 1}')
+    (copy / "config.json").write_text('{"format": 2}')
     refused(capsys, ["generate", copy], "config.json", "'model'")
-    (copy / "config.json").write_text('{"format": 1, "model": {}, "training": {}, "text": []}')
+    (copy / "config.json").write_text('{"format": 2, "model": {}, "training": {}, "text": []}')
     resumed = ["train", "--resume", "--out", copy]
     refused(capsys, resumed, "config.json", "training has no execution")
 

@@ -110,9 +110,9 @@ def test_a_name_is_changed_inside_one_function(name, change, result):
     ("bug", "code", "said"),
     [
         (
-            Bug("another format", "artifacts.run:FORMAT", Replace("1", "2"), ""),
+            Bug("another format", "artifacts.run:FORMAT", Replace("2", "3"), ""),
             "from jaxformer.artifacts.run import FORMAT; print(FORMAT)",
-            "2",
+            "3",
         ),
         (
             next(bug for bug in BUGS if bug.name == "two processes train in one folder"),

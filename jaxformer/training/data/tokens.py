@@ -26,7 +26,7 @@ from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.data.documents import AnyDocument, measure
 
-_FORMAT = "jaxformer tokens 1"
+_FORMAT = "jaxformer tokens 2"
 _HEADER_BYTES = 1024
 _DTYPES = ("<u2", "<u4")
 _GROUP_CHARACTERS = 1 << 21
@@ -117,39 +117,19 @@ def open_tokens(path: str | Path) -> TokenStream:
     """Maps a file of ``write_tokens`` into memory, read only.
 
     Raises:
-        ValueError: The file is missing, truncated or of another format, or an earlier version
-            wrote it and it does not determine the starts of its documents.
+        ValueError: The file is missing, truncated or of another format.
     """
     header = _read_header(path)
     if header is None:
         raise ValueError(f"{path}: not a file of tokens; write_tokens makes one")
     ids = np.memmap(path, header["dtype"], "r", _ids_offset(header), (header["num_tokens"],))
-    if "starts" in header:
-        starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, (header["num_documents"],))
-    else:
-        starts = _starts_without_table(path, ids, header["num_documents"])
+    starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, (header["num_documents"],))
     return TokenStream(ids, starts, **{name: header[name] for name in TokenStream._fields[2:]})
 
 
-def _starts_without_table(path: str | Path, ids: np.ndarray, num_documents: int) -> np.ndarray:
-    """Returns the indices where documents start, for a file without a table of them.
-
-    Every document begins with the same token. If that token occurs exactly once per document, its
-    indices are the starts.
-    """
-    starts = np.flatnonzero(ids == ids[0])
-    if len(starts) != num_documents:
-        raise ValueError(
-            f"{path}: an earlier version wrote this file without saying where its "
-            f"{num_documents:,} documents start, and the token that begins each (id {ids[0]}) "
-            f"also occurs inside them ({len(starts):,} times in all); train a new run"
-        )
-    return starts
-
-
 def _ids_offset(header: dict[str, Any]) -> int:
-    """Returns the number of bytes before the ids: the header and the table of starts, if any."""
-    return _HEADER_BYTES + _START_BYTES * header["num_documents"] * ("starts" in header)
+    """Returns the number of bytes before the ids: the header and the table of starts."""
+    return _HEADER_BYTES + _START_BYTES * header["num_documents"]
 
 
 def _describe(documents: Iterable[AnyDocument], tokenizer, after: Sequence[int]) -> dict[str, Any]:

@@ -96,9 +96,6 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         Raises:
             ValueError: ``state`` has other tokens, documents, length, batch size or seed.
         """
-        if "end_of_text" in state:  # written by an earlier version
-            number = self._identity["documents"] or "some"
-            state = {**state, "documents": None if state["end_of_text"] is None else number}
         for name, here in self._identity.items():
             if state.get(name) != here:
                 raise ValueError(

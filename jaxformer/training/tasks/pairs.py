@@ -160,10 +160,7 @@ class Pairs:
             EncodedPairs(open_streams(folder, folder.pairs[part], tokenizer), tokenizer)
             for part in ("train", "held_out")
         )
-        if folder.references.exists():
-            references = read_whole(folder.references, tuple[str, ...])
-        else:  # an earlier version wrote the run, without this file
-            references = [tokenizer.decode(target.tolist()) for _, target in held_out]
+        references = read_whole(folder.references, tuple[str, ...])
         return cls(config, tokenizer, train, held_out, references)
 
     @property

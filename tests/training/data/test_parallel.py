@@ -178,7 +178,7 @@ def test_no_source_held_out_has_the_tokens_of_one_that_is_learnt(reader):
 
 @given(st.lists(st.text("ab", max_size=3), min_size=2))
 def test_the_split_of_different_sources_is_stable(sources):
-    """Without alike sources, the split is that of an earlier version: by the digest of the text."""
+    """Without alike sources, it depends on the digest of each source alone."""
     digests = {hashlib.blake2b(s.encode(), digest_size=16).digest(): s for s in sources}
     assume(len(digests) > 1)
     _, held_out = split_pairs([(s, s) for s in sources], 1e-9, _reader("bytes"))

@@ -1,6 +1,5 @@
 """The token file holds the whole text and is written again only if necessary."""
 
-import json
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,31 +88,6 @@ def test_documents_are_told_apart_whatever_their_words(texts, opening, stop):
         found = [[side.tolist() for side in pair] for pair in encoded]
         assert found == [list(pair) for pair in zip(wanted, wanted[::-1], strict=True)]
         assert encoded.num_targets == sum(len(ids) + 1 for ids in wanted)
-
-
-def _as_an_earlier_version_wrote(path):
-    """Removes the table of starts from a token file."""
-    content, number = path.read_bytes(), open_tokens(path).num_documents
-    header = {k: x for k, x in json.loads(content[:1024]).items() if k != "starts"}
-    line = json.dumps(header).encode().ljust(1023) + b"\n"
-    path.write_bytes(line + content[1024 + 8 * number :])
-
-
-def test_a_file_of_an_earlier_version_opens_if_its_starts_are_unambiguous(tmp_path):
-    path = tmp_path / "tokens"
-    starts = write_tokens(DOCUMENTS, TOKENIZER, path).starts.tolist()
-    _as_an_earlier_version_wrote(path)
-    found = open_tokens(path)
-    assert found.starts.tolist() == starts and found.ids.tolist() == STREAM
-    assert write_tokens(DOCUMENTS, TOKENIZER, path).ids.tolist() == STREAM  # written again
-
-    write_tokens([Document("", "cat the cat"), Document("", "dog")], words(1, 2), path)
-    _as_an_earlier_version_wrote(path)
-    assert error_of(open_tokens, path) == (
-        f"{path}: an earlier version wrote this file without saying where its 2 documents start, "
-        "and the token that begins each (id 1) also occurs inside them (3 times in all); train a "
-        "new run"
-    )
 
 
 def _tokenizer_of_size(vocab_size):

@@ -78,6 +78,7 @@ def test_a_slider_has_a_label_and_a_spoken_value():
         assert not sliders or 'find(id).setAttribute("aria-valuetext"' in text
 
 
+@pytest.mark.slow
 def test_the_sliders_show_layer_norm():
     """The committed values equal γ (x − μ) / √(σ² + ε) + β and the output of the script."""
     lesson = script("layer_norm_page")

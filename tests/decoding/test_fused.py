@@ -12,6 +12,7 @@ from jaxformer.functional.splash import Splash
 from jaxformer.models import activation_sharding
 from jaxformer.models.config import Execution
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SIZES = {"vocab_size": 19, "max_length": 256, "num_layers": 1, "embed_dim": 16, "num_heads": 2}
@@ -47,7 +48,7 @@ def results(kind, attention):
     return generated[:3], tuple(found), logits, step, score
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", mostly_slow(CONFIGS, "relative", slow=["decoder"]))
 def test_fused_attention_decodes_as_explicit_attention_does(kind):
     """In every function of decoding, though no fused kernel supports a step over a cache."""
     fused, explicit = (jax.tree.leaves(results(kind, name)) for name in ("fused", "explicit"))

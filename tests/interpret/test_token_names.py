@@ -2,7 +2,7 @@
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -46,6 +46,7 @@ def subwords(spellings, decoder):
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
+@example(["\xa0", "\\xa0"])  # a no-break space, and its escape as text
 @given(
     st.lists(
         st.sampled_from(SPELLINGS) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1),

@@ -6,6 +6,7 @@ the escape sequences in them, so every message of the command line passes throug
 
 import re
 import sys
+from typing import TextIO
 
 # C0 except tab and line feed, DEL, C1, the characters that reverse the order of a line, and lone
 # surrogates, which UTF-8 cannot encode.
@@ -20,7 +21,7 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_escape, text)
 
 
-def say(text: str = "", file=None) -> None:
+def say(text: str = "", file: TextIO | None = None) -> None:
     """Prints a message, with control characters as escapes, and a line feed.
 
     Args:

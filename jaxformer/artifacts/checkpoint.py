@@ -5,8 +5,10 @@ import json
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import orbax.checkpoint as ocp
 
@@ -93,7 +95,7 @@ class Checkpoints:
             if _step(path) > step
         ]
 
-    def restore(self, like_params, like_rest=None) -> tuple[int, dict, object, dict]:
+    def restore(self, like_params: Any, like_rest: Any = None) -> tuple[int, dict, Any, dict]:
         """Reads the newest undamaged checkpoint.
 
         A warning names each damaged newer checkpoint and its fault. A checkpoint without digests is
@@ -125,7 +127,7 @@ class Checkpoints:
         reasons = "; ".join(faults.values())
         raise ValueError(f"no checkpoint in {self._folder} can be read: {reasons}")
 
-    def read(self, step: int, like_params) -> dict:
+    def read(self, step: int, like_params: Any) -> dict:
         """Reads the parameters of the checkpoint of one step.
 
         Args:
@@ -174,7 +176,7 @@ class Unreadable(Exception):
     """A checkpoint, or a part of it, is damaged or incomplete."""
 
 
-def _read(folder: Path, like_params, like_rest):
+def _read(folder: Path, like_params: Any, like_rest: Any) -> tuple[dict, Any, dict]:
     """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
     _check_damage(folder)
     params = _read_arrays(folder / "params", like_params)
@@ -198,7 +200,7 @@ def _check_damage(folder: Path) -> None:
         raise Unreadable(f"{folder} was not completely written")
 
 
-def _read_arrays(folder: Path, like):
+def _read_arrays(folder: Path, like: Any) -> Any:
     """Reads the arrays of a folder; raises ValueError if undamaged arrays differ from `like`."""
     with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         try:
@@ -219,7 +221,7 @@ def _read_arrays(folder: Path, like):
 
 
 @contextmanager
-def without_wildcards(folder: Path):
+def without_wildcards(folder: Path) -> Iterator[Path]:
     """Yields a path to the folder without characters that Orbax reads as a wildcard pattern."""
     if not any(character in str(folder) for character in "[]*?"):
         yield folder

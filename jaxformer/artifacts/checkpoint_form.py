@@ -6,15 +6,17 @@ Files hold {"lora_a": A, "lora_b": B} in place of {"kernel": `LowRankKernel`, â€
 frozen array.
 """
 
+from typing import Any
+
 import jax
 
 from jaxformer.functional.low_rank import LowRankKernel
 
 
-def stored_form(tree):
+def stored_form(tree: Any) -> Any:
     """Returns a tree in the form of files. Trees without low-rank updates are unchanged."""
 
-    def converted(node):
+    def converted(node: Any) -> Any:
         if not isinstance(node, dict):
             return node
         parts = {}
@@ -28,11 +30,11 @@ def stored_form(tree):
     return jax.tree.map(converted, tree, is_leaf=lambda x: isinstance(x, dict))
 
 
-def _is_empty(x) -> bool:
+def _is_empty(x: Any) -> bool:
     return x is None or (isinstance(x, dict) and not x)
 
 
-def in_memory(stored, like):
+def in_memory(stored: Any, like: Any) -> Any:
     """Returns the arrays of a tree in the form of files, in the structure of `like`.
 
     Both forms have the same arrays in the same order.

@@ -10,6 +10,7 @@ import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -65,7 +66,7 @@ class CheckpointWriter:
             self._worker.shutdown()
             self._open.close()
 
-    def save(self, step: int, params, rest, progress: dict) -> None:
+    def save(self, step: int, params: Any, rest: Any, progress: dict) -> None:
         """Starts to write a checkpoint. The arrays may be changed or donated after the return.
 
         The earlier checkpoints are not deleted before the new one is complete.

@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.models.config.check import converted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BYTE_ORDER_MARK = "\ufeff"
 _MOST_BYTES = {"config.json": 2**20, "generation_config.json": 2**20}
@@ -94,7 +97,7 @@ def read_optional(path: Path) -> dict:
     return read_json(path) if path.is_file() else {}
 
 
-def parse_json(text: str | bytes):
+def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text; raises ValueError if an object repeats a key.
 
     A whole number of more than 4,000 digits becomes infinity. The check of the field that gets it
@@ -110,7 +113,7 @@ def _whole(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MOST_DIGITS else math.inf
 
 
-def _once(pairs):
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Builds the object of these pairs; raises ValueError if a key is repeated."""
     content = dict(pairs)
     if len(content) < len(pairs):
@@ -119,7 +122,7 @@ def _once(pairs):
     return content
 
 
-def write_figure(figure, title: str, path: Path, dpi: int) -> None:
+def write_figure(figure: "Figure", title: str, path: Path, dpi: int) -> None:
     """Writes a matplotlib figure to a PNG, atomically.
 
     The title is not parsed as mathematics: it may be the name of a run, which may hold a `$`. A
@@ -166,7 +169,7 @@ def write_whole(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def read_whole(path: Path, hint) -> Any:
+def read_whole(path: Path, hint: Any) -> Any:
     """Reads the JSON that `write_whole` wrote.
 
     Args:
@@ -204,7 +207,7 @@ def require_new(path: Path) -> Path:
 
 
 @contextmanager
-def new_folder(path) -> Iterator[Path]:
+def new_folder(path: str | Path) -> Iterator[Path]:
     """Yields a temporary folder that is renamed to `path` once everything is written.
 
     If the context raises, the temporary folder is removed.

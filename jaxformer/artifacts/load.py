@@ -86,7 +86,7 @@ def stored_run(
         dtype: dtype of the parameters; None: as stored.
     """
 
-    def read_converted(like):
+    def read_converted(like: dict) -> dict:
         params = read(like)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
@@ -95,7 +95,7 @@ def stored_run(
     return Stored(config, read_converted, run_tokenizer(run), *about)
 
 
-def newest_params(run: RunFolder, like) -> dict:
+def newest_params(run: RunFolder, like: dict) -> dict:
     """Returns the trained parameters of the newest undamaged checkpoint of a run.
 
     If the run maintains a moving average of its weights, the average is returned.

@@ -39,7 +39,7 @@ class Origin(NamedTuple):
         return {"from": {"path": str(self.path), "digest": self.digest}, **about}
 
 
-def read_origin(sections: dict, where) -> Origin | None:
+def read_origin(sections: dict, where: Path) -> Origin | None:
     """Returns the origin that config.json names; None if the run started with fresh weights.
 
     Args:
@@ -71,7 +71,7 @@ def keep(run: Path, copy: Path, step: int) -> None:
     shutil.rmtree(copy, ignore_errors=True)  # incomplete copy of a killed process
     copy.mkdir()
 
-    def later(folder, names):
+    def later(folder: str, names: list[str]) -> list[str]:
         if Path(folder) != run / "checkpoints":
             return []
         return [name for name in names if not name.isdecimal() or int(name) > step]
@@ -89,14 +89,14 @@ def keep(run: Path, copy: Path, step: int) -> None:
         )
 
 
-def _link(source, target) -> None:
+def _link(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
-def digest_of(params) -> str:
+def digest_of(params: dict) -> str:
     """Returns the hexadecimal digest of parameters: paths, shapes and values as float32."""
     import numpy as np
 

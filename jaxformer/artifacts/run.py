@@ -45,7 +45,7 @@ _INDENTED = re.compile(r"(?m)^ (?= *---- step \d+$)")
 class RunFolder:
     """The paths of a run, and methods for its small files."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path):
         """Names the paths; nothing is read or created.
 
         Args:

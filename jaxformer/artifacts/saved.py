@@ -30,15 +30,23 @@ from jaxformer.functional.kernels import is_kernel
 from jaxformer.functional.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.language_model import LanguageModel, Variables
 
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 # Fields of a model that are saved or do not change its results.
 _RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
 
 
-def save(folder, model, variables, tokenizer=None, *, family: str | None = None) -> None:
+def save(
+    folder: str | Path,
+    model: LanguageModel,
+    variables: Variables,
+    tokenizer: Tokenizer | None = None,
+    *,
+    family: str | None = None,
+) -> None:
     """Writes a model into a new folder, from which `load` reads it.
 
     Args:
@@ -69,7 +77,7 @@ def save(folder, model, variables, tokenizer=None, *, family: str | None = None)
             tokenizer.save(unfinished / "tokenizer.json")
 
 
-def checked_params(model, variables) -> dict:
+def checked_params(model: LanguageModel, variables: Variables) -> dict:
     """Returns the parameters of `variables`, checked against the model.
 
     Raises:
@@ -88,7 +96,7 @@ def checked_params(model, variables) -> dict:
     return variables["params"]
 
 
-def read_saved(folder: Path, dtype: str | None, like) -> dict:
+def read_saved(folder: Path, dtype: str | None, like: dict) -> dict:
     """Reads the parameters of a folder that `save` wrote.
 
     Args:
@@ -104,7 +112,7 @@ def read_saved(folder: Path, dtype: str | None, like) -> dict:
         tensor.check(leaves[name].shape)
     arrays = {name: empty(x.shape, dtype or DTYPES[x.dtype]) for name, x in tensors.items()}
 
-    def leaf(name):
+    def leaf(name: str) -> tuple[str, jax.Array]:
         tensors[name].read_into(arrays[name])
         return name, jax.device_put(arrays.pop(name), leaves[name].sharding)
 
@@ -141,7 +149,7 @@ def _parses_special(sections: dict, where: Path) -> bool:
     return chosen
 
 
-def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:
+def bound(tokenizer: AnyTokenizer, config: ModelConfig, path: Path) -> AnyTokenizer:
     """Sets the limit of ids of a tokenizer; an error names the tokenizer's file."""
     sizes = (config.vocab_size, getattr(config, "source_vocab_size", None) or config.vocab_size)
     try:
@@ -150,7 +158,7 @@ def bound(tokenizer: AnyTokenizer, config, path: Path) -> AnyTokenizer:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check_restorable(model) -> None:
+def check_restorable(model: LanguageModel) -> None:
     """Checks that a saved copy of `model` would give the same results.
 
     Loading rebuilds a model from its config and its parameters, so anything else that changes its
@@ -185,7 +193,7 @@ def _lost(name: str, given: str, plain: str) -> ValueError:
     )
 
 
-def _replaced(model) -> Iterator[str]:
+def _replaced(model: LanguageModel) -> Iterator[str]:
     """Yields the names of the library's functions that the caller has replaced on the model."""
     known = {*model.__dataclass_fields__, *vars(build(model.config)), "scope"}
     yield from (name for name in vars(model) if name not in known)
@@ -197,7 +205,7 @@ def _replaced(model) -> Iterator[str]:
                 yield name
 
 
-def _has_equal_masks(model, other) -> bool:
+def _has_equal_masks(model: LanguageModel, other: LanguageModel) -> bool:
     try:
         return bool(model.self_attention_masks == other.self_attention_masks)
     except ValueError:  # a mask holds an array, and the truth value of its comparison is ambiguous

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ class Tensor(NamedTuple):
         return np.memmap(self.path, dtype, "r", self.start, self.shape)
 
 
-def _read_all(file, array: np.ndarray) -> None:
+def _read_all(file: FileIO, array: np.ndarray) -> None:
     rest = array.reshape(-1).view(np.uint8).data
     while rest:
         size = file.readinto(rest)  # at most 2 GiB at once
@@ -140,17 +141,17 @@ def _shard(index: Path, place: str) -> Path:
     return path
 
 
-def empty(shape: tuple[int, ...], dtype) -> np.ndarray:
+def empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Returns an uninitialized array that `jax.device_put` need not copy on a CPU.
 
     XLA requires an alignment of 64 bytes. Call this on the main thread: malloc may reserve memory
     that another thread frees for that thread.
     """
-    dtype = jnp.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
+    numpy_dtype = jnp.dtype(dtype)
+    size = math.prod(shape) * numpy_dtype.itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
-    return room[start : start + size].view(dtype).reshape(shape)
+    return room[start : start + size].view(numpy_dtype).reshape(shape)
 
 
 def in_threads(make: Callable, items: Iterable, size: Callable[..., int]) -> list:

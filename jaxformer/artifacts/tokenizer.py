@@ -45,7 +45,7 @@ class SpecialTokens:
     start: int | None = None
     pad: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the types of the fields."""
         check_fields(self)
 
@@ -253,7 +253,7 @@ class Tokenizer(ABC):
         place = "" if self.path is None else f" in {self.path}"
         return guarded(call, silent=bool(self._patterns), cause=f"its pattern {named}{place}")
 
-    def check_ids(self, rows: Iterable[Sequence[int]], limit: int, what="text: its") -> None:
+    def check_ids(self, rows: Iterable[Sequence[int]], limit: int, what: str = "text: its") -> None:
         """Checks that all ids are below the limit.
 
         Args:

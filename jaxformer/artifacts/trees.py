@@ -1,5 +1,6 @@
 """Trees of parameters: leaves by path, and their differences."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 
-def flat_shapes(tree) -> dict:
+def flat_shapes(tree: dict) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a tree's leaves by their paths."""
     return {name: leaf.shape for name, leaf in flat(tree).items()}
 
@@ -23,7 +24,7 @@ def filled(tree: dict, leaves: dict) -> dict:
     return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
 
 
-def not_finite(tree) -> str | None:
+def not_finite(tree: Any) -> str | None:
     """Returns the path of the first array that holds NaN or an infinity, or None."""
     floats = {x: y for x, y in _arrays(tree).items() if jnp.issubdtype(y.dtype, jnp.inexact)}
     are_finite = jax.device_get(_are_finite(list(floats.values())))
@@ -39,7 +40,7 @@ def _are_finite(leaves: list) -> list:
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
-def as_shapes(tree):
+def as_shapes(tree: Any) -> Any:
     """Returns the tree with a jax.ShapeDtypeStruct, with a sharding, for each array.
 
     An array without a sharding in `tree` is placed on one device, whatever sharding it was saved
@@ -47,14 +48,14 @@ def as_shapes(tree):
     """
     one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-    def shape(x):
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
         where = getattr(x, "sharding", None) or one
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     return jax.tree.map(shape, tree)
 
 
-def check_equal(where, stored, wanted) -> None:
+def check_equal(where: Path, stored: Any, wanted: Any) -> None:
     """Raises ValueError naming the first leaf that differs in presence, shape or dtype."""
     stored, wanted = leaf_types(stored), leaf_types(wanted)
     for name in sorted(stored.keys() | wanted.keys()):
@@ -63,17 +64,17 @@ def check_equal(where, stored, wanted) -> None:
             raise ValueError(f"{where} does not fit this model: {name} is {a}, expected {b}")
 
 
-def _arrays(tree) -> dict[str, Any]:
+def _arrays(tree: Any) -> dict[str, Any]:
     """Returns the leaves that have a shape, by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {_name(path): leaf for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
-def _name(path) -> str:
+def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def leaf_types(tree) -> dict[str, str]:
+def leaf_types(tree: Any) -> dict[str, str]:
     """Returns the dtype and the shape of each array of a tree, as text, by its path."""
     arrays = {x: y for x, y in _arrays(tree).items() if not isinstance(y, np.generic)}
     return {name: f"{x.dtype} {tuple(x.shape)}" for name, x in arrays.items()}

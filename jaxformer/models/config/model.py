@@ -1,6 +1,7 @@
 """What every model config has."""
 
 from abc import ABC, abstractmethod
+from dataclasses import Field
 from typing import ClassVar, Literal, Self
 
 from jaxformer.models.config.check import check_fields
@@ -21,6 +22,8 @@ class ModelConfig(ABC):
         patterns: names of the fields that may have an entry for each layer.
         needs: conditions under which a field has an effect.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]  # those of the subclass, for `replace`
 
     learns: ClassVar[Literal["next tokens", "hidden tokens", "translations"]] = "next tokens"
     reads_source: ClassVar[bool] = False
@@ -51,6 +54,11 @@ class ModelConfig(ABC):
     @abstractmethod
     def tie_embeddings(self) -> bool:
         """Whether the output projection is the transposed table of token vectors."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str:
+        """The dtype of activations."""
 
     @property
     def causal(self) -> bool:

@@ -94,7 +94,7 @@ def read_patterns(options: Options, key: str) -> dict[str, float]:
     return numbers
 
 
-def _names(options: Options, key: str, value) -> str | tuple[str, ...]:
+def _names(options: Options, key: str, value: object) -> str | tuple[str, ...]:
     """Returns an option that is a regular expression or a list of names."""
     if isinstance(value, str):
         _check(options, key, value)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from jaxformer.hub.generation import OPTIONS
 from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
+from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
 # Fields that have no effect unless `positions` has this value.
@@ -26,6 +27,7 @@ _OF_SCALING = {
     "yarn": ("original_length", "beta_fast", "beta_slow", "whole_pairs", "attention_factor"),
 }
 _READERS = {int: Options.whole, float: Options.number, bool: Options.flag}
+Config = TypeVar("Config", bound=TransformerConfig)
 
 
 class Field(NamedTuple):
@@ -42,7 +44,7 @@ class Field(NamedTuple):
     default: Any = REQUIRED
     choices: dict | None = None
 
-    def read(self, options: Options, theirs: str, config: type):
+    def read(self, options: Options, theirs: str, config: type[TransformerConfig]) -> Any:
         """Returns our value for their option."""
         if self.choices is not None:
             return options.choice(theirs, self.choices, self.default)
@@ -50,7 +52,7 @@ class Field(NamedTuple):
         kind = next(x for x in (annotation, *get_args(annotation)) if x in _READERS)
         return _READERS[kind](options, theirs, self.default)
 
-    def write(self, config):
+    def write(self, config: TransformerConfig) -> Any:
         """Returns their value for our field; None if they have none."""
         value = getattr(config, self.ours.split("+")[0])
         if self.choices is None:
@@ -126,7 +128,7 @@ class Family:
     """
 
     model_type: str
-    config: type
+    config: type[TransformerConfig]
     architectures: dict[str, dict]
     renamed: dict[str, Field]
     rows: Callable[[Any], tuple[Row, ...]]
@@ -141,7 +143,7 @@ class Family:
     copies: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
 
-    def to_config(self, options: Options):
+    def to_config(self, options: Options) -> TransformerConfig:
         """Returns our config.
 
         Raises:
@@ -173,7 +175,7 @@ class Family:
             raise ValueError(f"{options.file}: architectures is {named!r}; supported: {supported}")
         return name
 
-    def to_options(self, config) -> dict:
+    def to_options(self, config: TransformerConfig) -> dict:
         """Returns the options of config.json for a model of this family.
 
         Raises:
@@ -213,7 +215,7 @@ class Family:
         return name in self.copies or any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
-def canonical(config):
+def canonical(config: Config) -> Config:
     """Returns the config with default values in the fields that have no effect.
 
     Two configs that differ only in such fields, or in how they write a per-layer pattern, describe
@@ -229,6 +231,7 @@ def canonical(config):
     ]
     changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
     scale = config.attention_scale
+    # pyrefly: ignore[unsupported-operation] (a resolved config has head_dim)
     if scale is not None and math.isclose(scale, config.head_dim**-0.5, rel_tol=1e-9):
         changed["attention_scale"] = None
     return replace(config, **changed)
@@ -240,7 +243,7 @@ def _canonical_scaling(scaling: RotaryScaling) -> RotaryScaling:
     return RotaryScaling(**{name: getattr(scaling, name) for name in used})
 
 
-def differences(config, other) -> list[str]:
+def differences(config: TransformerConfig, other: TransformerConfig) -> list[str]:
     """Returns the fields that make two canonical configs of one type compute different results."""
     return [
         x.name
@@ -249,7 +252,7 @@ def differences(config, other) -> list[str]:
     ]
 
 
-def _same(ours, theirs) -> bool:
+def _same(ours: object, theirs: object) -> bool:
     """Returns whether two values are equal; floats may differ by a root's rounding."""
     if isinstance(ours, float) and isinstance(theirs, float):
         return math.isclose(ours, theirs, rel_tol=1e-9)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jaxformer.hub.family import Part
 from jaxformer.hub.options import Options, pattern, spread
 from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType
+from jaxformer.models.config import DecoderConfig, EncoderConfig
 
 
 def window_of(option: str, default: int | None) -> Callable[[Options], int | None]:
@@ -45,7 +46,7 @@ def layers_part(
         windows = pattern([window if x == LOCAL else None for x in types])
         return {"window": windows, **rotary.read(options, types)}
 
-    def write(config) -> dict:
+    def write(config: DecoderConfig | EncoderConfig) -> dict:
         windows = spread(config.window, config.num_layers)
         types = [GLOBAL if x is None else LOCAL for x in windows]
         written = write_window(next((x for x in windows if x is not None), None))

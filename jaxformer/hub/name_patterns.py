@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from functools import cache
 from re import _constants as op  # pyrefly: ignore  # private, but the only parser of the syntax
 from re import _parser  # pyrefly: ignore
+from typing import Any
 
+_Kind = op._NamedIntConstant
 _LONGEST, _DEEPEST = 2_000, 50
 _CATEGORIES = {
     op.CATEGORY_DIGIT: r"\d",
@@ -50,7 +52,7 @@ def fully_matches(pattern: str, name: str) -> bool:
 
 
 @cache
-def _parsed(pattern: str):
+def _parsed(pattern: str) -> _parser.SubPattern:
     if len(pattern) > _LONGEST:
         raise ValueError(f"it is longer than {_LONGEST} characters")
     try:
@@ -63,7 +65,7 @@ def _parsed(pattern: str):
     return parsed
 
 
-def _check_parts(parts, depth: int) -> None:
+def _check_parts(parts: _parser.SubPattern, depth: int) -> None:
     if depth > _DEEPEST:
         raise ValueError(f"its groups are nested more than {_DEEPEST} deep")
     for kind, value in parts:
@@ -85,7 +87,7 @@ class _Matcher:
         self.name = name
         self.known: dict[tuple[int, int], frozenset[int]] = {}
 
-    def ends(self, parts, start: int) -> frozenset[int]:
+    def ends(self, parts: _parser.SubPattern, start: int) -> frozenset[int]:
         """Returns all positions at which a match of the parts from `start` can end."""
         place = (id(parts), start)
         if place not in self.known:
@@ -95,10 +97,10 @@ class _Matcher:
             self.known[place] = positions
         return self.known[place]
 
-    def _union(self, kind, value, starts: Iterable[int]) -> frozenset[int]:
+    def _union(self, kind: _Kind, value: Any, starts: Iterable[int]) -> frozenset[int]:
         return frozenset(end for start in starts for end in self._part(kind, value, start))
 
-    def _part(self, kind, value, start: int) -> Iterable[int]:
+    def _part(self, kind: _Kind, value: Any, start: int) -> Iterable[int]:
         if kind in _ONE_CHARACTER:
             inside = start < len(self.name) and _accepts(kind, value, self.name[start])
             return [start + 1] if inside else []
@@ -114,7 +116,9 @@ class _Matcher:
             self.known[place] = self._repeated(least, most, parts, start)
         return self.known[place]
 
-    def _repeated(self, least: int, most: int, parts, start: int) -> frozenset[int]:
+    def _repeated(
+        self, least: int, most: int, parts: _parser.SubPattern, start: int
+    ) -> frozenset[int]:
         """Repeats the parts. More repeats than characters match nothing that is not empty."""
         limit = len(self.name) + 1
         new = frozenset([start])
@@ -126,11 +130,11 @@ class _Matcher:
             found |= new
         return found
 
-    def _once(self, parts, starts: Iterable[int]) -> frozenset[int]:
+    def _once(self, parts: _parser.SubPattern, starts: Iterable[int]) -> frozenset[int]:
         return frozenset(end for start in starts for end in self.ends(parts, start))
 
 
-def _accepts(kind, value, character: str) -> bool:
+def _accepts(kind: _Kind, value: Any, character: str) -> bool:
     """Returns whether a part of an expression that matches one character matches this one."""
     if kind is op.IN:
         is_negated = value[0][0] is op.NEGATE

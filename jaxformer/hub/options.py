@@ -5,6 +5,8 @@ harmless.
 """
 
 import warnings
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxformer.models.config.check import LARGEST, shown
@@ -40,6 +42,7 @@ HARMLESS = frozenset(
 _MOST_UNREAD = 100
 REQUIRED: Any = object()
 Default = TypeVar("Default")
+Entry = TypeVar("Entry")
 
 
 class Options:
@@ -51,7 +54,7 @@ class Options:
     must use a value that it takes: tests/hub/test_options.py checks this for each family.
     """
 
-    def __init__(self, options: dict, file, tensors=()):
+    def __init__(self, options: dict, file: Path | str, tensors: Collection[str] = ()):
         """Wraps the content of a file.
 
         Args:
@@ -64,11 +67,11 @@ class Options:
         self.ignored: dict[str, str] = {}
         self.unread: list[str] = []
 
-    def __contains__(self, key) -> bool:
+    def __contains__(self, key: str) -> bool:
         """Whether the option is present and not null."""
         return self.options.get(key) is not None
 
-    def is_null(self, key) -> bool:
+    def is_null(self, key: str) -> bool:
         """Returns whether the file sets the option to null, which some classes treat specially."""
         return key in self.options and self.options[key] is None
 
@@ -81,11 +84,11 @@ class Options:
         """
         self.ignored |= dict.fromkeys(keys, because)
 
-    def error(self, key, accepted) -> ValueError:
+    def error(self, key: str, accepted: str) -> ValueError:
         """Returns the error for an option's value; `accepted` says which values are accepted."""
         return ValueError(f"{self.file}: {key} is {shown(self.options.get(key))}; {accepted}")
 
-    def take(self, key, default: Any = REQUIRED) -> Any:
+    def take(self, key: str, default: Any = REQUIRED) -> Any:
         """Returns the option's value, or the default if it is missing or null.
 
         The caller must use the value. Call `ignore` for an option that has no effect.
@@ -98,7 +101,7 @@ class Options:
             raise ValueError(f"{self.file}: {key} is missing")
         return default
 
-    def whole(self, key, default: Default = REQUIRED, least: int = 0) -> int | Default:
+    def whole(self, key: str, default: Default = REQUIRED, least: int = 0) -> int | Default:
         """Returns a whole number from `least` to `LARGEST`: a larger one would only fail later."""
         value = self.take(key, default)
         if value is default:
@@ -107,7 +110,7 @@ class Options:
             raise self.error(key, f"it must be a whole number in {least} … {LARGEST}")
         return value
 
-    def number(self, key, default: Default = REQUIRED) -> float | Default:
+    def number(self, key: str, default: Default = REQUIRED) -> float | Default:
         """Returns a finite number as a float."""
         value = self.take(key, default)
         if value is default:
@@ -117,28 +120,30 @@ class Options:
             raise self.error(key, "it must be a number")
         return float(value)
 
-    def flag(self, key, default: bool) -> bool:
+    def flag(self, key: str, default: bool) -> bool:
         """Returns a value that must be true or false."""
         value = self.take(key, default)
         if type(value) is not bool:
             raise self.error(key, "it must be true or false")
         return value
 
-    def choice(self, key, choices: dict, default=REQUIRED):
+    def choice(self, key: str, choices: dict[Any, Entry], default: Any = REQUIRED) -> Entry:
         """Returns the entry of `choices` for the option's value."""
         value = self.take(key, default)
         if type(value) not in (str, bool) or value not in choices:
             raise self.error(key, f"it must be one of {', '.join(map(repr, choices))}")
         return choices[value]
 
-    def mapping(self, key) -> dict:
+    def mapping(self, key: str) -> dict:
         """Returns an object; an empty one if the option is missing."""
         value = self.take(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "it must be an object")
         return value
 
-    def list_of(self, key, length: int, kind: type, default=REQUIRED) -> list:
+    def list_of(
+        self, key: str, length: int, kind: type[Entry], default: list[Entry] = REQUIRED
+    ) -> list[Entry]:
         """Returns the first `length` entries of a list, which may be longer.
 
         Args:
@@ -155,13 +160,15 @@ class Options:
             raise self.error(key, f"it must be a list of {kind.__name__}, at least {length} long")
         return value[:length]
 
-    def require(self, demanded: dict):
+    def require(self, demanded: dict[str, Any]) -> None:
         """Raises ValueError if one of these options has another value than the required one."""
         for key, accepted in demanded.items():
             if self.take(key, accepted) != accepted:
                 raise self.error(key, f"only {accepted!r} is implemented")
 
-    def nothing_left(self, harmless, read_by_class=None):
+    def nothing_left(
+        self, harmless: frozenset[str], read_by_class: frozenset[str] | None = None
+    ) -> None:
         """Checks the options that no reader has taken. Empty and harmless ones pass.
 
         Args:
@@ -192,7 +199,7 @@ class Options:
             )
 
 
-def pattern(entries: list):
+def pattern(entries: list[Entry]) -> Entry | tuple[Entry, ...]:
     """Returns the shortest tuple that, repeated, gives one entry per layer.
 
     If all entries are equal, that entry itself is returned.
@@ -201,7 +208,7 @@ def pattern(entries: list):
     return entries[0] if period == 1 else tuple(entries[:period])
 
 
-def spread(value, num_layers: int) -> list:
+def spread(value: Entry | tuple[Entry, ...], num_layers: int) -> list[Entry]:
     """Returns one entry per layer: the inverse of `pattern`."""
     entries = value if isinstance(value, tuple) else (value,)
     return [entries[layer % len(entries)] for layer in range(num_layers)]

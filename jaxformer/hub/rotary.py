@@ -11,6 +11,7 @@ from jaxformer.hub.family import Part
 from jaxformer.hub.options import Options, pattern
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.check import entries
+from jaxformer.models.config.transformer import TransformerConfig
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 _FACTOR = {"factor": "factor"}
@@ -178,7 +179,7 @@ class Rotary(NamedTuple):
         entry.check_whole_heads(self.fraction_option)
         return 1.0
 
-    def write(self, config, types: Sequence[str] = ()) -> dict[str, Any]:
+    def write(self, config: TransformerConfig, types: Sequence[str] = ()) -> dict[str, Any]:
         """Returns the option `rope_parameters`, which all `types` share."""
         patterns = config.rotary_base, config.rotary_scaling, config.rotary_fraction
         base, scaling, fraction = (entries(x)[0] for x in patterns)
@@ -223,7 +224,7 @@ class RotaryByType(NamedTuple):
         by_type = {"rotary_base": bases, "rotary_scaling": scalings}
         return {name: pattern([values[x] for x in types]) for name, values in by_type.items()}
 
-    def write(self, config, types: Sequence[str]) -> dict[str, Any]:
+    def write(self, config: TransformerConfig, types: Sequence[str]) -> dict[str, Any]:
         """Returns the option `rope_parameters`.
 
         Args:

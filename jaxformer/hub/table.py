@@ -7,7 +7,7 @@ layer. A row whose parameters a model lacks is skipped, so one table serves all 
 family.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.tensors import Tensor, empty, in_threads
+from jaxformer.models.config.transformer import TransformerConfig
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+Shapes = Sequence[tuple[int, ...]]
 
 
-def _alone(tensor, shapes, num_heads):
+def _alone(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
     return [tensor]
 
 
@@ -39,31 +41,31 @@ class Layout(NamedTuple):
         shape: Returns the shape of the joined array from our shapes.
     """
 
-    join: Callable = lambda arrays, num_heads: arrays[0]
-    split: Callable = _alone
+    join: Callable[[Sequence[np.ndarray], int], np.ndarray] = lambda arrays, num_heads: arrays[0]
+    split: Callable[[np.ndarray, Shapes, int], list[np.ndarray]] = _alone
     is_transposed: bool = True
     first_layer: int = 0
-    shape: Callable = lambda shapes: shapes[0]
+    shape: Callable[[Shapes], tuple[int, ...]] = lambda shapes: shapes[0]
 
 
-def _concatenate(arrays, num_heads):
+def _concatenate(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
     return np.concatenate(arrays, axis=-1)
 
 
-def _joined_shape(shapes):
+def _joined_shape(shapes: Shapes) -> tuple[int, ...]:
     return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
-def _cut(tensor, shapes, num_heads):
+def _cut(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
     return np.split(tensor, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=-1)
 
 
-def _concatenate_by_head(arrays, num_heads):
+def _concatenate_by_head(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
     heads = [x.reshape(*x.shape[:-1], num_heads, -1) for x in arrays]
     return np.concatenate(heads, axis=-1).reshape(*arrays[0].shape[:-1], -1)
 
 
-def _cut_by_head(tensor, shapes, num_heads):
+def _cut_by_head(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
     heads = tensor.reshape(*tensor.shape[:-1], num_heads, -1)
     parts = np.split(heads, len(shapes), axis=-1)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -100,7 +102,7 @@ class Row:
     theirs: str
     layout: str = ""
 
-    def tensors(self, shapes: dict):
+    def tensors(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields (our leaves, their tensor) for the leaves that the model has."""
         if self.ours in shapes:
             yield (self.ours,), self.theirs
@@ -133,7 +135,7 @@ class Entry(NamedTuple):
 
     theirs: str
     ours: tuple[str, ...]
-    shapes: tuple
+    shapes: Shapes
     layer: int | None
     layout: Layout
     num_heads: int
@@ -148,24 +150,26 @@ class Entry(NamedTuple):
         """Whether their tensor holds the same numbers as our leaf in the same order."""
         return self.layout.split is _alone and not self.is_transposed
 
-    def to_theirs(self, arrays: list):
+    def to_theirs(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Returns their tensor from our arrays of this layer."""
         whole = self.layout.join(arrays, self.num_heads)
         return whole.T if self.is_transposed else whole
 
-    def to_ours(self, tensor) -> list:
+    def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Returns our arrays of this layer from their tensor."""
         tensor = tensor.T if self.is_transposed else tensor
         return self.layout.split(tensor, self.shapes, self.num_heads)
 
     @property
-    def their_shape(self) -> tuple:
+    def their_shape(self) -> tuple[int, ...]:
         """The shape of their tensor."""
         shape = self.layout.shape(self.shapes)
         return shape[::-1] if self.is_transposed else shape
 
 
-def entries(rows, config, shapes: dict) -> list[Entry]:
+def entries(
+    rows: Iterable[Row], config: TransformerConfig, shapes: dict[str, tuple[int, ...]]
+) -> list[Entry]:
     """Returns the entries of all their tensors for a model.
 
     Args:
@@ -194,7 +198,9 @@ def entries(rows, config, shapes: dict) -> list[Entry]:
     return tensors
 
 
-def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype) -> dict:
+def read_leaves(
+    wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype: str
+) -> dict[str, jax.Array]:
     """Reads our leaves from their tensors.
 
     Args:
@@ -212,7 +218,7 @@ def read_leaves(wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dty
         by_leaf.setdefault(entry.ours, []).append(entry)
     arrays = {name: empty(like[name].shape, dtype) for ours in by_leaf for name in ours}
 
-    def leaves(ours):
+    def leaves(ours: tuple[str, ...]) -> dict[str, jax.Array]:
         for entry in by_leaf[ours]:
             fill(arrays, entry, tensors[entry.theirs])
         return {name: jax.device_put(arrays.pop(name), like[name].sharding) for name in ours}

@@ -77,7 +77,7 @@ def sinusoids(shape: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
-def positions(config, is_saved: bool = True) -> dict[str, Constant]:
+def positions(config: EncoderDecoderConfig, is_saved: bool = True) -> dict[str, Constant]:
     """Returns the tables of sinusoids, which their class computes and does not train."""
     table = Constant((config.max_length, config.embed_dim), sinusoids, is_saved)
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}

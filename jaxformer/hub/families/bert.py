@@ -3,7 +3,7 @@
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import USUAL, Family, Field, Part, required
 from jaxformer.hub.options import Options
-from jaxformer.hub.table import table
+from jaxformer.hub.table import Row, table
 from jaxformer.models.config import EncoderConfig
 
 FIXED = {"norm_position": "post", "embedding_norm": True, "tie_embeddings": True}
@@ -55,7 +55,7 @@ def read_labels(options: Options) -> dict:
     return {"num_token_types": token_types} | ({"num_labels": labels} if is_classifier else {})
 
 
-def write_labels(config) -> dict:
+def write_labels(config: EncoderConfig) -> dict:
     """Returns generic label names for a classifier."""
     if not config.num_labels or config.transform:
         return {}
@@ -76,7 +76,7 @@ BERT_HEADS = """
 """
 
 
-def bert_rows(config):
+def bert_rows(config: EncoderConfig) -> tuple[Row, ...]:
     """Returns the table of BERT. BertForPreTraining names its classifier differently."""
     labels = "cls.seq_relationship" if config.transform else "classifier"
     return table(EMBEDDINGS + LAYERS + BERT_HEADS, BASE="bert", LABELS=labels)
@@ -116,7 +116,7 @@ ROBERTA_HEADS = """
 """
 
 
-def roberta_rows(config):
+def roberta_rows(config: EncoderConfig) -> tuple[Row, ...]:
     """Returns the table of RoBERTa. A classifier names its pooler differently."""
     pooler = "classifier.dense" if config.num_labels else "roberta.pooler.dense"
     return table(EMBEDDINGS + LAYERS + ROBERTA_HEADS, BASE="roberta", POOLER=pooler)
@@ -131,7 +131,7 @@ def read_roberta(options: Options) -> dict:
     return {"max_length": length, "position_offset": offset}
 
 
-def write_roberta(config) -> dict:
+def write_roberta(config: EncoderConfig) -> dict:
     """Returns the options that `read_roberta` reads."""
     rows = config.max_length + config.position_offset
     return {"pad_token_id": config.position_offset - 1, "max_position_embeddings": rows}

@@ -18,6 +18,7 @@ from jaxformer.hub.layers import layers_part, window_of
 from jaxformer.hub.options import Options
 from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType
 from jaxformer.hub.table import table
+from jaxformer.models.config import DecoderConfig
 
 GATES = {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu", "silu": "swiglu"}
 FOUR_NORMS = table("""
@@ -44,8 +45,9 @@ def read_scale(options: Options) -> dict:
     return {"attention_scale": options.whole("query_pre_attn_scalar", 256, least=1) ** -0.5}
 
 
-def write_scale(config) -> dict:
+def write_scale(config: DecoderConfig) -> dict:
     """Returns the option that `read_scale` reads."""
+    # pyrefly: ignore[unsupported-operation] (a resolved config has head_dim)
     scale = config.attention_scale or config.head_dim**-0.5
     return {"query_pre_attn_scalar": max(1, round(scale**-2))}  # the class requires an integer
 
@@ -85,7 +87,7 @@ def read_gemma3(options: Options) -> dict:
     return {}
 
 
-def nothing(config) -> dict:
+def nothing(config: DecoderConfig) -> dict:
     """Returns no options."""
     return {}
 

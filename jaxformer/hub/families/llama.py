@@ -1,13 +1,14 @@
 """Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen 2 and 3, OLMo 2, SmolLM 3, Phi-3."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.layers import layers_part, window_of
 from jaxformer.hub.options import Options, pattern, spread
 from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
-from jaxformer.hub.table import table
+from jaxformer.hub.table import Row, table
 from jaxformer.models.config import DecoderConfig
 
 OTHERS = table("""
@@ -67,7 +68,12 @@ def kv_heads_part(default: int | None) -> Part:
 
 
 def family(
-    model_type: str, model: str, parts, rows=NORMS + MAPS, kv_heads: int | None = None, **changes
+    model_type: str,
+    model: str,
+    parts: Iterable[Part],
+    rows: tuple[Row, ...] = NORMS + MAPS,
+    kv_heads: int | None = None,
+    **changes: dict[str, Any],
 ) -> Family:
     """Returns a family related to Llama.
 
@@ -168,7 +174,7 @@ def read_smollm3(options: Options) -> dict:
     return {**own, "rotary_base": pattern([base if x else None for x in rotated])}
 
 
-def write_smollm3(config) -> dict:
+def write_smollm3(config: DecoderConfig) -> dict:
     """Returns the options that `read_smollm3` reads."""
     bases = spread(config.rotary_base, config.num_layers)
     rotated = [layer for layer, base in enumerate(bases) if base is not None] or [0]

@@ -49,7 +49,7 @@ def read_head(options: Options) -> dict:
     return {}
 
 
-def write_head(config) -> dict:
+def write_head(config: EncoderConfig) -> dict:
     """Returns the option that `read_head` checks."""
     return {"classifier_activation": GATE.write(config)}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxformer.hub.family import Family, Field, Part, required
 from jaxformer.hub.options import Options
-from jaxformer.hub.table import table
+from jaxformer.hub.table import Row, table
 from jaxformer.models.config import EncoderDecoderConfig
 
 ACTIVATIONS = {
@@ -41,7 +41,7 @@ OTHERS = table("""
 """)
 
 
-def rows(config):
+def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
     """Returns the table of T5. A gated feed-forward layer has two kernels, wi_0 and wi_1."""
     up = "wi_1" if config.activation in ("geglu_tanh", "swiglu") else "wi"
     return (
@@ -98,7 +98,7 @@ def parts_of(activation: str) -> dict:
     return {"dense_act_fn": dense, "is_gated_act": dense != activation}
 
 
-def write_activation(config) -> dict:
+def write_activation(config: EncoderDecoderConfig) -> dict:
     """Returns the options that `read_activation` reads."""
     names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     if config.activation not in names:
@@ -106,7 +106,7 @@ def write_activation(config) -> dict:
     return {"feed_forward_proj": names[config.activation], **parts_of(config.activation)}
 
 
-def write(config) -> dict:
+def write(config: EncoderDecoderConfig) -> dict:
     """Returns the options that `read` reads."""
     return {
         "num_decoder_layers": config.num_layers,
@@ -115,13 +115,19 @@ def write(config) -> dict:
     }
 
 
-def write_t5(config) -> dict:
+def write_t5(config: EncoderDecoderConfig) -> dict:
     """Returns the options that `read_t5` reads."""
     scaled = config.output_scale is not None
     return {**write(config), "tie_word_embeddings": scaled, "scale_decoder_outputs": scaled}
 
 
-def t5(model_type: str, architectures: tuple[str, ...], read, write, activation: str) -> Family:
+def t5(
+    model_type: str,
+    architectures: tuple[str, ...],
+    read: Callable[[Options], dict],
+    write: Callable[[EncoderDecoderConfig], dict],
+    activation: str,
+) -> Family:
     """Returns T5 or mT5, which differ in the reader, the writer and the default activation."""
     return Family(
         model_type,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -15,20 +16,23 @@ import numpy as np
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.saved import checked_params
 from jaxformer.artifacts.tensors import write_tensors
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
 from jaxformer.hub.table import Entry, entries
 from jaxformer.hub.tokenizers.writing import write_tokenizer
-from jaxformer.models.config.model import CheckpointDType
+from jaxformer.models.config.model import CheckpointDType, ModelConfig
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.parameters import shape_tree
 
 # Parameters that a class of transformers may need and our model may lack, as changes to our config.
 # They are exported as zeros, which change no result.
 _BIASES = ("use_bias", "query_key_value_bias", "attention_output_bias", "feedforward_bias")
-_ZEROS: tuple[dict[str, int], ...] = (
+_ZEROS: tuple[dict[str, Any], ...] = (
     {"head_bias": True},
     {"num_token_types": 1},
     {"num_labels": 2},
@@ -37,10 +41,10 @@ _ZEROS: tuple[dict[str, int], ...] = (
 
 
 def export(
-    folder,
-    model,
-    variables,
-    tokenizer=None,
+    folder: str | Path,
+    model: LanguageModel,
+    variables: Variables,
+    tokenizer: Tokenizer | None = None,
     *,
     family: str | None = None,
     dtype: str | None = None,
@@ -97,7 +101,7 @@ def export(
     return options["architectures"][0]
 
 
-def _converted(name: str, make: Callable[[], np.ndarray], dtype) -> np.ndarray:
+def _converted(name: str, make: Callable[[], np.ndarray], dtype: np.dtype) -> np.ndarray:
     """Returns a tensor in another dtype; raises ValueError if a value exceeds the dtype's range."""
     tensor = make()
     with np.errstate(over="ignore"):
@@ -110,7 +114,7 @@ def _converted(name: str, make: Callable[[], np.ndarray], dtype) -> np.ndarray:
     return converted
 
 
-def of_entry(entry: Entry, leaves: dict):
+def of_entry(entry: Entry, leaves: dict) -> np.ndarray:
     """Returns one of their tensors from our leaves."""
     place = ... if entry.layer is None else entry.layer
     return entry.to_theirs([np.asarray(leaves[name])[place] for name in entry.ours])
@@ -136,7 +140,9 @@ def preferred(
     return [FAMILIES[family]]
 
 
-def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
+def counterpart(
+    config: ModelConfig, families: Iterable[Family]
+) -> tuple[Family, TransformerConfig, dict]:
     """Finds the first family that has this model.
 
     A class that computes logits (the first class of its family) is preferred to a bare class, even
@@ -155,7 +161,7 @@ def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
     """
     families = list(families)
     suitable = [family for family in families if family.config is type(config)]
-    if not suitable:
+    if not suitable or not isinstance(config, TransformerConfig):
         raise ValueError(_no_class(config, families))
     bare, reasons = None, {}
     for candidate, family in product(_with_zeros(config), suitable):
@@ -177,7 +183,7 @@ def counterpart(config, families: Iterable[Family]) -> tuple[Family, Any, dict]:
     )
 
 
-def _no_class(config, families: list[Family]) -> str:
+def _no_class(config: ModelConfig, families: list[Family]) -> str:
     """Returns the message that none of the families has models of this kind."""
     name = type(config).__name__
     if any(family.config is type(config) for family in FAMILIES.values()):
@@ -185,7 +191,7 @@ def _no_class(config, families: list[Family]) -> str:
     return f"transformers has no counterpart of a {name}, so this model cannot be exported"
 
 
-def _with_zeros(config) -> Iterator:
+def _with_zeros(config: TransformerConfig) -> Iterator[TransformerConfig]:
     """Yields the config, then variants with added parameters of zeros, those with few first."""
     has = {field.name for field in fields(config)}
     missing = [
@@ -199,7 +205,7 @@ def _with_zeros(config) -> Iterator:
                 continue  # these parts exclude one another
 
 
-def with_zeros(params: dict, config) -> dict:
+def with_zeros(params: dict, config: TransformerConfig) -> dict:
     """Returns the parameters by path, with zeros for those that only `config` has."""
     leaves = flat(params)
     shapes = flat_shapes(shape_tree(build(config))).items()

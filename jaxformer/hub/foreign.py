@@ -1,7 +1,7 @@
 """Reader of a model in a folder of Hugging Face's format."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jaxformer.hub.options import Options
 from jaxformer.hub.table import Entry, entries, read_leaves
 from jaxformer.hub.tokenizers.files import read_tokenizer
 from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.config.transformer import TransformerConfig
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
@@ -45,7 +46,7 @@ class Foreign(NamedTuple):
         checkpoint_dtype: The dtype of the model's tensors.
     """
 
-    config: Any
+    config: TransformerConfig
     read: Callable[[Any], dict]
     tokenizer: Subwords | None
     family: str
@@ -76,7 +77,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
             )
         tokenizer = bound(tokenizer, config, folder)
 
-    def read(like):
+    def read(like: dict) -> dict:
         wanted = entries(family.rows(config), config, flat_shapes(like))
         names = names_in_file(folder, family, wanted, tensors)
         check_constants(family, config, tensors)
@@ -108,7 +109,9 @@ def family_of(options: Options) -> Family:
     return FAMILIES[name]
 
 
-def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) -> dict:
+def names_in_file(
+    folder: Path, family: Family, wanted: list[Entry], tensors: dict[str, Tensor]
+) -> dict[str, str]:
     """Returns the file's name of each tensor in the table.
 
     Raises:
@@ -121,7 +124,8 @@ def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) ->
     expected = {entry.theirs for entry in wanted}
     embedding = next(entry.theirs for entry in wanted if entry.ours == ("embedding/tokens",))
     copies = [x for new, x in names.items() if new not in expected and _EMBEDDING.search(x)]
-    names = dict.fromkeys([embedding], next(iter(copies), None)) | names
+    if copies:
+        names = {embedding: copies[0]} | names
     if missing := {name for name in expected if names.get(name) is None}:
         raise ValueError(f"{folder}: {_some(missing)} missing")
     used = {names[name] for name in expected}.union(copies)
@@ -136,7 +140,7 @@ def names_in_file(folder: Path, family: Family, wanted: list[Entry], tensors) ->
     return {name: names[name] for name in expected}
 
 
-def check_constants(family: Family, config, tensors) -> None:
+def check_constants(family: Family, config: TransformerConfig, tensors: dict[str, Tensor]) -> None:
     """Raises ValueError if a tensor of the file is not what its class would compute.
 
     transformers computes with the tensor in the file, so a model of ours would differ.
@@ -161,6 +165,6 @@ def check_constants(family: Family, config, tensors) -> None:
             )
 
 
-def _some(names) -> str:
+def _some(names: Collection[str]) -> str:
     more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
     return f"tensor {min(names)}{more}"

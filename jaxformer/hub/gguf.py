@@ -4,17 +4,26 @@ The `gguf` package writes the file. It maps the tensor names of transformers to 
 """
 
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxformer.artifacts.files import replacing, require_new
 from jaxformer.artifacts.saved import checked_params
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.hub.export import counterpart, of_entry, preferred
 from jaxformer.hub.family import canonical
 from jaxformer.hub.gguf_vocabulary import Vocabulary, vocabulary, write_vocabulary
 from jaxformer.hub.table import Entry, entries
+from jaxformer.models.config import RotaryScaling
+from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.language_model import LanguageModel, Variables
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 ARCHITECTURES = {
     "gpt2": "GPT2",
@@ -30,7 +39,13 @@ SCALINGS = {"LLAMA": ("linear", "llama3"), "QWEN2": ("linear",), "QWEN3": ("line
 
 
 def export_gguf(
-    path, model, variables, tokenizer, *, dtype: str = "f32", family: str | None = None
+    path: str | Path,
+    model: LanguageModel,
+    variables: Variables,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: str = "f32",
+    family: str | None = None,
 ) -> None:
     """Writes a GGUF file (see `write_gguf`).
 
@@ -63,36 +78,37 @@ def export_gguf(
         stem, leaf = entry.theirs.rsplit(".", 1)
         tensor = of_file(entry, leaves, config, architecture == "LLAMA")
         tensors[f"{names.get_name(stem)}.{leaf}"] = tensor
-    if config.rotary_scaling is not None and config.rotary_scaling.kind == "llama3":
-        sizes = (config.head_dim, config.rotary_base)
-        plain, scaled = (rotary_frequencies(*sizes, x)[0] for x in (None, config.rotary_scaling))
+    scaling = config.rotary_scaling
+    if isinstance(scaling, RotaryScaling) and scaling.kind == "llama3":
+        head_dim, _, base = _sizes(config)
+        plain, scaled = (rotary_frequencies(head_dim, base, x)[0] for x in (None, scaling))
         tensors["rope_freqs.weight"] = np.float32(plain / scaled)
     write_gguf(path, gguf.MODEL_ARCH_NAMES[number], config, words, tensors, dtype)
 
 
-def of_file(entry: Entry, leaves: dict, config, turns: bool):
+def of_file(entry: Entry, leaves: dict, config: TransformerConfig, turns: bool) -> np.ndarray:
     """Returns a tensor in the file's layout.
 
     Matrices are [outputs, inputs]. With `turns`, for Llama, the two features of a rotary pair are
     neighbours.
     """
-    tensor = np.float32(of_entry(entry, leaves))
+    tensor = np.asarray(of_entry(entry, leaves), np.float32)
     part = entry.ours[0].split("/")
     if part[-1] == "kernel" and not entry.is_transposed:
         tensor = tensor.T
     if turns and part[-2] in ("query", "key"):
-        tensor = neighbours(tensor, config.head_dim)
+        tensor = neighbours(tensor, _sizes(config)[0])
     return tensor
 
 
-def check_supported(config, architecture: str) -> None:
+def check_supported(config: TransformerConfig, architecture: str) -> None:
     """Raises ValueError if an architecture of llama.cpp cannot run the model."""
     required = {"window": None, "rotary_fraction": 1.0, "attention_scale": None}
     if architecture == "GPT2":
         required |= {"activation": "gelu_tanh"}
     if architecture == "QWEN3":
         required |= {"query_key_value_bias": False, "attention_output_bias": False}
-    if architecture == "QWEN2" and config.head_dim * config.num_heads != config.embed_dim:
+    if architecture == "QWEN2" and _sizes(config)[0] * config.num_heads != config.embed_dim:
         raise ValueError(
             f"head_dim is {config.head_dim}; in GGUF head_dim times num_heads must be embed_dim "
             "for a model of llama.cpp's architecture QWEN2"
@@ -104,14 +120,21 @@ def check_supported(config, architecture: str) -> None:
                 f"llama.cpp's architecture {architecture}"
             )
     scaling, kinds = config.rotary_scaling, SCALINGS[architecture]
-    if scaling is not None and (isinstance(scaling, tuple) or scaling.kind not in kinds):
+    is_known = scaling is None or (isinstance(scaling, RotaryScaling) and scaling.kind in kinds)
+    if not is_known:
         raise ValueError(
             f"rotary_scaling is {scaling}; in GGUF its kind must be {' or '.join(kinds)} for a "
             f"model of llama.cpp's architecture {architecture}"
         )
 
 
-def neighbours(tensor, head_dim: int):
+def _sizes(config: TransformerConfig) -> tuple[int, int, float]:
+    """Returns head_dim, mlp_dim and rotary_base of a canonical config without patterns."""
+    # pyrefly: ignore[bad-return] (a canonical config is resolved)
+    return config.head_dim, config.mlp_dim, config.rotary_base
+
+
+def neighbours(tensor: np.ndarray, head_dim: int) -> np.ndarray:
     """Reorders the rows of each head from the halves layout to neighbouring pairs.
 
     llama.cpp rotates the queries and keys of a Llama in neighbouring pairs.
@@ -120,7 +143,7 @@ def neighbours(tensor, head_dim: int):
     return heads.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def package():
+def package() -> ModuleType:
     """Returns the module `gguf`.
 
     Raises:
@@ -133,7 +156,14 @@ def package():
     return gguf
 
 
-def write_gguf(path, name: str, config, words: Vocabulary, tensors: dict, dtype: str) -> None:
+def write_gguf(
+    path: str | Path,
+    name: str,
+    config: TransformerConfig,
+    words: Vocabulary,
+    tensors: dict[str, np.ndarray],
+    dtype: str,
+) -> None:
     """Writes a GGUF file, atomically.
 
     Args:
@@ -162,28 +192,30 @@ def write_gguf(path, name: str, config, words: Vocabulary, tensors: dict, dtype:
         writer.close()
 
 
-def write_sizes(writer, gguf, config):
+def write_sizes(writer: "GGUFWriter", gguf: ModuleType, config: TransformerConfig) -> None:
     """Writes the sizes and constants of the architecture into the header."""
+    head_dim, mlp_dim, rotary_base = _sizes(config)
     writer.add_context_length(config.max_length)
     writer.add_embedding_length(config.embed_dim)
     writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.mlp_dim)
+    writer.add_feed_forward_length(mlp_dim)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_head_count_kv(config.heads[1])
     if config.norm == "layer":
         writer.add_layer_norm_eps(config.norm_epsilon)
         return
     writer.add_layer_norm_rms_eps(config.norm_epsilon)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rotary_base)
-    if config.rotary_scaling is not None and config.rotary_scaling.kind == "linear":
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(rotary_base)
+    scaling = config.rotary_scaling
+    if isinstance(scaling, RotaryScaling) and scaling.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rotary_scaling.factor)
+        writer.add_rope_scaling_factor(scaling.factor)
 
 
-def add(writer, gguf, name: str, tensor, dtype: str):
+def add(writer: "GGUFWriter", gguf: ModuleType, name: str, tensor: np.ndarray, dtype: str) -> None:
     """Adds a tensor. "q8_0" quantizes a matrix if 32 divides the length of its rows."""
     if dtype == "q8_0" and tensor.ndim == 2 and tensor.shape[-1] % 32 == 0 and "_pos" not in name:
         kind = gguf.GGMLQuantizationType.Q8_0

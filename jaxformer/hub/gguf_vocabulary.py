@@ -10,13 +10,17 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.artifacts.byte_vocabulary import pre_tokenizer_steps
 from jaxformer.artifacts.files import parse_json
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
@@ -109,7 +113,7 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     return Vocabulary("llama", "default", tokens, types, None, scores, prefix, **common)
 
 
-def write_vocabulary(writer, gguf, vocabulary: Vocabulary) -> None:
+def write_vocabulary(writer: "GGUFWriter", gguf: ModuleType, vocabulary: Vocabulary) -> None:
     """Writes a vocabulary into the header of a GGUF file."""
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)

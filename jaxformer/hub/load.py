@@ -168,7 +168,7 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
     check_acyclic(folder)
     lora = lora_of(sections, run.config)
 
-    def read(like):
+    def read(like: dict) -> dict:
         return merged(origin_params(origin, like, run), read_adapter(run, lora, like))
 
     return stored_run(run, sections, read, dtype)
@@ -206,12 +206,12 @@ def base_folder(run: RunFolder, origin: Origin) -> Path:
     return run.base if run.base.is_dir() else origin.path
 
 
-def read_adapter(run: RunFolder, lora: LoraConfig, like) -> dict:
+def read_adapter(run: RunFolder, lora: LoraConfig, like: dict) -> dict:
     """Reads the newest adapter of a run; `like` has the shapes of the base's parameters."""
     return newest_params(run, adapter_shapes(like, lora))
 
 
-def origin_params(origin: Origin, like, run: RunFolder) -> dict:
+def origin_params(origin: Origin, like: dict, run: RunFolder) -> dict:
     """Reads the parameters that a run started from; raises ValueError if they have changed."""
     weights, base = f"the weights that {run.path} began from", base_folder(run, origin)
     if not base.exists():

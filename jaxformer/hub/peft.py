@@ -19,13 +19,15 @@ from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.low_rank import LowRankKernel
 from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map
 from jaxformer.hub.export import counterpart, preferred
+from jaxformer.hub.family import Family
 from jaxformer.hub.load import adapter_origin, read_adapter
 from jaxformer.hub.table import Entry, entries
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 
 
-def export_adapter(out, folder, *, family: str | None = None) -> str:
+def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = None) -> str:
     """Writes the adapter of a run into a new folder, for PEFT to add to the run's base model.
 
     Args:
@@ -82,7 +84,7 @@ def export_adapter(out, folder, *, family: str | None = None) -> str:
     return architecture
 
 
-def _write(out, content: dict, tensors: dict) -> None:
+def _write(out: str | Path, content: dict, tensors: dict) -> None:
     from safetensors.numpy import save_file
 
     with new_folder(out) as unfinished:
@@ -112,13 +114,13 @@ def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.nda
     return np.ascontiguousarray(a), np.ascontiguousarray(b)
 
 
-def _bare_prefix(family, architecture: str) -> str:
+def _bare_prefix(family: Family, architecture: str) -> str:
     """Returns the prefix that the tensor names of a bare model leave out."""
     bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "MTModel"))
     return family.base if bare else ""
 
 
-def _task(config, architecture: str) -> str | None:
+def _task(config: TransformerConfig, architecture: str) -> str | None:
     if config.reads_source:
         return "SEQ_2_SEQ_LM"
     return "CAUSAL_LM" if architecture.endswith(("CausalLM", "LMHeadModel")) else None

@@ -10,9 +10,10 @@ from jaxformer.artifacts.files import parse_json, write_json
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS
 from jaxformer.hub.tokenizers.files import SPECIAL
+from jaxformer.models.config.transformer import TransformerConfig
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config) -> dict:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config: TransformerConfig) -> dict:
     """Writes the tokenizer's files and returns the special ids for config.json.
 
     A tokenizer that came from a folder of transformers gets the settings files of that folder.
@@ -44,7 +45,9 @@ def _add_opening(path: Path, token: int) -> None:
     backend.save(str(path))
 
 
-def _own_settings(tokenizer: Tokenizer, ids: dict[str, Any], config) -> dict[str, Any]:
+def _own_settings(
+    tokenizer: Tokenizer, ids: dict[str, Any], config: TransformerConfig
+) -> dict[str, Any]:
     """Returns the content of tokenizer_config.json for a tokenizer without settings files.
 
     Args:
@@ -69,7 +72,7 @@ def _own_settings(tokenizer: Tokenizer, ids: dict[str, Any], config) -> dict[str
     }
 
 
-def _special_of(tokenizer: Tokenizer | None, config) -> SpecialTokens:
+def _special_of(tokenizer: Tokenizer | None, config: TransformerConfig) -> SpecialTokens:
     """Returns the special ids of the tokenizer.
 
     For our own tokenizer or None, they are derived from the class of the config.

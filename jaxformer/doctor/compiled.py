@@ -1,10 +1,12 @@
 """Compilation of the training step and of decoding for a mesh of possibly absent devices."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from jaxformer.decoding.autoregressive import start_cache
 from jaxformer.decoding.cache_slots import live_slots, slots
@@ -14,6 +16,8 @@ from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
 from jaxformer.training.compiled_step import num_bytes
@@ -37,7 +41,15 @@ class Memory(NamedTuple):
     total: int
 
 
-def compile_step(model, optimizer, mesh, rows: int, length: int, *, is_packed: bool = False):
+def compile_step(
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    rows: int,
+    length: int,
+    *,
+    is_packed: bool = False,
+) -> tuple[jax.stages.Compiled, Memory]:
     """Compiles a training step of one micro-batch.
 
     Args:
@@ -80,7 +92,9 @@ class Decoding(NamedTuple):
     layer: tuple[int, ...] | None
 
 
-def compile_decoding(model, mesh, rows: int, prompt: int, length: int) -> Decoding:
+def compile_decoding(
+    model: LanguageModel, mesh: Mesh, rows: int, prompt: int, length: int
+) -> Decoding:
     """Compiles the block of greedy decoding steps that `generate` runs after reading prompts.
 
     The weights and the cache have the shardings that the programs of `generate` give them.
@@ -123,13 +137,13 @@ def _memory_of(program: jax.stages.Compiled) -> tuple[int, int]:
     return used.temp_size_in_bytes, total
 
 
-def _outputs(function, *arguments):
+def _outputs(function: jax.stages.Wrapped, *arguments: Any) -> Any:
     """Returns the shapes of a jitted function's outputs with the compiler's shardings."""
     lowered = function.lower(*arguments)
     return shapes_at(lowered.out_info, lowered.compile().output_shardings)
 
 
-def batch_shapes(config, rows: int, length: int, is_packed: bool = False) -> Batch:
+def batch_shapes(config: ModelConfig, rows: int, length: int, is_packed: bool = False) -> Batch:
     """Returns the shapes of a batch of one micro-batch, with the documents of packed rows.
 
     If the model reads a source, the source has the same shape as the inputs, with padding if rows
@@ -141,11 +155,11 @@ def batch_shapes(config, rows: int, length: int, is_packed: bool = False) -> Bat
     return Batch(tokens, tokens, None, segments, source, source_segments)
 
 
-def bytes_per_device(tree) -> int:
+def bytes_per_device(tree: Any) -> int:
     """Returns the bytes per device of a tree of shapes with shardings."""
     shards = [(x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree)]
     return sum(int(np.prod(shape)) * _itemsize(dtype) for shape, dtype in shards)
 
 
-def _itemsize(dtype) -> int:
+def _itemsize(dtype: np.dtype) -> int:
     return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize

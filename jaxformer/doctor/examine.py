@@ -1,17 +1,22 @@
 """Memory, communication and best-case time of a training step or a decoding loop."""
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
+from jax.sharding import Mesh
 
 from jaxformer.decoding.steps import STEPS
 from jaxformer.doctor.compiled import compile_decoding, compile_step
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.machines import Target, as_if_on, compiler, devices_of
 from jaxformer.doctor.program import by_kind, collectives, copies
+from jaxformer.models.config import Execution
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import make_mesh
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
@@ -24,7 +29,13 @@ class DoesNotFit(Exception):
 
 
 def examine_step(
-    config, execution, target: Target, mesh: dict[str, int], rows: int, length: int, recipe=None
+    config: ModelConfig,
+    execution: Execution,
+    target: Target,
+    mesh: dict[str, int],
+    rows: int,
+    length: int,
+    recipe: OptimizerConfig | None = None,
 ) -> dict:
     """Compiles a training step and reports its memory, communication and best-case time.
 
@@ -66,7 +77,12 @@ def examine_step(
 
 
 def examine_decoding(
-    config, execution, target: Target, mesh: dict[str, int], rows: int, length: int
+    config: ModelConfig,
+    execution: Execution,
+    target: Target,
+    mesh: dict[str, int],
+    rows: int,
+    length: int,
 ) -> dict:
     """Compiles the decoding steps of `generate` and reports their memory and communication.
 
@@ -108,7 +124,9 @@ def examine_decoding(
     }
 
 
-def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int):
+def _prepared(
+    config: ModelConfig, execution: Execution, target: Target, mesh: dict[str, int], rows: int
+) -> tuple[LanguageModel, Mesh, list[str]]:
     """Returns the model, the mesh and notes about the difference from the real machine."""
     device_mesh, notes = make_mesh(mesh, devices_of(target)), []
     parts = device_mesh.shape["data"] * device_mesh.shape["fsdp"]
@@ -120,7 +138,7 @@ def _prepared(config, execution, target: Target, mesh: dict[str, int], rows: int
 
 
 @contextmanager
-def _compiling(target: Target):
+def _compiling(target: Target) -> Iterator[list[float]]:
     """Measures the compilation in the context.
 
     Yields:
@@ -142,7 +160,9 @@ def _compiling(target: Target):
     seconds.append(round(time.perf_counter() - begin, 1))
 
 
-def _circumstances(target: Target, mesh, model, rows: int, length: int) -> dict:
+def _circumstances(
+    target: Target, mesh: Mesh, model: LanguageModel, rows: int, length: int
+) -> dict:
     execution = model.execution
     return {
         "target": str(target),

@@ -28,13 +28,15 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.mesh import shardings
 from jaxformer.models.parameters import shape_tree
 
 
-def least_exchange(config, mesh, rows: int, length: int) -> dict[str, float]:
+def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> dict[str, float]:
     """Returns the bytes that one device sends in a step of one micro-batch.
 
     Args:
@@ -93,7 +95,7 @@ def _sums(names: list[str], tied: bool) -> int:
     return 2 if "blocks" in names and names[-2] in ("output", "down") else 0
 
 
-def _axes(axes) -> tuple[str, ...]:
+def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 

@@ -135,7 +135,7 @@ def devices_of(target: Target) -> list:
 
 
 @contextmanager
-def _quiet():
+def _quiet() -> Iterator[None]:
     """Discards standard error, where plugins print that their machine is absent."""
     with open(os.devnull, "w") as nowhere:
         stderr = os.dup(2)

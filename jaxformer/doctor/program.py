@@ -99,7 +99,7 @@ def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
     """
     found, entry = computations(text)
 
-    def visit(name: str, times: int | None):
+    def visit(name: str, times: int | None) -> Iterator[tuple[Instruction, str, int | None]]:
         for instruction in found[name]:
             yield instruction, name, times
             if instruction.operation in ("async-update", "async-done"):
@@ -117,7 +117,7 @@ def _called(rest: str) -> list[str]:
     return [x.lstrip("%") for names in _CALLED.findall(rest) for x in names.split(", ") if x]
 
 
-def _trips(loop: Instruction, found) -> int | None:
+def _trips(loop: Instruction, found: dict[str, list[Instruction]]) -> int | None:
     """Returns the number of iterations of a loop, or None if it is not known.
 
     It is the compiler's trip count or else follows from the condition, counter < bound, and the
@@ -126,7 +126,7 @@ def _trips(loop: Instruction, found) -> int | None:
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
     condition, body = (
-        {line.name: line for line in found[re.search(rf"{part}=%?([\w.\-]+)", loop.rest)[1]]}
+        {line.name: line for line in found[re.findall(rf"{part}=%?([\w.\-]+)", loop.rest)[0]]}
         for part in ("condition", "body")
     )
     test = next((x for x in condition.values() if x.operation == "compare"), None)

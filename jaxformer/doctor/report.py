@@ -6,9 +6,13 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxformer.doctor.machines import missing, parse_target
 from jaxformer.runtime import start_jax
+
+if TYPE_CHECKING:
+    import jax
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers")
 # Optional modules: (their purpose, the command that installs them).
@@ -73,7 +77,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _device(device) -> dict:
+def _device(device: "jax.Device") -> dict:
     memory = (device.memory_stats() or {}).get("bytes_limit")
     return {"kind": device.device_kind, "platform": device.platform, "memory": memory}
 
@@ -140,7 +144,14 @@ def _copied(copies: float | None) -> str:
     return f"{copies:g} copies of a layer's cache per token" if copies else "in place"
 
 
-def _lines_of_program(found: dict, title: str, unit: str, names: dict, sent: list, flops: tuple):
+def _lines_of_program(
+    found: dict,
+    title: str,
+    unit: str,
+    names: dict[str, str],
+    sent: list[tuple[str, ...]],
+    flops: tuple[str, str],
+) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a program.
 
     Args:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from traceback import format_exception
+from types import TracebackType
 
 from jaxformer.cli.arguments import UsageError
 from jaxformer.terminal import say, visible
@@ -92,7 +93,7 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _warn(message: Warning | str, *_, **__) -> None:
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """Replaces `warnings.showwarning`: prints one line, without the source line of the warning."""
     _say(f"warning: {message}")
 
@@ -103,6 +104,8 @@ def _say(message: str) -> None:
     say(f"jaxformer: {' '.join(line for line in lines if line)}", sys.stderr)
 
 
-def _show_traceback(kind, error, traceback) -> None:
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
     """Replaces `sys.excepthook`: an error message may contain control characters from a file."""
     say("".join(format_exception(kind, error, traceback)).rstrip("\n"), sys.stderr)

@@ -3,12 +3,18 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import fields
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.terminal import say
+
+if TYPE_CHECKING:
+    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    from jaxformer.training.mesh_sizes import MeshSizes
 
 T = TypeVar("T")
 
@@ -70,7 +76,7 @@ def parse(
     return found
 
 
-def check_positive(arguments, *names: str) -> None:
+def check_positive(arguments: object, *names: str) -> None:
     """Raises ValueError if one of these optional fields is less than 1."""
     for name in names:
         value = getattr(arguments, name)
@@ -78,12 +84,12 @@ def check_positive(arguments, *names: str) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _scaling_rule(info):
+def _scaling_rule(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec | None":
     """Makes tyro read a RotaryScaling from one word: yarn,factor=4,original_length=4096."""
     from jaxformer.models.config.check import from_fields
     from jaxformer.models.config.rotary import RotaryScaling, Scaling
 
-    def read(word):
+    def read(word: str) -> RotaryScaling:
         kind, *parts = word.split(",")
         pairs = _pairs(word, parts, "after the kind, each part must be NAME=VALUE")
         values = {name: json.loads(value) for name, value in pairs.items()}
@@ -93,14 +99,14 @@ def _scaling_rule(info):
                 raise ValueError(f"{word!r}: {kind} does not use {name}")
         return scaling
 
-    def write(scaling):
+    def write(scaling: RotaryScaling) -> str:
         given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
         return ",".join([scaling.kind, *(f"{k}={json_text(v)}" for k, v in given)])
 
     return _spec("KIND,FACTOR=X,…", RotaryScaling, read, write) if info.type is Scaling else None
 
 
-def _mesh_rule(info):
+def _mesh_rule(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec | None":
     """Makes tyro read MeshSizes from one word: data=2,fsdp=4."""
     from jaxformer.cli.help import words_of
     from jaxformer.training.mesh_sizes import Mesh, MeshSizes
@@ -108,7 +114,9 @@ def _mesh_rule(info):
     return _spec("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
 
 
-def _spec(metavar: str, kind: type, read, write):
+def _spec(
+    metavar: str, kind: type[T], read: Callable[[str], T], write: Callable[[T], str]
+) -> "PrimitiveConstructorSpec[T]":
     """Returns the specification of an argument that is one word.
 
     Args:
@@ -128,7 +136,7 @@ def _spec(metavar: str, kind: type, read, write):
     )
 
 
-def read_mesh(word: str):
+def read_mesh(word: str) -> "MeshSizes":
     """Returns the `MeshSizes` of a word such as data=2,fsdp=4; raises ValueError otherwise."""
     from jaxformer.training.mesh_sizes import MeshSizes
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -10,6 +10,9 @@ from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class AttentionArguments(TextArguments):
     """self: within the text; cross: from a translation to its source; encoder: within the source;
     None: cross for a model that translates, otherwise self"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_out(self.out, ".png")
 
@@ -44,7 +47,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _draw(checkpoint, arguments: AttentionArguments) -> None:
+def _draw(checkpoint: "Checkpoint", arguments: AttentionArguments) -> None:
     from jaxformer.interpret.attention_maps import attention_maps, draw_attention
     from jaxformer.interpret.encoded_text import encode_text
 

@@ -1,10 +1,11 @@
 """`jaxformer bench`: measures the speed of this machine with the package's own programs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -12,6 +13,10 @@ from jaxformer.artifacts.files import json_text, require_new, write_json
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.outputs import check_out
 from jaxformer.terminal import say
+
+if TYPE_CHECKING:
+    from jaxformer.bench.measurement import Measurement
+    from jaxformer.bench.suite import Results
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class BenchArguments:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_out(self.out, ".json")
         for path in _both(self.out) if self.out else ():
@@ -76,7 +81,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure(arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], here: dict):
+def _measure(
+    arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], here: dict
+) -> "Results":
     """Runs all parts and shows their progress. Returns the `Results`."""
     from jaxformer.bench.plan import plan_for
     from jaxformer.bench.suite import parts_of, run_parts
@@ -89,7 +96,7 @@ def _measure(arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], h
     with screen.count(len(parts), "measured", "parts") as advance:
         advance(0)
 
-        def show(name, run):
+        def show(name: str, run: Callable[[], list["Measurement"]]) -> list["Measurement"]:
             with screen.waiting(f"measuring {name}"):
                 found = run()
             advance(next(done))

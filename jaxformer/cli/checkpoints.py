@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
 from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
-from jaxformer.artifacts.tokenizer import parsing_special
+from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
 from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.generation import GenerationDefaults
@@ -28,6 +28,12 @@ from jaxformer.training.fine_tuning import (
 )
 from jaxformer.training.mesh_sizes import Mesh
 
+if TYPE_CHECKING:  # these import JAX
+    import jax
+
+    from jaxformer.artifacts.load import Checkpoint, Stored
+    from jaxformer.hub.foreign import Foreign
+
 
 @dataclass(frozen=True)
 class RunArguments:
@@ -39,7 +45,7 @@ class RunArguments:
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
     device"""
 
-    def adapted(self, checkpoint):
+    def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """Returns the checkpoint with the changes that the arguments ask for."""
         return checkpoint
 
@@ -54,7 +60,7 @@ class TextArguments(RunArguments):
     """read special tokens that the text spells out, such as <|im_start|>, as these tokens, not as
     plain text; a run that was trained with --parse-special always does"""
 
-    def adapted(self, checkpoint):
+    def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """Returns the checkpoint with a tokenizer that reads special tokens, if asked to."""
         checkpoint = super().adapted(checkpoint)
         if checkpoint.tokenizer is None or not self.parse_special:
@@ -70,7 +76,7 @@ class DecodingArguments(TextArguments):
     """option of the checkpoint's generation_config.json to leave out, such as one that is not
     implemented; may be repeated"""
 
-    def adapted(self, checkpoint):
+    def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """Returns the checkpoint without the options that --ignore-generation-config names."""
         from jaxformer.hub.generation import without_options
 
@@ -81,7 +87,7 @@ class DecodingArguments(TextArguments):
 
 
 @contextmanager
-def load_model(arguments: RunArguments) -> Iterator:
+def load_model(arguments: RunArguments) -> Iterator["Checkpoint"]:
     """Starts JAX and loads the model. With --mesh, the model is sharded and the mesh is in context.
 
     Args:
@@ -102,7 +108,7 @@ def load_model(arguments: RunArguments) -> Iterator:
         yield arguments.adapted(checkpoint)
 
 
-def report_special(tokenizer, where: str, parts: Iterable[str]) -> None:
+def report_special(tokenizer: Tokenizer, where: str, parts: Iterable[str]) -> None:
     """Prints on standard error how special tokens that a text spells out are read.
 
     Args:
@@ -113,7 +119,7 @@ def report_special(tokenizer, where: str, parts: Iterable[str]) -> None:
     print_special(tokenizer, where, spelled_tokens(tokenizer, parts))
 
 
-def print_special(tokenizer, where: str, found: Counter[str]) -> None:
+def print_special(tokenizer: Tokenizer, where: str, found: Counter[str]) -> None:
     """Prints the report of `report_special` for counted special tokens."""
     if (line := report_of(tokenizer, found, where)) is not None:
         say(line, file=sys.stderr)
@@ -130,7 +136,7 @@ class Base(NamedTuple):
     """
 
     path: Path
-    stored: Any
+    stored: "Stored | Foreign"
     training: TrainingConfig
     step: int | None
 
@@ -140,7 +146,7 @@ class Base(NamedTuple):
         return kind_of(self.stored.config)
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer | None:
         """Its tokenizer; None if it has none."""
         return self.stored.tokenizer
 
@@ -171,11 +177,12 @@ class Base(NamedTuple):
         If the new run trains an adapter and the checkpoint is a run, this also copies the
         checkpoint, because the base run may continue and replace it.
         """
+        # pyrefly: ignore[missing-attribute] (`accept` raises if there is no tokenizer)
         self.tokenizer.save(folder.tokenizer)
         if training.lora.lora_rank is not None and self.step is not None:
             keep(self.path, folder.base, self.step)
 
-    def read(self, mesh) -> tuple[dict, Origin]:
+    def read(self, mesh: "jax.sharding.Mesh | None") -> tuple[dict, Origin]:
         """Reads the parameters.
 
         Args:
@@ -195,7 +202,7 @@ class Base(NamedTuple):
             raise ValueError(
                 f"{self.path} was trained further while it was being read; run the command again"
             )
-        stored, special = self.stored, self.tokenizer.special
+        stored, special = self.stored, getattr(self.tokenizer, "special", None)
         special = None if special is None else asdict(special)
         digest = digest_of(params)
         about = (stored.family, special, stored.generation, stored.checkpoint_dtype)
@@ -253,7 +260,9 @@ def _newest_step(path: Path) -> int | None:
     return max(Checkpoints(RunFolder(path).checkpoints).steps(), default=None)
 
 
-def origin_of(folder: RunFolder, origin: Origin, config: TrainingConfig, mesh) -> dict | None:
+def origin_of(
+    folder: RunFolder, origin: Origin, config: TrainingConfig, mesh: "jax.sharding.Mesh | None"
+) -> dict | None:
     """Returns the parameters that a resumed run started from, placed on a mesh.
 
     Returns None if they are not needed, because the run's own checkpoints hold all parameters.

@@ -23,7 +23,7 @@ class CompareArguments:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         if not self.runs:
             raise ValueError("RUN is missing; give the folders of one or more runs")
@@ -67,7 +67,7 @@ def _print_table(rows: dict[str, list]) -> None:
         say(f"{name:{left}}  {'  '.join(cells)}")
 
 
-def _said(value) -> str:
+def _said(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):

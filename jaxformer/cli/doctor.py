@@ -10,9 +10,10 @@ import tyro
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.help import text_width
-from jaxformer.doctor.machines import parse_target, start_for
+from jaxformer.doctor.machines import Target, parse_target, start_for
 from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
 from jaxformer.models.config import KINDS, Execution
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
 from jaxformer.training.mesh_sizes import Mesh, MeshSizes
@@ -66,7 +67,7 @@ class DoctorArguments:
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_positive(self, "batch_size", "length")
         if self.model not in (None, *KINDS):
@@ -121,7 +122,9 @@ def _explain_attention(preset: str, arguments: DoctorArguments) -> int:
     return 0
 
 
-def _requested(preset: str, arguments: DoctorArguments):
+def _requested(
+    preset: str, arguments: DoctorArguments
+) -> tuple[ModelConfig, Target, Mesh, int, int]:
     """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
     config = training_preset(preset, arguments.kind).model
     num_devices = prod(asdict(arguments.mesh or MeshSizes()).values())

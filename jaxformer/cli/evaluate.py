@@ -2,22 +2,32 @@
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.models.config.needs import Given, Is, Needs, flag_of
 from jaxformer.terminal import say
 from jaxformer.training.data.records import HasRecords
 
+if TYPE_CHECKING:
+    from jaxformer.models.language_model import LanguageModel, Variables
+    from jaxformer.training.config import TrainingConfig
+    from jaxformer.training.data.corpus import Documents
+    from jaxformer.training.data.parallel import Pair
+    from jaxformer.training.screen import Screen
+
 BATCH_SIZE = 16
+Loaded = tuple["LanguageModel", "Variables", Tokenizer]
+Scored = tuple[dict[str, Any], list[str]]  # the scores, and the lines that are printed
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class EvaluateArguments(DecodingArguments):
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_positive(self, "batch_size", "beam_width", "stride")
 
@@ -80,17 +90,19 @@ def main(argv: list[str]) -> int:
     with load_model(arguments) as checkpoint:
         from jaxformer.training.screen import Screen
 
-        if checkpoint.tokenizer is None:
+        model, variables, tokenizer = checkpoint
+        if tokenizer is None:
             raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
         screen = Screen(stderr=True, quiet=arguments.json)
-        report_special(checkpoint.tokenizer, "the text", _parts(given, arguments))
-        found, lines = _scorer(checkpoint.model, arguments)(checkpoint, given, arguments, screen)
+        report_special(tokenizer, "the text", _parts(given))
+        score = _scorer(model, arguments)
+        found, lines = score((model, variables, tokenizer), given, arguments, screen)
     report = json_text(found)  # also without --json: it raises for figures that are not finite
     say(report if arguments.json else "\n".join(lines))
     return 0
 
 
-def _read(arguments: EvaluateArguments):
+def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
     """Returns the documents or the pairs. It runs before the model is loaded."""
     if arguments.source:
         from jaxformer.training.data.parallel import read_pairs
@@ -117,16 +129,18 @@ def _read(arguments: EvaluateArguments):
     return documents
 
 
-def _parts(given, arguments: EvaluateArguments) -> Iterable[str]:
+def _parts(given: "Documents | list[Pair]") -> Iterable[str]:
     """Returns the text of the documents or of both sides of the pairs, in parts."""
     from jaxformer.training.data.documents import text_parts
 
-    if arguments.source is None:
-        return text_parts(given)
-    return (f"{side}\n" for pair in given for side in pair)
+    if isinstance(given, list):
+        return (f"{side}\n" for pair in given for side in pair)
+    return text_parts(given)
 
 
-def _scorer(model, arguments: EvaluateArguments):
+def _scorer(
+    model: "LanguageModel", arguments: EvaluateArguments
+) -> Callable[[Loaded, Any, EvaluateArguments, "Screen"], Scored]:
     """Returns the function that scores this kind of model.
 
     Raises:
@@ -148,7 +162,12 @@ def _scorer(model, arguments: EvaluateArguments):
     return _text
 
 
-def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
+def _text(
+    checkpoint: Loaded,
+    documents: "Documents",
+    arguments: EvaluateArguments,
+    screen: "Screen",
+) -> Scored:
     from jaxformer.training.data.held_out import baselines
     from jaxformer.training.evaluate import evaluate_documents
 
@@ -181,14 +200,19 @@ def _text(checkpoint, documents, arguments: EvaluateArguments, screen):
     ]
 
 
-def _batch_size(model, arguments: EvaluateArguments) -> int:
+def _batch_size(model: "LanguageModel", arguments: EvaluateArguments) -> int:
     """Returns the number of windows of a batch."""
     from jaxformer.decoding.batches import rows_within
 
     return arguments.batch_size or min(BATCH_SIZE, rows_within(model.config.max_length))
 
 
-def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
+def _hidden(
+    checkpoint: Loaded,
+    documents: "Documents",
+    arguments: EvaluateArguments,
+    screen: "Screen",
+) -> Scored:
     from jaxformer.training.batch import num_targets
     from jaxformer.training.config import HiddenTraining
     from jaxformer.training.evaluate import spread
@@ -229,7 +253,9 @@ def _hidden(checkpoint, documents, arguments: EvaluateArguments, screen):
     ]
 
 
-def _pairs(checkpoint, pairs, arguments: EvaluateArguments, screen):
+def _pairs(
+    checkpoint: Loaded, pairs: "list[Pair]", arguments: EvaluateArguments, screen: "Screen"
+) -> Scored:
     from jaxformer.decoding.constraints import check_supported
     from jaxformer.training.bleu import score_pairs
 
@@ -287,7 +313,7 @@ def _metric(arguments: EvaluateArguments) -> str | None:
     return name
 
 
-def run_config(run: str):
+def run_config(run: str) -> "TrainingConfig | None":
     """Returns the `TrainingConfig` of a run; None if the path is not a run folder."""
     from jaxformer.training.run_folders import read_run
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -11,6 +11,10 @@ from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_spec
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.interpret.explanation import Page
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class ExplainArguments(DecodingArguments):
     target: str | None = None
     """for models that translate, the text of the decoder; None: the model's own translation"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         if not self.text:
             raise ValueError("text is empty; give at least one character")
@@ -53,7 +57,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _page(checkpoint, arguments: ExplainArguments):
+def _page(checkpoint: "Checkpoint", arguments: ExplainArguments) -> "Page":
     from jaxformer.interpret import explain
 
     model, variables, tokenizer = checkpoint

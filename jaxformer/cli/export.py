@@ -40,7 +40,7 @@ class ExportArguments:
     """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
     added to the weights"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         accepted = ("f32", "q8_0") if self.format == "gguf" else get_args(CheckpointDType)
         if self.dtype not in (None, *accepted):

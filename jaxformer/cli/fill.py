@@ -1,7 +1,7 @@
 """`jaxformer fill RUN --text "if x is [MASK] None:"`: predicts the masked tokens of a text."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -9,6 +9,9 @@ from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.terminal import say, write
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
 
 MASK = "[MASK]"
 
@@ -27,7 +30,7 @@ class FillArguments(TextArguments):
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         if MASK not in self.text:
             raise ValueError(f"text is {self.text!r}; it must contain at least one {MASK}")
@@ -41,7 +44,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _print(checkpoint, arguments: FillArguments) -> None:
+def _print(checkpoint: "Checkpoint", arguments: FillArguments) -> None:
     from jaxformer.decoding.fill import fill
     from jaxformer.models.config import kind_of
 

@@ -1,14 +1,21 @@
 """`jaxformer generate RUN --prompt TEXT`: continues a prompt and prints tokens as they come."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.unread import refuse_unread
+from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.needs import Above, Needs
 from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.decoding.sampling import Sampler
+    from jaxformer.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class GenerateArguments(DecodingArguments):
     seed: int = 0
     """random seed for sampling"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_seed(self.seed)
 
@@ -68,7 +75,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
+def _print(checkpoint: "Checkpoint", arguments: GenerateArguments, sampler: "Sampler") -> None:
     import jax
 
     from jaxformer.decoding.constraints import check_supported
@@ -103,7 +110,7 @@ def _print(checkpoint, arguments: GenerateArguments, sampler) -> None:
     write(f"{stream.flush()}\n")
 
 
-def _sampler(defaults, given: dict[str, Any]):
+def _sampler(defaults: GenerationDefaults, given: dict[str, Any]) -> "Sampler":
     """Returns the `Sampler` of a checkpoint's settings and of the flags that were given."""
     from jaxformer.decoding.sampling import Sampler, default_sampler
 
@@ -114,7 +121,9 @@ def _sampler(defaults, given: dict[str, Any]):
     return replace(default_sampler(defaults), **given)
 
 
-def prompt_of(model, tokenizer, text: str) -> tuple[list, list | None]:
+def prompt_of(
+    model: "LanguageModel", tokenizer: Tokenizer, text: str
+) -> tuple[list[int], list[list[int]] | None]:
     """Encodes a prompt.
 
     Args:

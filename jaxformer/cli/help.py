@@ -6,13 +6,13 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -58,7 +58,7 @@ class Flag(NamedTuple):
 _hints = cache(partial(get_type_hints, include_extras=True))
 
 
-def flags_of(kind: type, default=None) -> list[Flag]:
+def flags_of(kind: type, default: object = None) -> list[Flag]:
     """Returns the flags of a dataclass and of its nested dataclasses.
 
     Args:
@@ -68,7 +68,7 @@ def flags_of(kind: type, default=None) -> list[Flag]:
     return list(_flags(get_origin(kind) or kind, default))
 
 
-def _flags(kind: type, default) -> Iterator[Flag]:
+def _flags(kind: type, default: object) -> Iterator[Flag]:
     hints, texts = _hints(kind), _docstrings(kind)
     for field in fields(kind):
         value = _default(field) if default is None else getattr(default, field.name)
@@ -78,12 +78,12 @@ def _flags(kind: type, default) -> Iterator[Flag]:
             yield _flag(kind, field.name, hints[field.name], texts.get(field.name, ""), value)
 
 
-def _default(field):
+def _default(field: Field) -> Any:
     """Returns a field's default, or MISSING if the field is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _flag(kind: type, field: str, hint, text: str, value) -> Flag:
+def _flag(kind: type, field: str, hint: Any, text: str, value: object) -> Flag:
     bare, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     name = _name(field, marks).replace("_", "-")
     word = next((x.metavar for x in marks if getattr(x, "metavar", None)), None)
@@ -110,7 +110,7 @@ def _name(field: str, marks: Iterable) -> str:
     return next((x.name for x in marks if getattr(x, "name", None)), field)
 
 
-def _placeholder(hint) -> str:
+def _placeholder(hint: Any) -> str:
     """Returns the placeholder for a value of this type, such as INT, {a,b} or "FLOAT …"."""
     if get_origin(hint) is Annotated:
         return _placeholder(get_args(hint)[0])
@@ -124,7 +124,7 @@ def _placeholder(hint) -> str:
     return max(map(_placeholder, members), key=lambda word: word.endswith("…"))
 
 
-def words_of(value) -> str:
+def words_of(value: object) -> str:
     """Returns a default value as text, in the spelling of the command line."""
     match value:
         case True | False:
@@ -187,7 +187,9 @@ def table_of(rows: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def help_text(kind: type, verb: str, argv: list[str], default=None, main: tuple[str, ...] = ()):
+def help_text(
+    kind: type, verb: str, argv: list[str], default: object = None, main: tuple[str, ...] = ()
+) -> str:
     """Returns the help of a verb.
 
     Args:

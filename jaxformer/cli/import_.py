@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -10,6 +10,10 @@ from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _compare(folder, architecture: str, loaded) -> None:
+def _compare(folder: Path, architecture: str, loaded: "Checkpoint") -> None:
     """Prints the differences from transformers or, if it cannot compare them, the reason."""
     from jaxformer.verify.parity import missing_peers, parity
 
@@ -86,7 +90,7 @@ def _compare(folder, architecture: str, loaded) -> None:
         say(f"            the first {found.same_tokens} of {found.tokens} greedy tokens agree")
 
 
-def _about(tokenizer) -> str:
+def _about(tokenizer: "Tokenizer | None") -> str:
     if tokenizer is None:
         return "none"
     lossy = tokenizer.why_lossy or "decoding restores every text"

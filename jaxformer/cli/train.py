@@ -1,14 +1,17 @@
 """`jaxformer train [TEXT…] [--model KIND] [--out RUN] [--resume] …`: trains a model."""
 
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
+from typing import TYPE_CHECKING
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, next_free
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation
 from jaxformer.cli.help import asks_for_help
 from jaxformer.cli.train_arguments import (
@@ -23,6 +26,7 @@ from jaxformer.cli.train_arguments import (
 )
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training import processes
@@ -33,6 +37,12 @@ from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.new_run import prepare_run
 from jaxformer.training.presets import training_preset
 from jaxformer.training.run_folders import newest_unfinished, read_run, run_name, write_run
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxformer.training.screen import Screen
+    from jaxformer.training.tasks.task import Task
 
 RUNS = Path("runs")
 
@@ -50,8 +60,11 @@ def _resume(selection: Selection, argv: list[str]) -> int:
     """Continues the run in --out or, without it, the newest unfinished run below runs/."""
     if selection.named_preset is not None:
         raise ValueError("--preset has no effect with --resume: a run keeps its settings")
-    unfinished = None if selection.out else newest_unfinished(RUNS, selection.model)
-    folder = unfinished.folder if unfinished else RunFolder(selection.out)
+    if selection.out:
+        unfinished, folder = None, RunFolder(selection.out)
+    else:
+        unfinished = newest_unfinished(RUNS, selection.model)
+        folder = unfinished.folder
     inputs, training = read_run(folder)
     kind = kind_of(training.model)
     if selection.model not in (None, kind):
@@ -142,7 +155,14 @@ def _require_out(arguments: TrainArguments) -> None:
         raise ValueError("--out is missing; with --coordinator all processes need the same folder")
 
 
-def _train(folder: RunFolder, inputs: Inputs, arguments, *, resume: bool, base=None) -> int:
+def _train(
+    folder: RunFolder,
+    inputs: Inputs,
+    arguments: TrainArguments,
+    *,
+    resume: bool,
+    base: Base | None = None,
+) -> int:
     """Trains in the run folder and returns the exit status.
 
     `base` is the `Base` of a new run; None: the run starts from fresh parameters or is resumed.
@@ -215,7 +235,7 @@ def _shared_settings(config: TrainingConfig) -> dict[str, object]:
     return {**flags, "--model": kind_of(config.model), "the version of JAX": __version__}
 
 
-def _on_mesh(config: TrainingConfig, mesh) -> TrainingConfig:
+def _on_mesh(config: TrainingConfig, mesh: "jax.sharding.Mesh | None") -> TrainingConfig:
     """Returns the config with the sizes of the actual mesh; raises ValueError for a bad batch size.
 
     config.json stores the mesh that the user gave, so that the run can continue on other devices.
@@ -223,11 +243,20 @@ def _on_mesh(config: TrainingConfig, mesh) -> TrainingConfig:
     return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
 
 
-def _run(config, folder: RunFolder, task, screen, mesh, resume: bool, params, origin) -> None:
+def _run(
+    config: TrainingConfig,
+    folder: RunFolder,
+    task: "Task",
+    screen: "Screen",
+    mesh: "jax.sharding.Mesh | None",
+    resume: bool,
+    params: dict | None,
+    origin: Origin | None,
+) -> None:
     """Trains the model.
 
     Args:
-        config: The `TrainingConfig`, with the actual mesh.
+        config: The settings of the run, with the actual mesh.
         folder: The run folder.
         task: The training data and the scores.
         screen: Where progress is shown.
@@ -254,7 +283,7 @@ def _go_on(folder: RunFolder) -> str:
     return f"continue with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
 
 
-def fitted(model, tokenizer, say):
+def fitted(model: ModelConfig, tokenizer: Tokenizer, say: Callable[[str], None]) -> ModelConfig:
     """Returns the model config with the vocabulary size of the trained tokenizer.
 
     A small text yields fewer tokens than configured. Without this, the model could generate ids
@@ -274,7 +303,7 @@ def fitted(model, tokenizer, say):
     return replace(model, vocab_size=tokenizer.vocab_size, **source)
 
 
-def _report(folder: RunFolder, task, say) -> None:
+def _report(folder: RunFolder, task: "Task", say: Callable[[str], None]) -> None:
     """Prints the last evaluation, scores of baselines on the same text, a sample and the paths."""
     name, label = task.measure
     finals = [line[name] for line in folder.read_metrics() if name in line]

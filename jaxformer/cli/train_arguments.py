@@ -20,6 +20,7 @@ from typing import (
 
 import tyro
 
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import UsageError, parse, read_mesh
 from jaxformer.cli.unread import flags_in
 from jaxformer.models.config import KINDS
@@ -101,7 +102,7 @@ def parse_train(kind: str, argv: list[str], default: TrainArguments) -> TrainArg
     return parse(arguments, "train", argv, default, (*sides, *MAIN_FLAGS))
 
 
-def check_unchanged(folder, old: TrainingConfig, arguments: TrainArguments) -> None:
+def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArguments) -> None:
     """Checks the changes to a resumed run: its inputs and computed values must stay the same.
 
     Args:
@@ -157,7 +158,7 @@ class Selection(NamedTuple):
     resume: bool
 
 
-def read_selection(argv) -> Selection:
+def read_selection(argv: list[str]) -> Selection:
     """Returns the arguments that `train` needs before it can build its flags.
 
     Args:
@@ -265,7 +266,7 @@ def _hints(training: TrainingConfig) -> dict[str, Any]:
     return hints
 
 
-def _value(hint, positive: bool, words: list[str]):
+def _value(hint: Any, positive: bool, words: list[str]) -> Any:
     """Returns the value of a flag; raises ValueError if only the parser can read it."""
     accepted = get_args(hint) or (hint,)  # the members of a Union or the choices of a Literal
     if bool in accepted:

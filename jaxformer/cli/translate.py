@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -17,6 +18,9 @@ from jaxformer.artifacts.spelled_tokens import spelled_tokens
 from jaxformer.cli.arguments import check_positive, parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
 from jaxformer.terminal import write
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
 
 LINES = 1024  # number of lines that are translated before their translations are written
 
@@ -35,7 +39,7 @@ class TranslateArguments(DecodingArguments):
     batch_size: int = 64
     """number of lines per batch"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_positive(self, "beam_width", "batch_size")
 
@@ -49,7 +53,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _translate(checkpoint, arguments: TranslateArguments) -> None:
+def _translate(checkpoint: "Checkpoint", arguments: TranslateArguments) -> None:
     from jaxformer.decoding.translate import check_translates, translate_ids
     from jaxformer.training.screen import Screen
 
@@ -115,5 +119,5 @@ def lines_of(path: Path | None) -> Iterator[str]:
         raise ValueError(f"{name} cannot be read: {error}") from None
 
 
-def _open(path: Path):
+def _open(path: Path) -> BufferedReader | gzip.GzipFile:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")

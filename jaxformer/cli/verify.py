@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -11,6 +11,10 @@ from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.terminal import say
 from jaxformer.training.config import check_seed
+
+if TYPE_CHECKING:
+    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.verify.certificate import Property
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class VerifyArguments(RunArguments):
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """print one JSON object and nothing else"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the fields."""
         check_seed(self.seed)
 
@@ -45,7 +49,7 @@ def main(argv: list[str]) -> int:
     return 0 if holds else 1
 
 
-def _certify(checkpoint, arguments: VerifyArguments) -> bool:
+def _certify(checkpoint: "Checkpoint", arguments: VerifyArguments) -> bool:
     from jaxformer.artifacts.files import write_whole
     from jaxformer.verify.certificate import asked_of, examine
     from jaxformer.verify.comparison import draw_dependency
@@ -78,7 +82,7 @@ def _certify(checkpoint, arguments: VerifyArguments) -> bool:
     return holds
 
 
-def _line(found) -> str:
+def _line(found: "Property") -> str:
     where = f"; first at {found.layer}" if found.layer else ""
     sign = "holds" if found.holds else "FAILS"
     return f"{sign}  {found.name:22} {found.seconds:6.1f} s  {found.detail}{where}"

@@ -10,13 +10,16 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
+from jaxformer.functional.attention import Context
 from jaxformer.functional.family import CacheSize
 from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
 from jaxformer.functional.platforms import kernels_of
 from jaxformer.models.config import Execution
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.parameters import shape_tree
 
 GPU_GENERATION = 9  # all GPUs of `training.devices` are of the Hopper generation
@@ -61,19 +64,19 @@ class Recorder:
     calls: list[tuple[str, Choice]] = field(default_factory=list, compare=False)
     name: str = "recorder"
 
-    def unsupported_reason(self, query: Array, key: Array, value: Array, context: Any) -> None:
+    def unsupported_reason(self, query: Array, key: Array, value: Array, context: Context) -> None:
         """Records a call; see `FusedKernel`."""
         kernel, reason = first_supporting(self.kernels, query, key, value, context)
         choice = Choice(None if kernel is None else kernel.name, reason)
         self.calls.append((context.point, choice))
 
-    def attention(self, query: Array, key: Array, value: Array, context: Any) -> Array:
+    def attention(self, query: Array, key: Array, value: Array, context: Context) -> Array:
         """Returns an array of the right shape."""
         return jax.numpy.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 def explain_attention(
-    config: Any, execution: Execution, target: Target, length: int
+    config: ModelConfig, execution: Execution, target: Target, length: int
 ) -> list[Layers]:
     """Returns the attention of each layer, for each kind of rows.
 
@@ -88,7 +91,7 @@ def explain_attention(
     """
     model, found = build(config), []
     config = model.config
-    if not (config.heads or (config.reads_source and config.attends)):
+    if not (config.heads or getattr(config, "attends", False)):
         raise ValueError(f"a {type(model).__name__} has no attention to explain")
     kernels = kernels_of(target.platform, GPU_GENERATION)
     for rows, inputs in _inputs(config, length):
@@ -121,7 +124,7 @@ def _naming(execution: Execution, target: Target) -> Callable[[Choice], tuple[st
 DENSE, PACKED, PROMPTS = "one document", "packed documents", "a prompt, read into a cache"
 
 
-def _inputs(config: Any, length: int) -> Iterator[tuple[str, Inputs]]:
+def _inputs(config: ModelConfig, length: int) -> Iterator[tuple[str, Inputs]]:
     tokens = jax.ShapeDtypeStruct((2, length), np.int32)
     source = tokens if config.reads_source else None
     yield DENSE, Inputs(tokens, source=source)
@@ -130,7 +133,7 @@ def _inputs(config: Any, length: int) -> Iterator[tuple[str, Inputs]]:
         yield PROMPTS, Inputs(tokens, tokens, None, source, source)
 
 
-def _trace(model: Any, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
+def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
     """Traces a pass, so that the placement of the run records its calls of attention."""
     functions, config = model.functions, model.config
     params = shape_tree(model)
@@ -139,9 +142,11 @@ def _trace(model: Any, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
         return functions.forward(params, inputs, config, run, None).hidden
 
     def cached(params: Any, inputs: Inputs) -> Any:
+        # pyrefly: ignore[not-callable] (`_inputs` yields prompts only for models with a cache)
         weights = functions.prepare(params, config, 1)
         size = CacheSize(len(inputs.tokens), inputs.tokens.shape[1])
         source = inputs.of_source() if config.reads_source else None
+        # pyrefly: ignore[not-callable]
         cache, _ = functions.start(weights, source, config, run, size)
         new = Inputs(inputs.tokens, inputs.segments)
         return functions.forward(weights, new, config, run, cache).hidden

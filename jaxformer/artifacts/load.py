@@ -13,6 +13,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer, opening_texts
 from jaxformer.decoding.prepared import prepare
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel, Variables
 
 
@@ -42,7 +43,7 @@ class Stored(NamedTuple):
         checkpoint_dtype: The dtype of that checkpoint's tensors, or None.
     """
 
-    config: Any
+    config: ModelConfig
     read: Callable[[Any], dict]
     tokenizer: Tokenizer | None
     family: str | None = None

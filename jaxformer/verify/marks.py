@@ -5,18 +5,24 @@ The marks of an array are bits, one per input, packed into bytes along a last ax
 None means that no input affects the array.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, DTypeLike, UInt8
+
+Marks = UInt8[np.ndarray, "..."]
+Where = Bool[np.ndarray, "..."] | np.bool_
+Limit = np.ndarray | float
 
 
 class Bounds(NamedTuple):
     """Lowest and highest value of each element: float64, broadcastable to the array's shape."""
 
-    low: np.ndarray | float
-    high: np.ndarray | float
+    low: Limit
+    high: Limit
 
 
 class Marked(NamedTuple):
@@ -29,35 +35,44 @@ class Marked(NamedTuple):
     """
 
     value: Any
-    marks: np.ndarray | None = None
+    marks: Marks | None = None
     bounds: Bounds | None = None
 
 
-def unit_marks(positions: tuple[int, ...], num_axes: int):
+Params = Mapping[str, Any]  # the parameters of a primitive
+Found = Sequence[Marks | None]  # the marks of each output of a primitive
+Rule = Callable[[Params, Sequence[Marked], Sequence[Array]], Found]
+
+
+def unit_marks(positions: tuple[int, ...], num_axes: int) -> Marks:
     """Returns the marks of an input with these position axes: one bit per position."""
     bits = np.eye(int(np.prod(positions)), dtype=bool)
     features = (1,) * (num_axes - len(positions))
     return np.packbits(bits, axis=-1).reshape(*positions, *features, -1)
 
 
-def widened(marks):
+def widened(marks: Marks) -> Marks:
     """Appends a byte, which is 0, to the marks."""
     return np.pad(marks, [(0, 0)] * (marks.ndim - 1) + [(0, 1)])
 
 
-def bits_of(marks, shape, number: int):
+def bits_of(
+    marks: Marks | None, shape: Sequence[int], number: int
+) -> Bool[np.ndarray, "*shape number"]:
     """Unpacks the first `number` bits of the marks: bool [*shape, number]."""
     if marks is None:
         return np.zeros((*shape, number), bool)
     return np.unpackbits(expand(marks, shape), axis=-1, count=number).astype(bool)
 
 
-def expand(marks, shape):
+def expand(marks: Marks, shape: Sequence[int]) -> Marks:
     """Broadcasts the marks to every element."""
     return np.broadcast_to(marks, (*shape, marks.shape[-1]))
 
 
-def map_bits(function, marks, shape, dtype):
+def map_bits(
+    function: Callable[[Array], Array], marks: Marks, shape: Sequence[int], dtype: DTypeLike
+) -> Marks:
     """Applies a function to each bit of the marks.
 
     Args:
@@ -71,7 +86,11 @@ def map_bits(function, marks, shape, dtype):
     return np.packbits(np.asarray(jax.vmap(function, -1, -1)(bits)) > 0.5, axis=-1)
 
 
-def union(whole, *others):
+@overload
+def union(whole: Marks, *others: Marks | None) -> Marks: ...
+@overload
+def union(whole: Marks | None, *others: Marks | None) -> Marks | None: ...
+def union(whole: Marks | None, *others: Marks | None) -> Marks | None:
     """Returns the union of the marks of arrays with one shape; None counts as no marks."""
     for marks in others:
         if marks is not None:
@@ -79,28 +98,28 @@ def union(whole, *others):
     return whole
 
 
-def merged(marks, axes):
+def merged(marks: Marks, axes: Sequence[SupportsIndex]) -> Marks:
     """Returns the union of the marks along the given axes, which become size 1."""
     return np.bitwise_or.reduce(marks, axis=tuple(axes), keepdims=True) if axes else marks
 
 
-def only_where(marks, where):
+def only_where(marks: Marks | None, where: Where | None) -> Marks | None:
     """Removes the marks where `where` (bool [*shape]; None: true everywhere) is false."""
     if marks is None or where is None or where.all():
         return marks
     if not where.any():
         return None
-    return np.where(where[..., None], marks, np.uint8(0))
+    return np.where(np.expand_dims(where, -1), marks, np.uint8(0))
 
 
-def marked(marks, shape):
+def marked(marks: Marks | None, shape: Sequence[int]) -> Where:
     """Returns bool [*shape]: whether any input affects the element."""
     if marks is None:
         return np.zeros(shape, bool)
     return np.broadcast_to(marks.any(axis=-1), shape)
 
 
-def compressed(marks):
+def compressed(marks: Marks | None) -> Marks | None:
     """Reduces each axis along which the marks are constant to size 1."""
     if marks is None or not marks.any():
         return None
@@ -111,12 +130,12 @@ def compressed(marks):
     return marks
 
 
-def permuted(marks, order):
+def permuted(marks: Marks, order: Sequence[int]) -> Marks:
     """Permutes the axes of the marked array."""
     return np.transpose(marks, (*order, len(order)))
 
 
-def fits(marks, shape) -> bool:
+def fits(marks: Marks | None, shape: Sequence[int]) -> bool:
     """Returns whether these can be the marks of an array with that shape."""
     if marks is None:
         return True
@@ -124,10 +143,10 @@ def fits(marks, shape) -> bool:
     return marks.ndim == len(shape) + 1 and all(a in (1, b) for a, b in sizes)
 
 
-def aligned(inputs, rank: int):
+def aligned(inputs: Sequence[Marked], rank: int) -> list[Marked]:
     """Reshapes marked scalar operands to `rank` axes, so that their marks broadcast."""
 
-    def one(x: Marked):
+    def one(x: Marked) -> Marked:
         if x.marks is None or np.ndim(x.value):
             return x
         marks = x.marks.reshape(*(1,) * rank, -1)
@@ -136,7 +155,7 @@ def aligned(inputs, rank: int):
     return [one(x) for x in inputs]
 
 
-def everything(params, inputs, outputs):
+def everything(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Marks each element of each output by all inputs of the primitive."""
     flat = [merged(x.marks, range(x.marks.ndim - 1)) for x in inputs if x.marks is not None]
     every = union(None, *(marks.reshape(-1) for marks in flat))
@@ -145,13 +164,13 @@ def everything(params, inputs, outputs):
     return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]
 
 
-def marked_by(inputs, outputs) -> list[Marked]:
+def marked_by(inputs: Sequence[Marked], outputs: Sequence[Marked]) -> list[Marked]:
     """Marks each output by all inputs. The bounds of the outputs become unknown."""
     values = [x.value for x in outputs]
     return list(map(Marked, values, everything({}, inputs, values)))
 
 
-def counts(x: Marked, is_absorbing):
+def counts(x: Marked, is_absorbing: Callable[[np.ndarray], Where]) -> Where | None:
     """Returns bool [*shape], false at unmarked absorbing elements; None if there are none.
 
     Args:
@@ -166,6 +185,6 @@ def counts(x: Marked, is_absorbing):
     return None if live.all() else live
 
 
-def is_zero(x):
+def is_zero(x: np.ndarray) -> Where:
     """Returns whether each element is 0, the absorbing element of a product."""
     return x == 0

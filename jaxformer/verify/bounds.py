@@ -12,24 +12,28 @@ at least 1,024 times the largest element of the array. Hence −10⁹ works as a
 not, unless the scores are capped (tanh, clip).
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, DTypeLike
 
-from jaxformer.verify.marks import Bounds, Marked, marked
+from jaxformer.verify.marks import Bounds, Limit, Marked, Params, Where, marked
+
+_Rule = Callable[[Params, Sequence[Marked], np.ndarray], Bounds | None]
 
 REACH = 2.0**20
 _NOTABLE = 64.0  # smaller constants shift no score out of `reach`
 _UNIT, _SIGNED, _POSITIVE = Bounds(0.0, 1.0), Bounds(-1.0, 1.0), Bounds(0.0, np.inf)
 
 
-def is_float(x) -> bool:
+def is_float(x: Array | np.ndarray) -> bool:
     """Returns whether the array has a floating dtype."""
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def reach(dtype) -> float:
+def reach(dtype: DTypeLike) -> float:
     """Returns the largest absolute value that elements with unknown bounds are assumed to have.
 
     For float16 this is a fifth of its largest number, so that its lowest number, and half of it,
@@ -38,7 +42,7 @@ def reach(dtype) -> float:
     return min(REACH, float(jnp.finfo(dtype).max) / 5)
 
 
-def underflow(dtype) -> float:
+def underflow(dtype: DTypeLike) -> float:
     """Returns a number below which exp is 0 in this dtype."""
     return float(np.log(float(jnp.finfo(dtype).smallest_subnormal))) - 1
 
@@ -64,7 +68,7 @@ def _with_constants(x: Marked, bounds: Bounds | None) -> Bounds:
     return Bounds(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
 
 
-def _assumed(value, where) -> Bounds:
+def _assumed(value: np.ndarray, where: Where) -> Bounds:
     if value.dtype == bool:
         return _UNIT
     if not is_float(value):
@@ -89,7 +93,9 @@ def informative(x: Marked) -> bool:
     return bool(large.any() and (large & ~marked(x.marks, value.shape)).any())
 
 
-def output_bounds(name: str, params, inputs, output) -> Bounds | None:
+def output_bounds(
+    name: str, params: Params, inputs: Sequence[Marked], output: Array
+) -> Bounds | None:
     """Returns the bounds of a primitive's output; None if they are unknown.
 
     Args:
@@ -104,7 +110,7 @@ def output_bounds(name: str, params, inputs, output) -> Bounds | None:
     return rule(params, inputs, np.asarray(output))
 
 
-def not_constant(bounds: Bounds | None, shape):
+def not_constant(bounds: Bounds | None, shape: Sequence[int]) -> Where | None:
     """Returns bool [*shape], false for elements whose two bounds are equal; None if there are none.
 
     Such an element has the same value for all inputs.
@@ -122,12 +128,12 @@ def hull(*some: Marked) -> Bounds | None:
     return _hull([bounds_of(x) for x in some])
 
 
-def _hull(bounds) -> Bounds:
+def _hull(bounds: Iterable[Bounds]) -> Bounds:
     low, high = zip(*bounds, strict=True)
     return Bounds(reduce(np.minimum, low), reduce(np.maximum, high))
 
 
-def _rounded(low, high, output) -> Bounds:
+def _rounded(low: Limit, high: Limit, output: np.ndarray) -> Bounds:
     """Widens bounds by the rounding of the output's dtype. NaN (∞ − ∞) becomes unbounded."""
     epsilon = float(jnp.finfo(output.dtype).eps) if is_float(output) else 0.0
     low = np.where(np.isnan(low), -np.inf, low)
@@ -135,10 +141,10 @@ def _rounded(low, high, output) -> Bounds:
     return Bounds(low - epsilon * np.abs(low), high + epsilon * np.abs(high))
 
 
-def _added(sign: int):
+def _added(sign: int) -> _Rule:
     """Makes the rule of a sum (sign 1) or a difference (−1)."""
 
-    def rule(params, inputs, output):
+    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
         if not any(map(informative, inputs)):
             return None
         a, b = map(bounds_of, inputs)
@@ -149,20 +155,20 @@ def _added(sign: int):
     return rule
 
 
-def _multiplied(params, inputs, output):
+def _multiplied(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     if all(x.bounds is None for x in inputs):
         return None
     return _product(*map(bounds_of, inputs), output=output)
 
 
-def _product(a: Bounds, b: Bounds, output):
+def _product(a: Bounds, b: Bounds, output: np.ndarray) -> Bounds:
     with np.errstate(invalid="ignore"):
         corners = np.stack(np.broadcast_arrays(*(x * y for x in a for y in b)))
     corners = np.where(np.isnan(corners), 0.0, corners)  # 0 × ∞, of numbers that are finite
     return _rounded(corners.min(axis=0), corners.max(axis=0), output)
 
 
-def _divided(params, inputs, output):
+def _divided(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     a, b = inputs
     if a.bounds is None or b.marks is not None:
         return None
@@ -171,17 +177,17 @@ def _divided(params, inputs, output):
     return _product(bounds_of(a), Bounds(inverse, inverse), output)
 
 
-def _negated(params, inputs, output):
+def _negated(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     (x,) = inputs
     return None if x.bounds is None else Bounds(-x.bounds.high, -x.bounds.low)
 
 
-def _even(params, inputs, output):
+def _even(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     return _POSITIVE if params.get("y", 2) % 2 == 0 else None
 
 
-def _exponential(base: float):
-    def rule(params, inputs, output):
+def _exponential(base: float) -> _Rule:
+    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
         (x,) = inputs
         if not informative(x):
             return _POSITIVE
@@ -194,25 +200,24 @@ def _exponential(base: float):
     return rule
 
 
-def _logistic(params, inputs, output):
+def _logistic(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     (x,) = inputs
     if not informative(x):
         return _UNIT
     return Bounds(0.0, np.where(bounds_of(x).high <= underflow(output.dtype), 0.0, 1.0))
 
 
-def _monotone(function, *inputs: Marked) -> Bounds:
+def _monotone(function: Callable[..., Limit], *inputs: Marked) -> Bounds:
     """Applies a monotone function to the bounds. Assumed bounds make no element constant."""
     assumed, sure = (
-        [function(*side) for side in zip(*map(limits, inputs), strict=True)]
-        for limits in (bounds_of, sure_bounds)
+        Bounds(*map(function, *map(limits, inputs))) for limits in (bounds_of, sure_bounds)
     )
     doubtful = np.equal(*assumed) & ~np.equal(*sure)
     return Bounds(*(np.where(doubtful, x, y) for x, y in zip(sure, assumed, strict=True)))
 
 
-def _ordered(of_two):
-    def rule(params, inputs, output):
+def _ordered(of_two: Callable[[Limit, Limit], Limit]) -> _Rule:
+    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
         if not any(informative(x) or x.marks is None for x in inputs):
             return None
         return _monotone(of_two, *inputs)
@@ -220,16 +225,16 @@ def _ordered(of_two):
     return rule
 
 
-def _clamped(params, inputs, output):
+def _clamped(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     lowest, x, highest = inputs
     return Bounds(*map(np.clip, sure_bounds(x), bounds_of(lowest), bounds_of(highest)))
 
 
-def _compared(name: str):
+def _compared(name: str) -> _Rule:
     """Makes the rule of a comparison, which is constant if it holds for all inputs or for none."""
     swapped, strict = name in ("gt", "ge"), name in ("lt", "gt")
 
-    def rule(params, inputs, output):
+    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
         if all(x.bounds is None for x in inputs):
             return None
         a, b = map(bounds_of, inputs[::-1] if swapped else inputs)
@@ -240,7 +245,7 @@ def _compared(name: str):
     return rule
 
 
-def _selected(params, inputs, output):
+def _selected(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     which, *cases = inputs
     choice = np.asarray(which.value)
     undecided = marked(which.marks, choice.shape)
@@ -255,8 +260,8 @@ def _selected(params, inputs, output):
     return Bounds(low, high)
 
 
-def _reduced(of_all):
-    def rule(params, inputs, output):
+def _reduced(of_all: Callable[..., np.ndarray]) -> _Rule:
+    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
         (x,) = inputs
         shape, axes = np.shape(x.value), tuple(params["axes"])
         if not informative(x) or not np.size(x.value):
@@ -266,7 +271,7 @@ def _reduced(of_all):
     return rule
 
 
-def _converted(params, inputs, output):
+def _converted(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
     (x,) = inputs
     value = np.asarray(x.value)
     if not is_float(output) or not (value.dtype == bool or is_float(value)):
@@ -276,7 +281,7 @@ def _converted(params, inputs, output):
     return bounds_of(x) if value.dtype == bool else _rounded(*bounds_of(x), output)
 
 
-_RULES = {
+_RULES: dict[str, _Rule] = {
     **dict.fromkeys(("add", "add_any"), _added(1)),
     "sub": _added(-1),
     "mul": _multiplied,

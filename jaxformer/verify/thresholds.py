@@ -1,9 +1,11 @@
 """Notes about finite numbers that were treated as masks, and about those that were too small."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from jaxformer.verify.bounds import REACH, bounds_of, is_float, reach, underflow
-from jaxformer.verify.marks import marked
+from jaxformer.verify.marks import Marked, marked
 
 _FALLING = ("exp", "exp2", "logistic")  # functions that are 0 for very negative inputs
 
@@ -17,11 +19,11 @@ class Thresholds:
         number: The largest input of exp among the latter, which is about the number of their mask.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Sets all counts to 0."""
         self.far, self.near, self.number = 0, 0, -np.inf
 
-    def see(self, name: str, inputs, outputs):
+    def see(self, name: str, inputs: Sequence[Marked], outputs: Sequence[Marked]) -> None:
         """Counts the elements of a primitive's output.
 
         Args:
@@ -45,7 +47,7 @@ class Thresholds:
             self.near += int(near.sum())
             self.number = max(self.number, float(np.asarray(x.value)[near].max()))
 
-    def notes(self):
+    def notes(self) -> Iterator[str]:
         """Yields a sentence for each count that is not 0."""
         if self.far:
             yield (

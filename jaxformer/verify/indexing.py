@@ -4,19 +4,23 @@ Rules have the signature `rule(params, inputs, outputs)`, as in `primitives`. `m
 make the rule of a primitive.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jaxtyping import Array, Int32
 
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import bounds_of
-from jaxformer.verify.marks import Bounds, Marked, everything
+from jaxformer.verify.marks import Bounds, Found, Limit, Marked, Marks, Params, Rule, everything
 
 
-def moved(primitive):
+def moved(primitive: Primitive) -> Rule:
     """Makes a rule that runs the primitive on the elements' indices instead of their values."""
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         count = MOVED[primitive.name]
         operands, places = inputs[:count], inputs[count:]
         if any(x.marks is not None for x in places):
@@ -27,7 +31,9 @@ def moved(primitive):
     return rule
 
 
-def _moved_ids(primitive, params, operands, places) -> list[np.ndarray]:
+def _moved_ids(
+    primitive: Primitive, params: Params, operands: Sequence[Marked], places: Sequence[Marked]
+) -> list[np.ndarray]:
     """Runs the primitive on the numbers of the elements; −1 are elements that it fills in."""
     if "fill_value" in params:
         params = {**params, "fill_value": -1}
@@ -35,7 +41,7 @@ def _moved_ids(primitive, params, operands, places) -> list[np.ndarray]:
     return list(map(np.asarray, ids if primitive.multiple_results else [ids]))
 
 
-def _numbered(operands) -> list:
+def _numbered(operands: Sequence[Marked]) -> list[Int32[Array, "..."]]:
     """Numbers the elements of all operands, from 0: int32 arrays with their shapes."""
     ends = np.cumsum([np.size(x.value) for x in operands])
     return [
@@ -46,7 +52,7 @@ def _numbered(operands) -> list:
     ]
 
 
-def _table_of_marks(operands) -> np.ndarray:
+def _table_of_marks(operands: Sequence[Marked]) -> Marks:
     """Returns the marks of all elements in order and then an empty row: [elements + 1, bytes]."""
     width = next(x.marks.shape[-1] for x in operands if x.marks is not None)
     empty = np.zeros(width, np.uint8)
@@ -63,7 +69,9 @@ MOVED = {"slice": 1, "rev": 1, "split": 1, "gather": 1, "dynamic_slice": 1, "pad
 MOVED |= {"dynamic_update_slice": 2, "concatenate": _MANY, "stack": _MANY, "unstack": 1, "tile": 1}
 
 
-def moved_bounds(primitive, params, inputs) -> list[Bounds] | None:
+def moved_bounds(
+    primitive: Primitive, params: Params, inputs: Sequence[Marked]
+) -> list[Bounds] | None:
     """Returns the bounds of each output of a primitive that moves elements.
 
     The primitive moves the numbers of the elements: in the dtype of the values, two bounds that
@@ -89,13 +97,13 @@ def moved_bounds(primitive, params, inputs) -> list[Bounds] | None:
     return [Bounds(low[x], high[x]) for x in ids]
 
 
-def _table(arrays, shapes, last: float) -> np.ndarray:
+def _table(arrays: Sequence[Limit], shapes: Sequence[tuple[int, ...]], last: float) -> np.ndarray:
     """Returns the elements of all arrays, broadcast to these shapes, in order and then `last`."""
     full = [np.broadcast_to(x, shape).ravel() for x, shape in zip(arrays, shapes, strict=True)]
     return np.concatenate([*full, [last]])
 
 
-def gathered(primitive):
+def gathered(primitive: Primitive) -> Rule:
     """Makes the rule of a lookup.
 
     With unmarked indices, elements are moved. With marked indices, an element may come from
@@ -103,7 +111,7 @@ def gathered(primitive):
     """
     plain = moved(primitive)
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         operand, indices = inputs
         if indices.marks is None:
             return plain(params, inputs, outputs)
@@ -117,7 +125,7 @@ def gathered(primitive):
     return rule
 
 
-def _placed(marks, places: dict[int, int], rank: int):
+def _placed(marks: Marks | None, places: dict[int, int], rank: int) -> Marks | None:
     """Returns marks with `rank` axes: moves the axes in `places`, and merges the others."""
     if marks is None:
         return None
@@ -129,7 +137,7 @@ def _placed(marks, places: dict[int, int], rank: int):
     return whole.reshape(*shape, -1)
 
 
-def _somewhere(params, operand: Marked, indices: Marked, updates: Marked):
+def _somewhere(params: Params, operand: Marked, indices: Marked, updates: Marked) -> Found:
     """Marks all elements that a write at unknown indices may reach.
 
     They are all elements or, if operand and indices have rows (`vmap`), those of the same row.
@@ -143,7 +151,7 @@ def _somewhere(params, operand: Marked, indices: Marked, updates: Marked):
     return [m.union(operand.marks, chosen, _placed(updates.marks, written, rank))]
 
 
-def scattered(params, inputs, outputs):
+def scattered(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of `scatter` with unmarked indices: an element has the marks of its last writer."""
     operand, indices, updates = inputs
     if indices.marks is not None:
@@ -156,11 +164,11 @@ def scattered(params, inputs, outputs):
     return [m.compressed(table[np.asarray(ids)])]
 
 
-def _scatter_options(params):
+def _scatter_options(params: Params) -> Params:
     return {name: params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
 
-def added_at(params, inputs, outputs):
+def added_at(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of `scatter_add` and its like: an element keeps its marks and gets those of all writers.
 
     They combine values at indices by an operation such as +, × or max.
@@ -173,7 +181,7 @@ def added_at(params, inputs, outputs):
     dims, options = params["dimension_numbers"], _scatter_options(params)
     empty = jnp.zeros(np.shape(operand.value), np.int32)
 
-    def add(bits):
+    def add(bits: Array) -> Array:
         return jax.lax.scatter_add(empty, indices.value, bits, dims, **options)
 
     added = m.map_bits(add, updates.marks, np.shape(updates.value), np.int32)

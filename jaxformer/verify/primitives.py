@@ -11,47 +11,59 @@ values are finite and that 0 is never divided by a marked 0, because 0 × ∞ an
 `bounds` decides when a large finite number works as a mask.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+
 import jax
 import numpy as np
+from jax.extend.core import Primitive
+from jaxtyping import Array
 
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered
-from jaxformer.verify.marks import Marked, counts, is_zero
+from jaxformer.verify.marks import Found, Limit, Marked, Marks, Params, Rule, Where, counts, is_zero
 from jaxformer.verify.products import convolved, product
+
+
+def _marks_of(inputs: Sequence[Marked]) -> Marks:
+    """Returns the union of the operands' marks. Rules are called only if an operand has marks."""
+    whole = m.union(*(x.marks for x in inputs))
+    assert whole is not None
+    return whole
+
 
 # ---- element by element
 
 
-def _union(params, inputs, outputs):
+def _union(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     return [m.union(*(x.marks for x in inputs))]
 
 
-def _absorbed(is_absorbing):
+def _absorbed(is_absorbing: Callable[[np.ndarray], Where]) -> Rule:
     """Makes a rule in which an absorbing element of one operand removes the other's marks."""
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         a, b = inputs
         return [m.union(_beside(b, is_absorbing, a), _beside(a, is_absorbing, b))]
 
     return rule
 
 
-def _beside(other: Marked, is_absorbing, x: Marked):
+def _beside(other: Marked, is_absorbing: Callable[[np.ndarray], Where], x: Marked) -> Marks | None:
     """Returns the marks of x without those beside an unmarked absorbing element of `other`."""
     return None if x.marks is None else m.only_where(x.marks, counts(other, is_absorbing))
 
 
-def _quotient(params, inputs, outputs):
+def _quotient(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of a division: an unmarked 0 as the dividend removes the marks of the divisor."""
     a, b = inputs
     return [m.union(a.marks, _beside(a, is_zero, b))]
 
 
-def _extreme(sign: int):
+def _extreme(sign: int) -> Rule:
     """Makes the rule of max (sign 1) or min (−1): an operand that never wins affects nothing."""
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         if not any(map(informative, inputs)):
             return _union(params, inputs, outputs)
         a, b = inputs
@@ -63,13 +75,13 @@ def _extreme(sign: int):
     return rule
 
 
-def _ordered(sign: int, x: Marked):
+def _ordered(sign: int, x: Marked) -> tuple[Limit, Limit]:
     """Returns (highest, lowest) value of each element or, if sign is −1, of its negative."""
     low, high = sure_bounds(x)
     return (high, low) if sign == 1 else (-low, -high)
 
 
-def _select(params, inputs, outputs):
+def _select(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Returns the marks of the predicate and of the chosen case (all cases, if it is marked)."""
     which, *cases = inputs
     choice = np.asarray(which.value)
@@ -90,18 +102,18 @@ _ELEMENTWISE = """
 """.split()
 
 
-def _each(params, inputs, outputs):
+def _each(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of identities: output i is input i."""
     return [x.marks for x in inputs]
 
 
-def _behind(params, inputs, outputs):
+def _behind(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of primitives that split an element into new last axes, or merge the last axes."""
     rank = np.ndim(outputs[0])
     return [m.union(*(_of_rank(x.marks, rank) for x in inputs))]
 
 
-def _of_rank(marks, rank: int):
+def _of_rank(marks: Marks | None, rank: int) -> Marks | None:
     if marks is None:
         return None
     whole = m.merged(marks, range(rank, marks.ndim - 1))
@@ -109,7 +121,7 @@ def _of_rank(marks, rank: int):
     return whole.reshape(*same, *(1,) * (rank - len(same)), -1)
 
 
-def _nothing(params, inputs, outputs):
+def _nothing(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of primitives without outputs, such as printing."""
     return []
 
@@ -117,18 +129,18 @@ def _nothing(params, inputs, outputs):
 # ---- over axes
 
 
-def _reduced(params, inputs, outputs):
+def _reduced(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     axes = tuple(params["axes"])
-    return [np.squeeze(m.merged(inputs[0].marks, axes), axis=axes)]
+    return [np.squeeze(m.merged(_marks_of(inputs), axes), axis=axes)]
 
 
-def _reduced_extreme(sign: int):
+def _reduced_extreme(sign: int) -> Rule:
     """Makes the rule of reduce_max (sign 1) or reduce_min (−1).
 
     Elements that are never the largest (smallest) affect nothing.
     """
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         (x,) = inputs
         if informative(x) and np.size(x.value):
             top, bottom = (np.broadcast_to(y, np.shape(x.value)) for y in _ordered(sign, x))
@@ -139,19 +151,19 @@ def _reduced_extreme(sign: int):
     return rule
 
 
-def _cumulated(params, inputs, outputs):
+def _cumulated(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     (x,) = inputs
-    axis, whole = params["axis"], m.expand(x.marks, np.shape(x.value))
+    axis, whole = params["axis"], m.expand(_marks_of(inputs), np.shape(x.value))
     if params["reverse"]:
         whole = np.flip(whole, axis)
     whole = np.bitwise_or.accumulate(whole, axis=axis)
     return [np.flip(whole, axis) if params["reverse"] else whole]
 
 
-def _pooled(params, inputs, outputs):
+def _pooled(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Pools each bit with max over the primitive's windows."""
     (x,) = inputs
-    bits = jax.numpy.asarray(np.unpackbits(m.expand(x.marks, np.shape(x.value)), axis=-1))
+    bits = jax.numpy.asarray(np.unpackbits(m.expand(_marks_of(inputs), np.shape(x.value)), axis=-1))
     names = "window_dimensions window_strides base_dilation window_dilation".split()
     options = {name: (*params[name], 1) for name in names}
     padding = (*params["padding"], (0, 0))
@@ -159,40 +171,40 @@ def _pooled(params, inputs, outputs):
     return [np.packbits(np.asarray(pooled), axis=-1)]
 
 
-def _transformed(params, inputs, outputs):
+def _transformed(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of a Fourier transform: it mixes the last axes."""
     rank = np.ndim(inputs[0].value)
-    return [m.merged(inputs[0].marks, range(rank - len(params["fft_lengths"]), rank))]
+    return [m.merged(_marks_of(inputs), range(rank - len(params["fft_lengths"]), rank))]
 
 
-def _sorted(params, inputs, outputs):
+def _sorted(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of sorting: it mixes one axis of all operands."""
     names = ("dimension", "axis", "reduction_dimension")
     axis = next((params[name] for name in names if name in params), -1) % np.ndim(inputs[0].value)
-    return [m.merged(m.union(*(x.marks for x in inputs)), (axis,))] * len(outputs)
+    return [m.merged(_marks_of(inputs), (axis,))] * len(outputs)
 
 
 # ---- shapes alone
 
 
-def _transposed(params, inputs, outputs):
-    return [m.permuted(inputs[0].marks, params["permutation"])]
+def _transposed(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
+    return [m.permuted(_marks_of(inputs), params["permutation"])]
 
 
-def _squeezed(params, inputs, outputs):
-    return [np.squeeze(inputs[0].marks, axis=tuple(params["dimensions"]))]
+def _squeezed(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
+    return [np.squeeze(_marks_of(inputs), axis=tuple(params["dimensions"]))]
 
 
-def _broadcast(params, inputs, outputs):
-    x, shape = inputs[0], [1] * len(params["shape"])
-    for axis, size in zip(params["broadcast_dimensions"], x.marks.shape, strict=False):
+def _broadcast(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
+    marks, shape = _marks_of(inputs), [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], marks.shape, strict=False):
         shape[axis] = size
-    return [x.marks.reshape(*shape, x.marks.shape[-1])]
+    return [marks.reshape(*shape, marks.shape[-1])]
 
 
-def _reshaped(params, inputs, outputs):
+def _reshaped(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Splits or merges groups of axes. Groups along which the marks are constant keep size 1."""
-    marks, old, new = inputs[0].marks, np.shape(inputs[0].value), np.shape(outputs[0])
+    marks, old, new = _marks_of(inputs), np.shape(inputs[0].value), np.shape(outputs[0])
     if params.get("dimensions") is not None:  # order="F": the axes are permuted first
         marks = m.permuted(marks, params["dimensions"])
         old = [old[axis] for axis in params["dimensions"]]
@@ -204,7 +216,7 @@ def _reshaped(params, inputs, outputs):
     return [m.expand(marks, full).reshape(*shape, marks.shape[-1])]
 
 
-def _groups(old, new):
+def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yields the smallest groups of equal size: (axes of `old`, axes of `new`)."""
     i = j = 0
     while i < len(old) or j < len(new):
@@ -218,11 +230,11 @@ def _groups(old, new):
         yield first, second
 
 
-def _size(shape, axes):
+def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
     return int(np.prod([shape[axis] for axis in axes]))
 
 
-_RULES = {
+_RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _union),
     **dict.fromkeys(("mul", "and"), _absorbed(is_zero)),
     **dict.fromkeys(("add", "sub", "add_any"), _absorbed(np.isinf)),
@@ -268,7 +280,7 @@ IDENTITIES = frozenset(
 RESHAPED = frozenset("transpose squeeze broadcast_in_dim reshape".split())
 
 
-def rule_of(primitive):
+def rule_of(primitive: Primitive) -> Rule | None:
     """Returns the rule of a primitive; None if it has none."""
     make = _MADE.get(primitive.name)
     return make(primitive) if make else _RULES.get(primitive.name)

@@ -4,14 +4,18 @@ Rules have the signature `rule(params, inputs, outputs)`, as in `primitives`. `c
 rule of a primitive.
 """
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jaxtyping import Array, Bool, UInt8
 
 from jaxformer.verify import marks as m
-from jaxformer.verify.marks import Marked, counts, is_zero
+from jaxformer.verify.marks import Found, Marked, Marks, Params, Rule, counts, is_zero
 
 
-def product(params, inputs, outputs):
+def product(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
     """Rule of `dot_general`: out[b, m, n] = Σ_k a[b, m, k] b[b, k, n].
 
     The marks of a factor pass where the other factor is not 0.
@@ -29,17 +33,17 @@ def product(params, inputs, outputs):
 class _Side:
     """An operand of a product, viewed as an array with the axes [batch, free, contracted]."""
 
-    def __init__(self, x: Marked, batch, contracted):
+    def __init__(self, x: Marked, batch: Sequence[int], contracted: Sequence[int]) -> None:
         self.x, self.shape = x, np.shape(x.value)
         free = [i for i in range(len(self.shape)) if i not in (*batch, *contracted)]
         self.groups = (batch, free, contracted)
         self.order = [*batch, *free, *contracted]
 
-    def sizes(self, group: int):
+    def sizes(self, group: int) -> list[int]:
         """Returns the sizes of the axes of a group: 0 batch, 1 free, 2 contracted."""
         return [self.shape[axis] for axis in self.groups[group]]
 
-    def live(self):
+    def live(self) -> Bool[np.ndarray, "batch free contracted"] | None:
         """Returns bool [batch, free, contracted], false at unmarked zeros; None if there are none.
 
         A marked zero counts as true, because other inputs may change it.
@@ -48,14 +52,15 @@ class _Side:
         if live is None:
             return None
         sizes = [int(np.prod(self.sizes(group))) for group in range(3)]
-        return live.transpose(self.order).reshape(sizes)
+        return np.reshape(np.transpose(live, self.order), sizes)
 
-    def marks(self):
+    def marks(self) -> UInt8[np.ndarray, "batch free contracted bytes"]:
         """Returns the marks [batch, free, contracted, bytes].
 
         A group of axes along which the marks are constant has size 1.
         """
-        shape, full, merged = np.asarray(self.x.marks).shape, [], []
+        assert self.x.marks is not None
+        shape, full, merged = self.x.marks.shape, [], []
         for group, axes in enumerate(self.groups):
             uniform = all(shape[axis] == 1 for axis in axes)
             sizes = [1] * len(axes) if uniform else self.sizes(group)
@@ -63,7 +68,7 @@ class _Side:
             merged.append(int(np.prod(sizes)))
         return m.expand(m.permuted(self.x.marks, self.order), full).reshape(*merged, shape[-1])
 
-    def shaped(self, passed, other):
+    def shaped(self, passed: UInt8[np.ndarray, "B M N bytes"], other: "_Side") -> Marks:
         """Reshapes [batch, own free, other's free, bytes] to the axes of the product."""
         groups = (self.sizes(0), self.sizes(1), other.sizes(1))
         shape = []
@@ -72,7 +77,9 @@ class _Side:
         return passed.reshape(*shape, passed.shape[-1])
 
 
-def _through(marks, live):
+def _through(
+    marks: UInt8[np.ndarray, "#B M #K bytes"], live: Bool[np.ndarray, "#B N #K"] | None
+) -> UInt8[np.ndarray, "#B M #N bytes"]:
     """Passes marks along the contracted axis: element n gets the marks of each k that is live at n.
 
     Args:
@@ -87,7 +94,7 @@ def _through(marks, live):
     if (live == live[:, :1]).all():  # the same for each n
         return m.merged(np.where(live[:, :1, :, None], marks, np.uint8(0)), (2,))
     if marks.shape[2] == 1:
-        return np.where(live.any(axis=2)[:, None, :, None], marks, np.uint8(0))
+        return np.where(np.expand_dims(live.any(axis=2), (1, 3)), marks, np.uint8(0))
     paths = live.astype(np.float32)
     reached = []
     for row in range(marks.shape[1]):
@@ -96,10 +103,10 @@ def _through(marks, live):
     return np.stack(reached, axis=1)
 
 
-def convolved(primitive):
+def convolved(primitive: Primitive) -> Rule:
     """Makes the rule of a convolution: runs the same convolution on each bit of the marks."""
 
-    def rule(params, inputs, outputs):
+    def rule(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
         whole = []
         for side, (x, other) in enumerate((inputs, inputs[::-1])):
             if x.marks is None:
@@ -108,7 +115,7 @@ def convolved(primitive):
             paths = np.ones(np.shape(other.value)) if live is None else live
             paths = jnp.asarray(paths, np.float32)
 
-            def convolve(bits, paths=paths, side=side):
+            def convolve(bits: Array, paths: Array = paths, side: int = side) -> Array:
                 operands = (bits, paths) if side == 0 else (paths, bits)
                 return primitive.bind(*operands, **{**params, "preferred_element_type": None})
 

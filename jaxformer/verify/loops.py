@@ -4,18 +4,27 @@
 rows as its leading axes. A row that has ended does not change while other rows continue.
 """
 
+from collections.abc import Callable, Sequence
+
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike, Bool
 
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import bounds_of
-from jaxformer.verify.marks import Bounds, Marked
+from jaxformer.verify.marks import Bounds, Marked, Marks, Where
 
 # Flags in an additional last byte of all marks in `of_any_length`.
 VARIES, UNSURE = np.uint8(1), np.uint8(2)
 
 
-def of_any_length(step, decided, begin, entered, left) -> list[Marked]:
+def of_any_length(
+    step: Callable[[list[Marked]], tuple[Marked, Sequence[Marked]]],
+    decided: Marks,
+    begin: Sequence[Marked],
+    entered: Sequence[Marked],
+    left: Sequence[Marked],
+) -> list[Marked]:
     """Marks the outputs of a loop by all inputs that could reach them in any number of steps.
 
     A row is unsure if an input decides when it ends, or if it reads an unsure row. An unsure row
@@ -55,7 +64,7 @@ def widened(x: Marked) -> Marked:
     return x if x.marks is None else x._replace(marks=m.widened(x.marks))
 
 
-def _by_row(marks, num_rows: int):
+def _by_row(marks: Marks | None, num_rows: int) -> Marks | None:
     """Returns [*rows, bytes]: the union of the marks of each row."""
     if marks is None:
         return None
@@ -63,13 +72,13 @@ def _by_row(marks, num_rows: int):
     return whole.reshape(*whole.shape[:num_rows], -1)
 
 
-def _of_all(marks, value):
+def _of_all(marks: np.ndarray, value: ArrayLike) -> np.ndarray:
     """Reshapes marks [*rows, bytes] to broadcast over a value whose leading axes are the rows."""
     features = np.ndim(value) - (marks.ndim - 1)
     return marks.reshape(*marks.shape[:-1], *(1,) * features, -1)
 
 
-def _replaced(x: Marked, where, marks) -> Marked:
+def _replaced(x: Marked, where: Bool[np.ndarray, "*rows"], marks: Marks) -> Marked:
     """Replaces the marks of some rows."""
     if not np.size(x.value):
         return x
@@ -81,7 +90,7 @@ def _replaced(x: Marked, where, marks) -> Marked:
 # ---- steps
 
 
-def where(goes_on, x: Marked, y: Marked) -> Marked:
+def where(goes_on: Bool[Array, "*rows"], x: Marked, y: Marked) -> Marked:
     """Returns x in the rows that continue and y in the others.
 
     The result lacks the marks of the condition, which `of_any_length` adds.
@@ -99,7 +108,7 @@ def where(goes_on, x: Marked, y: Marked) -> Marked:
     return Marked(jnp.where(whole, x.value, y.value), marks, _chosen_bounds(whole, x, y))
 
 
-def _chosen_bounds(where, x: Marked, y: Marked) -> Bounds | None:
+def _chosen_bounds(where: Where, x: Marked, y: Marked) -> Bounds | None:
     """Returns the bounds of x where `where` is true, and those of y elsewhere."""
     if x.bounds is None and y.bounds is None:
         return None
@@ -116,7 +125,7 @@ def at(x: Marked, step: int) -> Marked:
     return Marked(x.value[step], marks, bounds)
 
 
-def stacked(steps) -> Marked:
+def stacked(steps: Sequence[Marked]) -> Marked:
     """Stacks the outputs of all steps."""
     value = jnp.stack([x.value for x in steps])
     present = [x.marks for x in steps if x.marks is not None]
@@ -127,7 +136,7 @@ def stacked(steps) -> Marked:
     return Marked(value, np.stack(marks), _stacked_bounds(steps))
 
 
-def _stacked_bounds(steps) -> Bounds | None:
+def _stacked_bounds(steps: Sequence[Marked]) -> Bounds | None:
     if all(x.bounds is None for x in steps):
         return None
     each = [[np.broadcast_to(bound, np.shape(x.value)) for bound in bounds_of(x)] for x in steps]

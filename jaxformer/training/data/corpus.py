@@ -82,7 +82,9 @@ class Documents:
         same = "the same tokens as"
         return self._drop(self._is_present, digests, same, f"{same} others")
 
-    def _drop(self, before, digests: np.ndarray, of_file: str, of_records: str) -> list[str]:
+    def _drop(
+        self, before: np.ndarray, digests: np.ndarray, of_file: str, of_records: str
+    ) -> list[str]:
         """Drops documents whose digest equals that of an earlier one.
 
         Args:
@@ -248,7 +250,7 @@ def read_documents(
         for source in _sources(named, text_field, skipped):
             size = _size(source)
 
-            def advance(num_bytes, before=before, size=size):
+            def advance(num_bytes: int, before: int = before, size: int = size) -> None:
                 on_read(before + min(num_bytes, size))
 
             try:

@@ -188,7 +188,9 @@ class Measured(NamedTuple):
     num_characters: int
 
 
-def measure(document, on_read: Callable[[int], None] = lambda num_bytes: None) -> Measured:
+def measure(
+    document: AnyDocument, on_read: Callable[[int], None] = lambda num_bytes: None
+) -> Measured:
     """Reads a document to its end and returns its digest and size.
 
     Args:

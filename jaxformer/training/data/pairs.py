@@ -4,7 +4,7 @@ Training uses teacher forcing: the decoder reads ``[start] + target`` and predic
 ``target + [end]``. It predicts all tokens at once, each from the true tokens before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -27,8 +27,8 @@ def best_widths(lengths: np.ndarray, number: int) -> list[int]:
     *narrower, widest = sorted({min(-(-int(cut) // 4) * 4, int(longest)) for cut in cuts})
     distinct, counts = np.unique(lengths, return_counts=True)
 
-    def padded_size(widths):
-        return counts @ np.array(widths)[np.searchsorted(widths, distinct)]
+    def padded_size(widths: Sequence[int]) -> int:
+        return int(counts @ np.array(widths)[np.searchsorted(widths, distinct)])
 
     choices = combinations(narrower, min(number - 1, len(narrower)))
     return min(([*choice, widest] for choice in choices), key=padded_size)

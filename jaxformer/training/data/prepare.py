@@ -20,7 +20,7 @@ from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument, text_parts
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
-from jaxformer.training.data.split import DEFAULT_SPLIT, split, token_digests
+from jaxformer.training.data.split import DEFAULT_SPLIT, Part, split, token_digests
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
 
@@ -119,7 +119,11 @@ def _check_new_model(config: TextTraining) -> None:
 
 
 def write_data(
-    folder: RunFolder, config: TextTraining, documents: Documents, skipped, screen: Screen
+    folder: RunFolder,
+    config: TextTraining,
+    documents: Documents,
+    skipped: list[str],
+    screen: Screen,
 ) -> None:
     """Splits the text, trains a tokenizer on the training part and writes the token files.
 
@@ -203,7 +207,9 @@ def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
     return run_tokenizer(folder) if began else None
 
 
-def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Screen) -> Tokenizer:
+def _new_tokenizer(
+    folder: RunFolder, config: TextTraining, documents: Documents, train: Part, screen: Screen
+) -> Tokenizer:
     """Trains a tokenizer on the training part, or on a sample of it, and saves it in the folder."""
     share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
     if share < 1:
@@ -214,7 +220,7 @@ def _new_tokenizer(folder, config: TextTraining, documents, train, screen: Scree
     return parsing_special(tokenizer) if config.parse_special else tokenizer
 
 
-def _ending(tokenizer) -> list[int]:
+def _ending(tokenizer: Tokenizer) -> list[int]:
     """Returns the ids after each training document.
 
     This is the end of text, unless the opening tokens of the next document contain it.
@@ -251,7 +257,9 @@ def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[
         yield lambda done: show(round(done / 1e6))
 
 
-def _list_documents(folder: RunFolder, train, held_out, skipped, repeated: Repeated) -> None:
+def _list_documents(
+    folder: RunFolder, train: Part, held_out: Part, skipped: list[str], repeated: Repeated
+) -> None:
     """Writes documents.txt: a line per file with its bytes and its number of records."""
     temporary = folder.documents.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:

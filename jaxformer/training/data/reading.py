@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import ModuleType
+from typing import Protocol
 
 PIECE_BYTES = 1 << 20
 # Largest decompressed size: this multiple of the compressed size, or _SMALL bytes if that is more.
@@ -26,10 +28,17 @@ class _TooLarge(ValueError):
     """Raised for a compressed file whose content is too large to be text."""
 
 
+class Stream(Protocol):
+    """A file of bytes that is open for reading."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Returns at most `size` bytes; none at the end of the file."""
+
+
 class _Bounded:
     """Decompressed stream that raises `_TooLarge` when it exceeds the largest size of text."""
 
-    def __init__(self, stream, path: str):
+    def __init__(self, stream: Stream, path: str):
         self._stream, self._path = stream, path
         self._left = max(_SMALL, _MOST_EXPANSION * os.path.getsize(path))
 
@@ -51,7 +60,7 @@ def suffix_of(name: str) -> str:
 
 
 @contextmanager
-def opened(path: str) -> Iterator:
+def opened(path: str) -> Iterator[Stream]:
     """Opens a file of bytes; .gz and .zst are decompressed, up to a multiple of their size.
 
     Raises:
@@ -72,7 +81,7 @@ def opened(path: str) -> Iterator:
         raise NotText(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def read_piece(file) -> tuple[bytes, Exception | None]:
+def read_piece(file: Stream) -> tuple[bytes, Exception | None]:
     """Reads PIECE_BYTES of a file, fewer only at its end or before an error.
 
     Returns:
@@ -116,7 +125,7 @@ def read_lines(path: str) -> Iterator[bytes]:
         yield whole
 
 
-def damaged(path: str, where: str, begun, error: Exception) -> ValueError:
+def damaged(path: str, where: str, begun: object, error: Exception) -> ValueError:
     """Returns the error to raise for a failed read of a file.
 
     Args:
@@ -133,7 +142,7 @@ def damaged(path: str, where: str, begun, error: Exception) -> ValueError:
     return NotText(f"{path}: {problem.lower()}")
 
 
-def needed(package: str, what: str, extra: str):
+def needed(package: str, what: str, extra: str) -> ModuleType:
     """Imports an optional package.
 
     Args:

@@ -73,7 +73,7 @@ class JsonArray(JsonLines):
         for number, record in enumerate(records, 1):
             yield Document(self.name, _of_record(record, self, f"record {number}", number))
 
-    def _records(self, data: bytes, file) -> list:
+    def _records(self, data: bytes, file: reading.Stream) -> list:
         parts = [data]
         while parts[-1] and len(parts) <= _MOST_PIECES:
             part, error = reading.read_piece(file)
@@ -172,6 +172,7 @@ class HubDataset:
                 yield Document(self.name, _text_of(value, self, f"row {number}", number))
 
 
+Records = JsonLines | Parquet | HubDataset
 _READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
 
 
@@ -212,14 +213,14 @@ def source_of(folder: str, name: str, text_field: str) -> Source:
     return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
 
 
-def _of_record(record: Any, source, where: str, number: int) -> str:
+def _of_record(record: Any, source: Records, where: str, number: int) -> str:
     """Returns the text of a record, which must be an object."""
     if not isinstance(record, dict):
         raise _refused(source.path, f"{where} is a {type(record).__name__}, not an object", number)
     return _text_of(record.get(source.text_field), source, where, number)
 
 
-def _text_of(value: Any, source, where: str, number: int) -> str:
+def _text_of(value: Any, source: Records, where: str, number: int) -> str:
     """Checks and returns the text of a record. An error names the place of the record."""
     if not isinstance(value, str):
         problem = f"{where} has no text in {source.text_field!r}; set --text-field to its field"
@@ -238,7 +239,7 @@ def _refused(path: str, problem: str, number: int) -> ValueError:
     return (NotText if number == 1 else ValueError)(f"{path}: {problem}")
 
 
-def _without_field(source, names: list[str]) -> NotText:
+def _without_field(source: Records, names: list[str]) -> NotText:
     return NotText(
         f"{source.path}: it has no column {source.text_field!r}; set --text-field to one of "
         f"{', '.join(names)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.data.corpus import Documents, grouped
-from jaxformer.training.data.documents import AnyDocument, Excerpt
+from jaxformer.training.data.documents import AnyDocument, Document, Excerpt, TextFile
 from jaxformer.training.data.tokens import groups
 
 # Default (fraction, minimum_bytes, maximum_bytes) of `split`. For a small text, the fraction alone
@@ -42,7 +42,7 @@ class _Division(NamedTuple):
     share: float
     positions: dict[int, int]
 
-    def position(self, number: int, document) -> int:
+    def position(self, number: int, document: Document | TextFile) -> int:
         if number not in self.positions:
             self.positions[number] = _cut_position(document, int(self.lengths[number]), self.share)
         return self.positions[number]
@@ -142,7 +142,7 @@ def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
     return sides
 
 
-def _cut_position(document, length: int, share: float) -> int:
+def _cut_position(document: Document | TextFile, length: int, share: float) -> int:
     """Returns the position where the last ``share`` of a document begins.
 
     It is after a line break, if one follows within a quarter of the rest.

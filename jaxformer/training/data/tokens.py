@@ -34,6 +34,9 @@ _STARTS = "<i8"
 _START_BYTES = np.dtype(_STARTS).itemsize
 _THREADS = 2  # groups in progress: one is encoded while the ids of the other are collected
 
+# Of each piece: whether it begins a document, whether it ends one, its text.
+Group = list[tuple[bool, bool, str]]
+
 
 class TokenStream(NamedTuple):
     """The tokens of a corpus, and fingerprints of the text and the tokenizer."""
@@ -132,7 +135,9 @@ def _ids_offset(header: dict[str, Any]) -> int:
     return _HEADER_BYTES + _START_BYTES * header["num_documents"]
 
 
-def _describe(documents: Iterable[AnyDocument], tokenizer, after: Sequence[int]) -> dict[str, Any]:
+def _describe(
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, after: Sequence[int]
+) -> dict[str, Any]:
     """Returns the header of the documents' token file, without the number of tokens."""
     number = num_bytes = 0
     digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
@@ -178,7 +183,10 @@ class _Progress(NamedTuple):
 
 
 def _encode(
-    documents: Iterable[AnyDocument], tokenizer, after: Sequence[int], done: _Progress
+    documents: Iterable[AnyDocument],
+    tokenizer: Tokenizer,
+    after: Sequence[int],
+    done: _Progress,
 ) -> Iterator[tuple[_Progress, np.ndarray, np.ndarray]]:
     """Encodes each group that is not written yet.
 
@@ -204,9 +212,7 @@ def _encode(
             yield take()
 
 
-def groups(
-    documents: Iterable[AnyDocument], tokenizer: Tokenizer
-) -> Iterator[list[tuple[bool, bool, str]]]:
+def groups(documents: Iterable[AnyDocument], tokenizer: Tokenizer) -> Iterator[Group]:
     """Yields the text in groups of a few MB, for documents of any size.
 
     Yields:
@@ -234,7 +240,9 @@ def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
         begins, piece = False, following
 
 
-def _encode_group(group, tokenizer, after: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _encode_group(
+    group: Group, tokenizer: Tokenizer, after: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of a group, and the indices of the document starts in them.
 
     The tokenizer uses several threads and releases Python's global lock while it encodes.

@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional.token_masking import mask_tokens
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.data.windows import document_segments, places_in_documents
@@ -80,13 +82,20 @@ class HiddenTokens(TextTask):
         stream = self.data.train
         return HiddenBatches(stream.ids, self.config, self.tokenizer, share, starts=stream.starts)
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = noop,
+    ) -> Score:
         """Scores the model on hidden tokens of the held-out text (see `Task.score`)."""
         rows = len(self.rows) if whole else self.config.evaluation_windows
         batches = spread(self.rows, rows, self.config.batch_size)
         return Score(*score_hidden(model, variables, batches, on_scored))
 
-    def sample(self, model, variables, key) -> str:
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
         """Returns held-out text with hidden tokens, and the same text as the model fills it in."""
         length = min(self.config.sample_tokens, model.config.max_length)
         if not length:
@@ -174,7 +183,9 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         zeros = [[0] * len(side) for side in around]
         return Batch(_between(around, inputs), _between(around, tokens), _between(zeros, weights))
 
-    def _hidden(self, key, tokens: np.ndarray, is_text: np.ndarray):
+    def _hidden(
+        self, key: PRNGKeyArray, tokens: np.ndarray, is_text: np.ndarray
+    ) -> Iterator[np.ndarray]:
         """Returns the rows with some tokens hidden, and the weights: 1 for each hidden token.
 
         It draws for the rows of all processes, so that a row does not depend on their number.

@@ -1,6 +1,6 @@
 """Task of causal models: predict each token of a text from the tokens before it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.windows import EvaluationWindows, WindowBatches
@@ -47,7 +49,14 @@ class NextTokens(TextTask):
         """Returns the training batches from the beginning, or the share of one process."""
         return MicroBatches(self.data.train.ids, self.config, self.data.train.starts, share)
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = noop,
+    ) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
         documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
         arguments = (model, variables, documents, size)
@@ -61,7 +70,7 @@ class NextTokens(TextTask):
             )
         return Score(evaluation.loss, evaluation.bits_per_byte, evaluation.tokens)
 
-    def sample(self, model, variables, key) -> str:
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
         """Returns text that the model generates without a prompt."""
         opening = self.tokenizer.opening
         room = min(self.config.sample_tokens, model.config.max_length - len(opening))
@@ -126,7 +135,7 @@ class MicroBatches(Iterator[Batch[np.ndarray]]):
         return [Batch(ids, ids, weights, ids) if self._packed else Batch(ids, ids)]
 
 
-def first_words(text: str, fits) -> str:
+def first_words(text: str, fits: Callable[[str], bool]) -> str:
     """Returns the beginning of a text's first line, of at most 20 characters.
 
     Args:

@@ -6,14 +6,17 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.byte_vocabulary import NUM_BYTES
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.bleu import score_pairs
 from jaxformer.training.config import Inputs, PairTraining
@@ -112,7 +115,9 @@ class Pairs:
         return pairs
 
     @classmethod
-    def write(cls, folder, config: PairTraining, gathered: list[Pair], screen: Screen) -> None:
+    def write(
+        cls, folder: RunFolder, config: PairTraining, gathered: list[Pair], screen: Screen
+    ) -> None:
         """Writes the tokens of both parts (see `Task.write`)."""
         given = given_tokenizer(folder)
         # An untrained tokenizer distinguishes the same texts as a trained one.
@@ -149,7 +154,7 @@ class Pairs:
         write_whole(folder.baselines, json_text({}))
 
     @classmethod
-    def read(cls, folder, config: PairTraining) -> Self:
+    def read(cls, folder: RunFolder, config: PairTraining) -> Self:
         """Reads the files of `write`.
 
         Raises:
@@ -205,7 +210,14 @@ class Pairs:
             share=share,
         )
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = noop) -> Score:
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = noop,
+    ) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
         total = len(self.held_out)
         number = total if whole else self._number_in_part
@@ -223,7 +235,7 @@ class Pairs:
         )
         return Score(score.loss, score.bleu.score, score.tokens)
 
-    def sample(self, model, variables, key) -> str:
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
         """Returns held-out sources with the model's translations and the correct ones."""
         pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
         sources = [source for source, _ in pairs]
@@ -248,7 +260,9 @@ def _new_tokenizer(pairs: list[Pair], config: PairTraining) -> Tokenizer:
     return parsing_special(tokenizer) if config.parse_special else tokenizer
 
 
-def _fitting(pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining):
+def _fitting(
+    pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining
+) -> tuple[list[Pair], list[str]]:
     """Returns the pairs that fit into the model and a batch, and reasons for skipping the rest."""
     sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
     around = len(tokenizer.before) + len(tokenizer.after)

@@ -1,13 +1,18 @@
 """Interface of the tasks: the training data and the score of a kind of run."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+
+from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share
-from jaxformer.training.config import Inputs
+from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.screen import Screen
+
+Config = TypeVar("Config", bound=TrainingConfig, contravariant=True)
 
 
 class Measure(NamedTuple):
@@ -52,7 +57,7 @@ class Batches(Iterator[Batch], Protocol):
         """Moves the iterator to the position in `state`."""
 
 
-class Task(Protocol):
+class Task(Protocol[Config]):
     """The prepared data of a run: training batches, a score and a sample."""
 
     measure: ClassVar[Measure]
@@ -76,7 +81,7 @@ class Task(Protocol):
         """Share of the held-out data that every evaluation scores."""
 
     @classmethod
-    def gather(cls, inputs: Inputs, config, screen: Screen) -> Any:
+    def gather(cls, inputs: Inputs, config: Config, screen: Screen) -> Any:
         """Reads and checks the inputs, before any file is written.
 
         Args:
@@ -92,7 +97,7 @@ class Task(Protocol):
         """
 
     @classmethod
-    def write(cls, folder: RunFolder, config, gathered, screen: Screen) -> None:
+    def write(cls, folder: RunFolder, config: Config, gathered: Any, screen: Screen) -> None:
         """Splits the data into training and held-out parts and writes the tokens of both.
 
         It trains a tokenizer on the training part, unless the run began with one.
@@ -105,7 +110,7 @@ class Task(Protocol):
         """
 
     @classmethod
-    def read(cls, folder: RunFolder, config) -> Self:
+    def read(cls, folder: RunFolder, config: Config) -> Self:
         """Reads the files of `write`."""
 
     def description(self) -> list[str]:
@@ -114,7 +119,14 @@ class Task(Protocol):
     def batches(self, share: Share = WHOLE) -> Batches:
         """Returns the training batches from the beginning, or the share of one process."""
 
-    def score(self, model, variables, *, whole: bool, on_scored: OnScored = ...) -> Score:
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = ...,
+    ) -> Score:
         """Scores the model on held-out data.
 
         Args:
@@ -124,7 +136,7 @@ class Task(Protocol):
             on_scored: Called with the number of targets scored so far.
         """
 
-    def sample(self, model, variables, key) -> str:
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
         """Returns output of the model for a person to judge; "" if the config wants no sample."""
 
     def example(self) -> list[str]:

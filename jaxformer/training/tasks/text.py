@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data import prepare
@@ -24,7 +25,9 @@ class TextTask:
     data: Prepared
 
     @classmethod
-    def gather(cls, inputs: Inputs, config: TextTraining, screen: Screen):
+    def gather(
+        cls, inputs: Inputs, config: TextTraining, screen: Screen
+    ) -> tuple[Documents, list[str]]:
         """Reads and checks the text (see `Task.gather`)."""
         if inputs.source or inputs.target:
             raise ValueError(
@@ -35,13 +38,17 @@ class TextTask:
 
     @classmethod
     def write(
-        cls, folder, config: TextTraining, gathered: tuple[Documents, list[str]], screen: Screen
+        cls,
+        folder: RunFolder,
+        config: TextTraining,
+        gathered: tuple[Documents, list[str]],
+        screen: Screen,
     ) -> None:
         """Writes the tokens of both parts (see `Task.write`)."""
         prepare.write_data(folder, config, *gathered, screen)
 
     @classmethod
-    def read(cls, folder, config: TextTraining) -> Self:
+    def read(cls, folder: RunFolder, config: TextTraining) -> Self:
         """Reads the files of `write`."""
         return cls(config, prepare.read_data(folder))
 

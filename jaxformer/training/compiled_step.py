@@ -17,7 +17,9 @@ class CompiledStep:
     training starts after compiling one of them, not all.
     """
 
-    def __init__(self, step, compiling: Callable[[int], AbstractContextManager]):
+    def __init__(
+        self, step: jax.stages.Wrapped, compiling: Callable[[int], AbstractContextManager]
+    ):
         """Wraps a step without compiling it.
 
         Args:
@@ -37,7 +39,9 @@ class CompiledStep:
                 self._programs[shape] = self._step.lower(state, batch, rate).compile()
         return self._programs[shape]
 
-    def __call__(self, state: TrainState, batch: Batch, rate) -> tuple[TrainState, Measured]:
+    def __call__(
+        self, state: TrainState, batch: Batch, rate: np.float32
+    ) -> tuple[TrainState, Measured]:
         """Makes one update."""
         return self.compile(state, batch)(state, batch, rate)
 

@@ -2,17 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.chunked_losses import Losses, chunked_weighted_sums
+from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.kernels import is_kernel
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
 from jaxformer.models.explicit_axes import in_auto_axes
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
 
 
-def summed_loss(model, params, batch: Batch) -> Array:
+def summed_loss(model: LanguageModel, params: Weights, batch: Batch) -> Array:
     """Computes the sum of a batch's losses in nats, each multiplied by its target's weight.
 
     Sums of batches with different token counts can be added.
@@ -27,7 +29,11 @@ def summed_loss(model, params, batch: Batch) -> Array:
 
 @in_auto_axes
 def summed_losses(
-    model, params, batch: Batch, dropout_key=None, label_smoothing: float = 0.0
+    model: LanguageModel,
+    params: Weights,
+    batch: Batch,
+    dropout_key: PRNGKeyArray | None = None,
+    label_smoothing: float = 0.0,
 ) -> Losses:
     """Computes the sums of a batch's losses with and without label smoothing.
 
@@ -47,7 +53,11 @@ def summed_losses(
     kernel = head["kernel"]
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
 
-    def of_rows(hidden, targets, weights):
+    def of_rows(
+        hidden: Float[Array, "rows length dim"],
+        targets: Int[Array, "rows length"],
+        weights: Float[Array, "rows length"],
+    ) -> Losses:
         return chunked_weighted_sums(
             hidden, kernel, targets, weights, head.get("bias"), head.get("cap"), label_smoothing
         )
@@ -73,7 +83,7 @@ def counted(batch: Batch) -> Array:
     return jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
 
-def summed_correct(model, params, batch: Batch) -> Array:
+def summed_correct(model: LanguageModel, params: Weights, batch: Batch) -> Array:
     """Returns the number of counted targets that are the model's most probable token."""
     hidden = _hidden(model, params, batch, None)
     rows = jax.lax.map(lambda row: model.logits(params, row[None])[0].argmax(axis=-1), hidden)
@@ -81,6 +91,8 @@ def summed_correct(model, params, batch: Batch) -> Array:
     return right.sum() if batch.weights is None else jnp.where(right, batch.weights, 0.0).sum()
 
 
-def _hidden(model, params, batch: Batch, dropout_key) -> Array:
+def _hidden(
+    model: LanguageModel, params: Weights, batch: Batch, dropout_key: PRNGKeyArray | None
+) -> Float[Array, "batch length dim"]:
     inputs = Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
     return model.forward(params, inputs, dropout_key=dropout_key).hidden

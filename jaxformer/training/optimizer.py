@@ -1,14 +1,16 @@
 """The optimizer, built from optax, and the schedule of the learning rate."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.training.config import OptimizerConfig
@@ -103,7 +105,9 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
     stores the quotients, in a pass over all gradients.
     """
 
-    def update(updates, state, params=None):
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
         norm = optax.tree.norm(updates)
         factor = jnp.where(norm < largest_norm, 1.0, largest_norm / norm)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
@@ -115,26 +119,28 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
 _VECTORS = {"bias", "scale"}
 
 
-def is_matrix(params):
+def is_matrix(params: optax.Params) -> Any:
     """Returns a tree with True for each leaf with weight decay: all but biases and scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _last(path) not in _VECTORS, params)
 
 
-def _last(path) -> str:
+def _last(path: tuple[Any, ...]) -> str:
     """Returns the name of a leaf."""
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
-def _adamw(config, make=optax.adamw):
+def _adamw(
+    config: OptimizerConfig, make: Callable[..., optax.GradientTransformation] = optax.adamw
+) -> optax.GradientTransformation:
     return make(1.0, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=is_matrix)
 
 
-def _adafactor(config):
+def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
     decay = config.weight_decay
     return per_layer(optax.adafactor(1.0, weight_decay_rate=decay, weight_decay_mask=is_matrix))
 
 
-def _muon(config):
+def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
     """Builds Muon for all kernels except the head's, and AdamW for the rest.
 
     Muon's updates are scaled to the size of Adam's, so that both use one learning rate.
@@ -148,15 +154,15 @@ def _muon(config):
     return optax.partition({"kernel": muon, "other": _adamw(config)}, _kernel_or_other)
 
 
-def _kernel_or_other(params):
-    def name(path, _):
+def _kernel_or_other(params: optax.Params) -> Any:
+    def name(path: tuple[Any, ...], _: Array) -> str:
         is_kernel = _last(path) == "kernel" and path[0].key != "head"
         return "kernel" if is_kernel else "other"
 
     return jax.tree_util.tree_map_with_path(name, params)
 
 
-def _axes_of_kernel(kernel):
+def _axes_of_kernel(kernel: Float[Array, "*layers in out"]) -> MuonDimensionNumbers:
     """Returns the axes of a kernel [in, out] or [layers, in, out]."""
     return MuonDimensionNumbers(kernel.ndim - 2, kernel.ndim - 1)
 

@@ -1,6 +1,7 @@
 """Optimizers whose rule computes a statistic of each array, on parameters of stacked layers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -35,12 +36,12 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.partition({**dict.fromkeys(STACKS, mapped), "other": inner}, _labels)
 
 
-def _over_layers(function: Callable, tree, *more):
+def _over_layers(function: Callable, tree: Any, *more: Any) -> Any:
     """Maps a function over the first axis of all arrays; a model may lack this stack."""
     if not jax.tree.leaves(tree):
         return function(tree, *more)
     return jax.vmap(function)(tree, *more)
 
 
-def _labels(params):
+def _labels(params: optax.Params) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: stack_of(path) or "other", params)

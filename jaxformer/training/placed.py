@@ -1,14 +1,20 @@
 """The mesh of a run, and the placement of training states and batches on it."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
 import jax
+import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array
 
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import (
+    AnyMesh,
     batch_sharding,
     make_mesh,
     num_row_parts,
@@ -17,11 +23,12 @@ from jaxformer.models.mesh import (
 )
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import partition
-from jaxformer.training.batch import WHOLE, Share
+from jaxformer.training.batch import WHOLE, Batch, Share
+from jaxformer.training.config import TrainingConfig
 from jaxformer.training.step import TrainState, init_state
 
 
-def num_devices_for(config) -> int:
+def num_devices_for(config: TrainingConfig) -> int:
     """Returns the largest number of devices that divides a run's batch size.
 
     With several processes, or for a config without `batch_size`, it returns the number of all
@@ -33,7 +40,7 @@ def num_devices_for(config) -> int:
     return max(number for number in range(1, count + 1) if rows % number == 0)
 
 
-def mesh_of(config, say):
+def mesh_of(config: TrainingConfig, say: Callable[[str], None]) -> Mesh | None:
     """Makes the mesh of a run.
 
     Args:
@@ -60,7 +67,12 @@ def mesh_of(config, say):
     return mesh
 
 
-def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
+def state_shardings(
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    mesh: AnyMesh,
+    shapes: TrainState,
+) -> TrainState:
     """Returns the sharding of each array of a training state.
 
     Optimizer state of a parameter's shape has the sharding of that parameter. The remaining arrays
@@ -76,16 +88,20 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
     whole = replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
-    def is_masked(leaf) -> bool:  # a parameter of another part of the optimizer, as in Muon
+    def is_masked(leaf: object) -> bool:  # a parameter of another part of the optimizer, as in Muon
         return isinstance(leaf, optax.MaskedNode)
 
-    def beside(leaf, param, sharding):
-        if is_masked(leaf):
+    def beside(
+        leaf: jax.ShapeDtypeStruct | optax.MaskedNode,
+        param: jax.ShapeDtypeStruct,
+        sharding: NamedSharding,
+    ) -> NamedSharding | optax.MaskedNode:
+        if isinstance(leaf, optax.MaskedNode):
             return leaf
         return sharding if leaf.shape == param.shape else whole
 
     state = optax.tree_map_params(
-        optimizer,
+        optimizer.init,
         beside,
         shapes.optimizer,
         trainable,
@@ -98,9 +114,9 @@ def state_shardings(model, optimizer, mesh, shapes: TrainState) -> TrainState:
 
 
 def init_on(
-    mesh,
-    model,
-    optimizer,
+    mesh: Mesh | None,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
     seed: int,
     base: dict | None = None,
     lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
@@ -126,7 +142,7 @@ def init_on(
     return jax.jit(make, out_shardings=where, donate_argnums=0)(base)
 
 
-def share_of(mesh) -> Share:
+def share_of(mesh: Mesh | None) -> Share:
     """Returns the share of each micro-batch that this process reads.
 
     The share has the rows of this process's own devices, if these rows are one of several equal
@@ -143,7 +159,7 @@ def share_of(mesh) -> Share:
     return Share(first // number, parts // number)
 
 
-def place_batch(batch, mesh, share: Share = WHOLE):
+def place_batch(batch: Batch[np.ndarray], mesh: Mesh, share: Share = WHOLE) -> Batch[Array]:
     """Shards the rows of micro-batches over the devices.
 
     Args:
@@ -159,7 +175,9 @@ def place_batch(batch, mesh, share: Share = WHOLE):
     )
 
 
-def placed_shapes(batch, mesh, share: Share = WHOLE):
+def placed_shapes(
+    batch: Batch[jax.ShapeDtypeStruct], mesh: AnyMesh, share: Share = WHOLE
+) -> Batch[jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch with the shardings of `place_batch`."""
     where = batch_sharding(mesh, before=1)
     return jax.tree.map(

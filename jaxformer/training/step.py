@@ -1,18 +1,20 @@
 """The training step: one jitted function that accumulates gradients and applies the optimizer."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from inspect import signature
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
+from jaxformer.functional.chunked_losses import Losses
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import adapt
 from jaxformer.models.parameters import init
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
@@ -41,7 +43,7 @@ class TrainState(NamedTuple):
         """Returns the model's parameters for scoring and use, averaged if there is an average."""
         return self.params if self.average is None else self._with(self.average)
 
-    def parts(self):
+    def parts(self) -> tuple[dict, dict]:
         """Returns the arrays of a checkpoint: (the average or the params, all other arrays).
 
         Frozen parameters are not included.
@@ -52,7 +54,7 @@ class TrainState(NamedTuple):
             return trainable, rest
         return self.average, {**rest, "params": trainable}
 
-    def restored(self, step: int, params, rest) -> "TrainState":
+    def restored(self, step: int, params: Any, rest: Any) -> "TrainState":
         """Returns this state with the arrays of a checkpoint; frozen parameters are unchanged.
 
         Args:
@@ -65,14 +67,14 @@ class TrainState(NamedTuple):
             return TrainState(jnp.int32(step), self._with(params), optimizer, key)
         return TrainState(jnp.int32(step), self._with(rest["params"]), optimizer, key, params)
 
-    def _with(self, trainable) -> dict:
+    def _with(self, trainable: dict) -> dict:
         """Returns the parameters with other values of the trainable ones."""
         return combine(trainable, partition(self.params)[1])
 
 
 def init_state(
-    model,
-    optimizer,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
     seed: int,
     base: dict | None = None,
     *,
@@ -108,7 +110,7 @@ def _with_own_buffers(state: TrainState) -> TrainState:
     """
     seen = set()
 
-    def own(x):
+    def own(x: Array) -> Array:
         if id(x) in seen:
             return jnp.copy(x)
         seen.add(id(x))
@@ -132,14 +134,19 @@ class Measured(NamedTuple):
     smoothed_loss: Array
 
 
+Step = Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Measured]]
+# ((the loss with label smoothing, the loss without), the gradient).
+_Accumulated = tuple[tuple[Float[Array, ""], Float[Array, ""]], dict]
+
+
 def make_step(
-    model,
-    optimizer,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
     label_smoothing: float = 0.0,
     *,
     skip_non_finite: bool = False,
     average_decay: float | None = None,
-):
+) -> jax.stages.Wrapped:
     """Builds the jitted training step ``(state, batch, learning_rate=1) -> (state, Measured)``.
 
     The step donates its input state: the buffers are reused. `batch` has micro-batches along its
@@ -159,21 +166,23 @@ def make_step(
     """
     dropout = model.config.dropout > 0
 
-    def loss_of(params, batch, key, inverse_count):
+    def loss_of(
+        params: dict, batch: Batch, key: PRNGKeyArray | None, inverse_count: Float[Array, ""]
+    ) -> Losses:
         # With scaled weights, gradients have the right scale. To scale the gradients of all
         # parameters afterwards would take a pass over each of them.
         batch = batch._replace(weights=target_weights(batch) * inverse_count)
         key = key if dropout else None
         return summed_losses(model, params, batch, key, label_smoothing)
 
-    def accumulate(params, batch, key):
+    def accumulate(params: dict, batch: Batch, key: PRNGKeyArray) -> _Accumulated:
         """Returns the mean losses over all micro-batches together, and the gradient."""
         gradient = trainable_value_and_grad(loss_of, has_aux=True)
         keys = jax.random.split(key, len(batch.inputs))
         count = counted(batch)
         inverse_count = 1.0 / jnp.where(count == 0, 1.0, count)
 
-        def add(sums, micro):
+        def add(sums: _Accumulated, micro: tuple[Batch, PRNGKeyArray]) -> tuple[_Accumulated, None]:
             return jax.tree.map(jnp.add, sums, gradient(params, *micro, inverse_count)), None
 
         sums = gradient(params, *jax.tree.map(lambda x: x[0], (batch, keys)), inverse_count)
@@ -182,7 +191,9 @@ def make_step(
         return sums
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Batch, learning_rate=1.0):
+    def step(
+        state: TrainState, batch: Batch, learning_rate: ArrayLike = 1.0
+    ) -> tuple[TrainState, Measured]:
         key = jax.random.fold_in(state.key, state.step)
         (loss, unsmoothed), gradients = accumulate(state.params, batch, key)
         trainable, frozen = partition(state.params)
@@ -206,7 +217,14 @@ def make_step(
     return step
 
 
-def _update(optimizer, gradients, state, params, *, value):
+def _update(
+    optimizer: optax.GradientTransformation,
+    gradients: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params,
+    *,
+    value: Float[Array, ""],
+) -> tuple[optax.Updates, optax.OptState]:
     """Calls the optimizer's update, with the loss if it takes extra arguments.
 
     Raises:
@@ -227,7 +245,7 @@ def _update(optimizer, gradients, state, params, *, value):
 
 
 def updates(
-    step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
+    step: Step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
 ) -> Iterator[tuple[TrainState, Measured]]:
     """Runs updates until the batches or the learning rates end.
 
@@ -245,7 +263,7 @@ def updates(
         yield state, measured
 
 
-def moved_average(average, params, step, decay: float):
+def moved_average(average: Any, params: Any, step: Int[ArrayLike, ""], decay: float) -> Any:
     """Updates a bias-corrected exponential moving average of the parameters.
 
     After update t = step + 1, the average is Σ_s d^(t−s) θ_s / Σ_s d^(t−s) over s = 1 … t. It is

@@ -5,13 +5,17 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Ids, OnScored, noop
 from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 
 class Bleu(NamedTuple):
@@ -27,7 +31,7 @@ class Bleu(NamedTuple):
     signature: str
 
 
-def bleu_metric(tokenize: str | None = None, *, lowercase: bool = False):
+def bleu_metric(tokenize: str | None = None, *, lowercase: bool = False) -> "BLEU":
     """Returns sacrebleu's metric.
 
     Args:
@@ -82,8 +86,8 @@ class PairScore(NamedTuple):
 
 
 def score_pairs(
-    model,
-    variables,
+    model: LanguageModel,
+    variables: Variables,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Ids, Ids]],
     references: Sequence[str],

@@ -39,7 +39,7 @@ def stop_signal() -> Iterator[Callable[[], Signals | None]]:
     """
     received: list[Signals] = []
 
-    def remember(number, _):
+    def remember(number: int, _: object) -> None:
         received.append(Signals(number))
         for which, handler in _USUAL.items():
             signal(which, handler)

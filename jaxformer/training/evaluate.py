@@ -1,14 +1,16 @@
 """Scores of a model on text: loss, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
 from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
 from jaxformer.training.loss import summed_correct, summed_loss
@@ -48,7 +50,12 @@ class Sums(NamedTuple):
 
 
 def evaluate(
-    model, variables, batches: Iterable[Batch], on_scored: OnScored = noop, *, correct: bool = False
+    model: LanguageModel,
+    variables: Variables,
+    batches: Iterable[Batch],
+    on_scored: OnScored = noop,
+    *,
+    correct: bool = False,
 ) -> Sums:
     """Scores all batches, without dropout.
 
@@ -64,6 +71,7 @@ def evaluate(
     """
     results, count = [], 0
     for batch in batches:
+        # pyrefly: ignore[bad-argument-type] (Flax gives modules a hash)
         results.append(_compiled(model, correct)(variables, batch))
         # Wait for the batch before this one: the reported count is exact, the device stays busy.
         jax.block_until_ready(results[-2:-1])
@@ -76,9 +84,11 @@ def evaluate(
 
 
 @lru_cache(maxsize=4)
-def _compiled(model, correct: bool):
+def _compiled(
+    model: LanguageModel, correct: bool
+) -> Callable[[Variables, Batch], tuple[Float[Array, ""], Float[Array, ""]]]:
     @jax.jit
-    def of_batch(variables, batch):
+    def of_batch(variables: Variables, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         params = variables["params"]
         loss = summed_loss(model, params, batch)
         return loss, summed_correct(model, params, batch) if correct else jnp.float32(0)
@@ -104,8 +114,8 @@ def summarise(loss: float, tokens: int, num_bytes: float) -> Evaluation:
 
 
 def evaluate_documents(
-    model,
-    variables,
+    model: LanguageModel,
+    variables: Variables,
     documents: Sequence[Ids],
     num_bytes: int,
     *,
@@ -135,8 +145,8 @@ def evaluate_documents(
 
 
 def evaluate_windows(
-    model,
-    variables,
+    model: LanguageModel,
+    variables: Variables,
     documents: Sequence[Ids],
     num_bytes: int,
     *,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, OnScored, noop
 from jaxformer.training.evaluate import evaluate
 
@@ -100,7 +101,10 @@ def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
 
 
 def score_hidden(
-    model, variables, batches: Iterable[Batch], on_scored: OnScored = noop
+    model: LanguageModel,
+    variables: Variables,
+    batches: Iterable[Batch],
+    on_scored: OnScored = noop,
 ) -> HiddenScore:
     """Scores a model on batches of rows from `hidden_rows`.
 

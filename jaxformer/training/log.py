@@ -1,10 +1,12 @@
 """The log of a run: metrics.jsonl, samples and the picture; only process 0 writes them."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import jax
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -207,7 +209,7 @@ def figure_of(
     return figure
 
 
-def finish(axes) -> None:
+def finish(axes: Axes) -> None:
     """Sets the x axis to whole numbers from 0, and adds a legend if there are labels."""
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -230,7 +232,7 @@ def held_out_scores(
     return scores
 
 
-def smoothed(losses):
+def smoothed(losses: Sequence[float]) -> list[float]:
     """Returns the bias-corrected exponential moving average of losses.
 
     It averages over about 20 losses, or over a twentieth of them if there are fewer than 400.

@@ -16,6 +16,7 @@ from jaxformer.artifacts.checkpoint_writer import CheckpointWriter, NotFinite
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import Variables
 from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
@@ -310,7 +311,7 @@ class Training:
             all_of_it = self._score(variables, whole=True)
         self.log.evaluation(self.step, part, all_of_it, sample)
 
-    def _score(self, variables, whole: bool) -> Score:
+    def _score(self, variables: Variables, whole: bool) -> Score:
         """Scores held-out data; a signal stops it, unless other processes take part."""
         bar = self.screen.count(self.task.num_targets, "held-out text", "tokens")
         with bar if whole else nullcontext(lambda count: None) as show:

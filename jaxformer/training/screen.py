@@ -4,9 +4,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.console import Console, ConsoleOptions
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -24,7 +25,7 @@ class Screen:
     terminal would execute escape sequences in a sample, a path or a name.
     """
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any):
         """Creates a screen.
 
         Args:
@@ -112,7 +113,7 @@ class Screen:
 class _Detail(ProgressColumn):
     """Column with the text on the right of a bar, or the elapsed seconds if there is no text."""
 
-    def render(self, task) -> Text:
+    def render(self, task: Task) -> Text:
         detail = task.fields["detail"]
         return Text(f"{task.elapsed or 0.0:.0f} s" if detail is None else detail)
 
@@ -123,7 +124,7 @@ class _Verbatim:
     def __init__(self, text: str):
         self._text = text
 
-    def __rich_console__(self, console, options):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         yield Segment(f"{self._text}\n")
 
 

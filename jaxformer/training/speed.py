@@ -1,12 +1,13 @@
 """Speed of a run: its time, throughput, utilization and profiler trace."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from jaxformer.models.flops import training_flops
 from jaxformer.training.batch import Batch
@@ -60,7 +61,7 @@ class Clock:
         return tokens, flops
 
     @contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """Stops the clock while the context is open."""
         was_running, self.trained, self._since = self._since is not None, self.seconds, None
         yield
@@ -148,7 +149,7 @@ def update_flops(config: TrainingConfig, batch: Batch) -> int:
 _row_flops = lru_cache(maxsize=32)(training_flops)
 
 
-def utilization(flops_per_second: float, mesh) -> dict[str, float]:
+def utilization(flops_per_second: float, mesh: Mesh | None) -> dict[str, float]:
     """Returns `model_flops_utilization`, the share of the devices' bfloat16 peak that is used.
 
     Args:
@@ -175,7 +176,7 @@ class Profile:
     (`perfetto_trace.json.gz` in it).
     """
 
-    def __init__(self, folder: Path, wanted: bool, say=lambda line: None):
+    def __init__(self, folder: Path, wanted: bool, say: Callable[[str], None] = lambda line: None):
         """Prepares a trace.
 
         Args:

@@ -52,7 +52,7 @@ class TensorBoard:
 class Service:
     """trackio or wandb, which share an interface. A resumed run continues its earlier record."""
 
-    def __init__(self, package: ModuleType, folder: RunFolder, config: dict, **options):
+    def __init__(self, package: ModuleType, folder: RunFolder, config: dict, **options: str):
         """Opens a run in the service.
 
         Args:

@@ -238,7 +238,7 @@ def open_base(source: str, selection: Selection) -> Base:
 
     path = fetched(source).absolute()
     stored = opened(path)
-    check_head(path, stored)
+    check_head(path, stored.config, stored.family)
     kind = kind_of(stored.config)
     if selection.model not in (None, kind):
         raise ValueError(f"--model is {selection.model!r}, but {path} is of kind {kind}")

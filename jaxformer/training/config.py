@@ -32,14 +32,19 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {shown(seed)}; it must be in 0 … {2**32 - 1}")
 
 
-def _check(config, name: str, is_accepted: Callable[[float], bool], accepted: str) -> None:
+def _check(
+    config: "OptimizerConfig | TrainingConfig",
+    name: str,
+    is_accepted: Callable[[float], bool],
+    accepted: str,
+) -> None:
     """Raises ValueError if the value of a field is not accepted; None passes."""
     value = getattr(config, name)
     if value is not None and not is_accepted(value):
         raise ValueError(f"{name} is {value}; it must be {accepted}")
 
 
-def _check_least(config, least: int, *names: str) -> None:
+def _check_least(config: "OptimizerConfig | TrainingConfig", least: int, *names: str) -> None:
     """Raises ValueError if a named field is below `least`; None passes."""
     for name in names:
         _check(config, name, lambda value: value >= least, f"at least {least}")
@@ -108,7 +113,7 @@ class OptimizerConfig:
     """decay rate of a moving average of the weights, which is used for scores, samples and loading;
     None: no average"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         check_fields(self)
         check_positive(self, "learning_rate")
@@ -188,7 +193,7 @@ class TrainingConfig(Generic[Model]):
     profile: bool = False
     """write a trace of a few updates, for TensorBoard or Perfetto, into the run folder"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         check_fields(self)
         counts = ("steps", "accumulate", "evaluate_every", "checkpoint_every", "keep_every")
@@ -225,7 +230,7 @@ class TextTraining(TrainingConfig[Model]):
     sample_tokens: int = 200
     """tokens in the sample that each evaluation writes; 0: no sample"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
         _check_least(self, 1, "batch_size", "evaluation_windows")
@@ -259,7 +264,7 @@ class HiddenTraining(TextTraining[Model]):
     mask_rate: float = 0.15
     """share of the tokens that are hidden"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
         _check(self, "mask_rate", lambda x: 0 < x < 1, "in (0, 1)")
@@ -281,7 +286,7 @@ class PairTraining(TrainingConfig[Model]):
     bleu_tokenize: str | None = None
     """sacrebleu's tokenizer for BLEU, such as zh for Chinese; None: 13a, its default"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
         _check_least(self, 1, "batch_tokens", "lengths", "evaluation_pairs")

@@ -1,8 +1,10 @@
 """Settings of a run that begins from a checkpoint, and their checks."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from jaxformer.artifacts.tokenizer import lowers_case
+from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.training.config import (
     OptimizerConfig,
     PairTraining,
@@ -16,7 +18,7 @@ from jaxformer.training.presets import RUNS, TRAININGS
 CHANGEABLE = ("dropout", "dtype")
 
 
-def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
+def fine_tuning(kind: str, model: ModelConfig, preset: str | None) -> TrainingConfig:
     """Returns the settings of a run that trains an existing model further.
 
     Args:
@@ -43,7 +45,7 @@ def fine_tuning(kind: str, model, preset: str | None) -> TrainingConfig:
     return replace(chosen, model=model)
 
 
-def check_same_model(path, before: TrainingConfig, after: TrainingConfig) -> None:
+def check_same_model(path: Path, before: TrainingConfig, after: TrainingConfig) -> None:
     """Checks that no flag changes the model of a checkpoint.
 
     Args:
@@ -64,20 +66,21 @@ def check_same_model(path, before: TrainingConfig, after: TrainingConfig) -> Non
             )
 
 
-def check_head(path, stored) -> None:
+def check_head(path: Path, config: ModelConfig, family: str | None) -> None:
     """Checks that the head of a checkpoint predicts tokens, since nothing else can be trained.
 
     BertForPreTraining passes: beside its classifier of sentence pairs, it predicts masked tokens.
 
     Args:
         path: The checkpoint.
-        stored: Its config and its family.
+        config: Its config.
+        family: Its model_type of transformers, or None.
 
     Raises:
         ValueError: The model is a classifier.
     """
-    labels = getattr(stored.config, "num_labels", 0)
-    predicts_tokens = stored.family == "bert" and stored.config.transform
+    labels = getattr(config, "num_labels", 0)
+    predicts_tokens = family == "bert" and getattr(config, "transform", False)
     if labels and not predicts_tokens:
         raise ValueError(
             f"{path} is a classifier (num_labels is {labels}); classifiers cannot be trained yet, "
@@ -85,7 +88,7 @@ def check_head(path, stored) -> None:
         )
 
 
-def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
+def check_tokenizer(path: Path, tokenizer: Tokenizer | None, config: TrainingConfig) -> None:
     """Checks that the tokenizer of a checkpoint suits the task and the model.
 
     Args:
@@ -122,7 +125,7 @@ def check_tokenizer(path, tokenizer, config: TrainingConfig) -> None:
             "eos_token_id in config.json"
         ) from None
     needed = {*opening, *tokenizer.stop_tokens, *tokenizer.before, *tokenizer.after}
-    if config.model.learns == "hidden tokens":
+    if config.model.learns == "hidden tokens" and tokenizer.mask_token is not None:
         needed.add(tokenizer.mask_token)
     if max(needed) >= config.model.vocab_size:
         raise ValueError(

@@ -30,7 +30,7 @@ class Settings:
     given: frozenset[str]
     preset: dict[str, Any]
 
-    def __getitem__(self, name: str):
+    def __getitem__(self, name: str) -> Any:
         """Returns the value of a field."""
         return self.values[name]
 
@@ -38,7 +38,7 @@ class Settings:
         """Returns whether the field came from the preset, so that it may change."""
         return name not in self.given
 
-    def let(self, **values) -> None:
+    def let(self, **values: Any) -> None:
         """Sets the first of these fields that the user did not set, if there is one."""
         if (name := next(filter(self.is_free, values), None)) is not None:
             self.values[name] = values[name]

@@ -32,7 +32,7 @@ class MeshSizes(Mesh):
     tensor: int = 1
     """devices that divide the computation of each layer"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the sizes."""
         check_fields(self)
         check_at_least(1, self, "data", "fsdp", "tensor")

@@ -1,16 +1,36 @@
 """Preparation of a run folder: its lock, its config and the tokenized data."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from jaxformer.artifacts.files import check_utf8
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.config import Inputs
+from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.run_folders import locked, write_run
 
+if TYPE_CHECKING:
+    from jaxformer.training.screen import Screen
 
-def prepare_run(folder, inputs: Inputs, config, screen, stack, resume: bool, base) -> None:
+
+class Base(Protocol):
+    """The checkpoint that a new run starts from."""
+
+    def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
+        """Copies into the run's folder what the run needs from the checkpoint."""
+
+
+def prepare_run(
+    folder: RunFolder,
+    inputs: Inputs,
+    config: TrainingConfig,
+    screen: "Screen",
+    stack: ExitStack,
+    resume: bool,
+    base: Base | None,
+) -> None:
     """Creates and locks the run folder, and writes the tokenized data unless it already exists.
 
     Args:
@@ -49,7 +69,7 @@ def prepare_run(folder, inputs: Inputs, config, screen, stack, resume: bool, bas
     screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
 
 
-def _lock(folder: RunFolder, say, stack: ExitStack) -> None:
+def _lock(folder: RunFolder, say: Callable[[str], None], stack: ExitStack) -> None:
     """Locks the folder against other training processes until `stack` is closed."""
     try:
         if not stack.enter_context(locked(folder.lock)):

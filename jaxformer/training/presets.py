@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxformer.models import config as configs
 from jaxformer.models.config import KINDS, PRESETS, Execution
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.training.config import (
     HiddenTraining,
     OptimizerConfig,
@@ -22,7 +23,9 @@ _UNROLLED = Execution(layers="unrolled")
 _WINDOW = 128  # tokens per window in runs on the standard library
 
 
-def _stdlib(model, learning_rate: float, steps: int = 2500, batch_size: int = 8):
+def _stdlib(
+    model: ModelConfig, learning_rate: float, steps: int = 2500, batch_size: int = 8
+) -> TextTraining:
     """Returns a run of about five minutes on two cores, on the Python standard library."""
     training = HiddenTraining if model.learns == "hidden tokens" else TextTraining
     return training(
@@ -53,7 +56,7 @@ _WAVENET = configs.ConvolutionalConfig(
 )
 
 
-def _tiny(model):
+def _tiny(model: ModelConfig) -> TrainingConfig:
     """Returns a run of a few seconds that uses every part of training."""
     training = TRAININGS[configs.kind_of(model)]
     of_text = {"evaluation_windows": 16, "sample_tokens": 64}
@@ -72,7 +75,7 @@ def _tiny(model):
 _SMALL = {"vocab_size": 512, "max_length": 64, "num_layers": 2, "embed_dim": 64}
 
 
-def _translation(model):
+def _translation(model: ModelConfig) -> PairTraining:
     """Returns a run of an hour on two cores, for ten thousand or more sentence pairs (Multi30k)."""
     return PairTraining(
         model=model,
@@ -88,15 +91,20 @@ def _translation(model):
     )
 
 
-def _shakespeare(model: dict[str, Any], steps: int, batch_size: int, **settings):
+def _shakespeare(
+    model: dict[str, Any],
+    steps: int,
+    batch_size: int,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+) -> TextTraining:
     """Returns a run on bytes with nanoGPT's settings for Tiny Shakespeare (its README)."""
     return TextTraining(
         model=configs.DecoderConfig(use_bias=False, vocab_size=257, **model),
+        execution=execution,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
         steps=steps,
         batch_size=batch_size,
         held_out=0.1,
-        **settings,
     )
 
 

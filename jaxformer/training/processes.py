@@ -36,7 +36,7 @@ class Processes:
     process_timeout: int = 300
     """seconds to wait until all processes have connected"""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
         if self.process_timeout < 1:
             raise ValueError(f"process_timeout is {self.process_timeout}; it must be at least 1")

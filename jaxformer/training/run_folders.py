@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from jaxformer.artifacts.origin import read_origin
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
@@ -133,7 +133,7 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def _lock(file) -> bool:
+def _lock(file: TextIO) -> bool:
     if fcntl is None:
         return False
     try:

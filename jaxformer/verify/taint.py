@@ -10,19 +10,22 @@ may come out of it.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jaxtyping import Array, Bool
 
+from jaxformer.models.check import AnyArray
 from jaxformer.verify import loops
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import hull, not_constant, output_bounds
 from jaxformer.verify.indexing import MOVED, moved_bounds
-from jaxformer.verify.marks import Marked, everything
+from jaxformer.verify.marks import Bounds, Marked, everything
 from jaxformer.verify.primitives import ELEMENTWISE, IDENTITIES, RESHAPED, rule_of
 from jaxformer.verify.thresholds import Thresholds
 
@@ -36,6 +39,9 @@ NO_RULE = "taint has no rule for"
 # The mark of weights: values that may change independently of the inputs.
 VARIES = np.uint8(1)
 
+Atom = Var | Literal
+Varies = Callable[[AnyArray], Bool[np.ndarray, "..."]]
+
 
 class Taint(NamedTuple):
     """The result of a taint analysis.
@@ -46,12 +52,14 @@ class Taint(NamedTuple):
         notes: Assumptions, such as finite numbers that count as masks.
     """
 
-    bits: np.ndarray
+    bits: Bool[np.ndarray, "*output positions"]
     remarks: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def taint(function, inputs, num_positions: int):
+def taint(
+    function: Callable[[Array], Array], inputs: AnyArray, num_positions: int
+) -> tuple[Bool[np.ndarray, "*output positions"], tuple[str, ...]]:
     """Follows every position of the inputs through a function.
 
     Args:
@@ -69,7 +77,13 @@ def taint(function, inputs, num_positions: int):
     return follow(jax.make_jaxpr(function)(inputs), inputs, num_positions)[:2]
 
 
-def follow(closed, inputs, num_positions: int, weights=(), varies=None) -> Taint:
+def follow(
+    closed: ClosedJaxpr,
+    inputs: AnyArray,
+    num_positions: int,
+    weights: Sequence[AnyArray] = (),
+    varies: Varies | None = None,
+) -> Taint:
     """Runs the taint analysis of a jaxpr.
 
     Args:
@@ -103,11 +117,11 @@ class _Run:
             is not made.
     """
 
-    def __init__(self, width: int, varies=None):
+    def __init__(self, width: int, varies: Varies | None = None):
         self.width, self.varies = width, varies
         self.unknown, self.thresholds, self.imagined = Counter(), Thresholds(), False
 
-    def varying(self, value, where) -> Marked:
+    def varying(self, value: AnyArray, where: Bool[np.ndarray, "..."]) -> Marked:
         """Marks the elements where `where` is true as values that may change."""
         if not where.any():
             return Marked(value)
@@ -115,13 +129,13 @@ class _Run:
         mark[..., -1] = VARIES
         return Marked(value, m.only_where(mark, where))
 
-    def captured(self, value) -> Marked:
+    def captured(self, value: AnyArray) -> Marked:
         """Returns a constant of the jaxpr, an array that the function has captured, with marks."""
         if self.varies is None:
             return Marked(value)
         return self.varying(value, self.varies(value))
 
-    def closed(self, closed, inputs) -> list[Marked]:
+    def closed(self, closed: ClosedJaxpr | Jaxpr, inputs: Sequence[Marked]) -> list[Marked]:
         """Evaluates a closed jaxpr, or a jaxpr without constants."""
         jaxpr, captured = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
         environment = dict(zip(jaxpr.constvars, map(self.captured, captured), strict=True))
@@ -131,7 +145,7 @@ class _Run:
             last_use |= dict.fromkeys(_variables(equation.invars), number)
         last_use |= dict.fromkeys(_variables(jaxpr.outvars))
 
-        def read(x):
+        def read(x: Atom) -> Marked:
             if not isinstance(x, Literal):
                 return environment[x]
             return self.captured(x.val) if isinstance(x.val, jax.Array) else Marked(x.val)
@@ -144,7 +158,7 @@ class _Run:
                     del environment[x]
         return [read(x) for x in jaxpr.outvars]
 
-    def equation(self, equation, inputs) -> list[Marked]:
+    def equation(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
         name, params = equation.primitive.name, equation.params
         # References from inside the function are outputs; references from outside are inputs.
         variables = (*equation.invars, *equation.outvars)
@@ -168,7 +182,7 @@ class _Run:
             return list(map(Marked, values))
         return self.passed(equation, inputs, values)
 
-    def passed(self, equation, inputs, values) -> list[Marked]:
+    def passed(self, equation: JaxprEqn, inputs: list[Marked], values: list[Array]) -> list[Marked]:
         """Applies the primitive's rules for marks and bounds to the values that it computed."""
         primitive, params = equation.primitive, equation.params
         if primitive.name in ELEMENTWISE:
@@ -188,7 +202,7 @@ class _Run:
         self.thresholds.see(primitive.name, inputs, outputs)
         return outputs
 
-    def scan_(self, equation, inputs):
+    def scan_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
         """Evaluates a scan step by step."""
         params, body = equation.params, equation.params["jaxpr"]
         # Scanned and stacked arrays have one more axis outside the body than inside.
@@ -204,13 +218,14 @@ class _Run:
             carry = outputs[:num_carry]
             collected.append(outputs[num_carry:])
         if not collected:
-            empty = [jnp.zeros(x.aval.shape, x.aval.dtype) for x in equation.outvars[num_carry:]]
+            avals: list[Any] = [x.aval for x in equation.outvars[num_carry:]]
+            empty = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
             return [*carry, *map(Marked, empty)]
         if params["reverse"]:
             collected.reverse()
         return [*carry, *(loops.stacked(some) for some in zip(*collected, strict=True))]
 
-    def while_(self, equation, inputs):
+    def while_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
         """Evaluates a while loop; its condition may have rows (`vmap`).
 
         If inputs affect the condition, they affect the outputs. With rows, `loops` marks the
@@ -223,10 +238,10 @@ class _Run:
             varying = self.varying(np.zeros(()), np.ones((), bool))
             return m.marked_by([*inputs, varying], begin)
 
-        def decide(consts, carry):
+        def decide(consts: list[Marked], carry: list[Marked]) -> Marked:
             return self.closed(params["cond_jaxpr"], [*consts[:first], *carry])[0]
 
-        def step(consts, carry):
+        def step(consts: list[Marked], carry: list[Marked]) -> list[Marked]:
             return self.closed(params["body_jaxpr"], [*consts[first:], *carry])
 
         carry, entered, decided = begin, None, None
@@ -251,7 +266,7 @@ class _Run:
                 carry,
             )
 
-    def cond_(self, equation, inputs):
+    def cond_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
         """Evaluates the taken branch, or all branches if inputs affect the choice."""
         which, *operands = inputs
         branches = equation.params["branches"]
@@ -270,7 +285,7 @@ class _Run:
         return outputs
 
     @contextmanager
-    def imagining(self, imagined: bool):
+    def imagining(self, imagined: bool) -> Iterator[None]:
         """Sets `imagined` in the block, which evaluates a branch that may not be the taken one."""
         before, self.imagined = self.imagined, imagined
         try:
@@ -279,11 +294,13 @@ class _Run:
             self.imagined = before
 
 
-def _variables(atoms) -> set:
+def _variables(atoms: Iterable[Atom]) -> set[Var]:
     return {x for x in atoms if not isinstance(x, Literal)}
 
 
-def _bounds(primitive, params, inputs, values):
+def _bounds(
+    primitive: Primitive, params: dict[str, Any], inputs: list[Marked], values: list[Array]
+) -> Sequence[Bounds | None]:
     if primitive.name in MOVED or primitive.name in RESHAPED:
         return moved_bounds(primitive, params, inputs) or [None] * len(values)
     if primitive.name in IDENTITIES:
@@ -293,7 +310,7 @@ def _bounds(primitive, params, inputs, values):
     return [output_bounds(primitive.name, params, inputs, values[0])]
 
 
-def _longer(some, avals) -> int:
+def _longer(some: Sequence[Marked | Var], avals: Sequence[jax.core.ShapedArray]) -> int:
     """Returns how many values (or variables) have more axes than their abstract values."""
-    shapes = (x.value if isinstance(x, Marked) else x.aval for x in some)
+    shapes: Iterator[Any] = (x.value if isinstance(x, Marked) else x.aval for x in some)
     return sum(np.ndim(x) > len(aval.shape) for x, aval in zip(shapes, avals, strict=True))

@@ -5,15 +5,24 @@ position and an input position. Exactly 0.0 means no effect, and ∞ stands for 
 numbered in row-major order over the leading axes.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxformer.models.check import AnyArray
 from jaxformer.verify.bounds import REACH, is_float
 from jaxformer.verify.taint import Taint, follow
 
+Pairs = Bool[np.ndarray, "outputs inputs"]
 
-def by_taint(function, inputs, num_positions: int, weights=None):
+
+def by_taint(
+    function: Callable[..., Array], inputs: AnyArray, num_positions: int, weights: Any = None
+) -> tuple[Pairs, tuple[str, ...], tuple[str, ...]]:
     """Finds the pairs that a path of computations connects.
 
     Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
@@ -58,7 +67,7 @@ class _Captured:
     def __init__(self):
         self.partly, self.wholly = {}, {}
 
-    def zeros(self, array):
+    def zeros(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
         """Returns bool [*shape], true everywhere if the array is entirely 0."""
         zero = _is_zero(array)
         if zero.any():
@@ -66,31 +75,37 @@ class _Captured:
             (self.wholly if zero.all() else self.partly)[name] = None
         return np.full(zero.shape, zero.all())
 
-    def weights(self, array):
+    def weights(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
         """Returns bool [*shape], true where an array with zeros could be a weight, not a mask."""
         zero = _is_zero(array)
         if not zero.any():
             return zero
         return np.abs(np.asarray(array).astype(np.float64)) < REACH
 
-    def notes(self):
+    def notes(self) -> tuple[str, ...]:
         names = ", ".join(self.wholly)
         note = f"captured arrays of zeros ({names}) are taken for weights that may change"
         return (note,) if names else ()
 
 
-def _is_zero(array):
+def _is_zero(array: AnyArray) -> Bool[np.ndarray, "..."]:
     """Returns bool [*shape], true at the zeros of a float array."""
     return np.asarray(array) == 0 if is_float(array) else np.zeros(np.shape(array), bool)
 
 
-def _by_position(found: Taint, num_positions: int):
+def _by_position(found: Taint, num_positions: int) -> Pairs:
     """Returns bool [outputs, inputs]: the union over the features of an output."""
     features = tuple(range(num_positions, found.bits.ndim - 1))
     return found.bits.any(axis=features).reshape(-1, found.bits.shape[-1])
 
 
-def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
+def by_derivative(
+    function: Callable[[Array], Array],
+    inputs: Float[Array, "..."],
+    num_positions: int,
+    rows: Int[np.ndarray, " rows"],
+    chunk: int = 16,
+) -> Float[np.ndarray, "rows inputs"]:
     """Returns float [rows, inputs]: the largest |∂ output / ∂ feature of the input|, by vjp.
 
     The features of an output position are summed with nonzero factors, so that each row of the
@@ -104,16 +119,16 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
         chunk: The number of backward passes that run at once.
     """
 
-    def one_per_position(x):
+    def one_per_position(x: Float[Array, "..."]) -> Float[Array, " outputs"]:
         y = function(x)
         y = _widened(y.reshape(*y.shape[:num_positions], -1))
         return (y @ jnp.cos(jnp.arange(y.shape[-1], dtype=y.dtype) + 1)).reshape(-1)
 
     @jax.jit
-    def run(x, rows):
+    def run(x: Float[Array, "..."], rows: Int[Array, " rows"]) -> Float[Array, "rows inputs"]:
         y, pull_back = jax.vjp(one_per_position, x)
 
-        def effect(row):
+        def effect(row: Int[Array, ""]) -> Float[Array, " inputs"]:
             (gradient,) = pull_back(jnp.zeros_like(y).at[row].set(1.0))
             return _largest(gradient.reshape(*x.shape[:num_positions], -1), num_positions)
 
@@ -122,7 +137,13 @@ def by_derivative(function, inputs, num_positions: int, rows, chunk: int = 16):
     return np.asarray(run(inputs, jnp.asarray(rows)))
 
 
-def by_change(function, inputs, num_positions: int, columns, others):
+def by_change(
+    function: Callable[[Array], Array],
+    inputs: AnyArray,
+    num_positions: int,
+    columns: Int[np.ndarray, " columns"],
+    others: AnyArray,
+) -> Float[np.ndarray, "outputs columns"]:
     """Returns float [outputs, columns]: the change of an output when one input is replaced.
 
     Two results that differ get at least the smallest normal number, even if their difference
@@ -139,8 +160,12 @@ def by_change(function, inputs, num_positions: int, columns, others):
     features = (1,) * (inputs.ndim - num_positions)
 
     @jax.jit
-    def run(x, others, columns):
-        def step(y, column):
+    def run(
+        x: Shaped[Array, "..."], others: Shaped[Array, "..."], columns: Int[Array, " columns"]
+    ) -> Float[Array, "columns outputs"]:
+        def step(
+            y: Shaped[Array, "..."], column: Int[Array, ""]
+        ) -> tuple[Shaped[Array, "..."], Float[Array, " outputs"]]:
             here = (jnp.arange(np.prod(shape), dtype=jnp.int32) == column).reshape(
                 *shape, *features
             )
@@ -160,12 +185,12 @@ def by_change(function, inputs, num_positions: int, columns, others):
     return np.asarray(run(inputs, others, jnp.asarray(columns))).T
 
 
-def _largest(x, num_positions: int):
+def _largest(x: Shaped[Array, "..."], num_positions: int) -> Float[Array, " positions"]:
     """Returns [positions]: the largest |feature|, where NaN counts as ∞."""
     sizes = jnp.where(jnp.isnan(x), jnp.inf, _widened(jnp.abs(x)))
     return sizes.max(axis=range(num_positions, x.ndim), initial=0.0).reshape(-1)
 
 
-def _widened(x):
+def _widened(x: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Returns the array in float32, or in float64 if it has this dtype."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

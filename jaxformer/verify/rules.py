@@ -8,13 +8,22 @@ A table describes one sequence. Its argument `segments` holds the segment ids (1
 packed documents, 0 for padding) or, for one document without padding, the length.
 """
 
-import numpy as np
+from collections.abc import Callable, Sequence
 
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxformer.functional.masks import Mask
 from jaxformer.functional.token_info import TokenInfo
 from jaxformer.models import config as configs
+from jaxformer.models.config.transformer import TransformerConfig
+
+Table = Bool[np.ndarray, "length length"]
+Config = TransformerConfig | configs.RecurrentConfig | configs.ConvolutionalConfig
+Segments = int | Sequence[int] | np.ndarray
 
 
-def read(segments):
+def read(segments: Segments) -> tuple[Int[np.ndarray, " length"], Int[np.ndarray, " length"]]:
     """Returns (document, position) of each token as two int arrays.
 
     Documents are numbered from 1 and positions from 0. Both are 0 for padding. A document is a
@@ -33,10 +42,13 @@ def read(segments):
         if segment != last_id:
             last_id, document, position = segment, document + 1, 0
         tokens.append((document, position))
-    return tuple(np.array(tokens, int).reshape(-1, 2).T)
+    documents, positions = np.array(tokens, int).reshape(-1, 2).T
+    return documents, positions
 
 
-def visible(segments, window=None, prefix=0, causal=True):
+def visible(
+    segments: Segments, window: int | None = None, prefix: int = 0, causal: bool = True
+) -> Table:
     """Returns the rule of attention within documents.
 
     Args:
@@ -46,14 +58,14 @@ def visible(segments, window=None, prefix=0, causal=True):
         causal: Whether a token sees no later tokens (outside the prefix).
     """
 
-    def sees(i, j):
+    def sees(i: int, j: int) -> bool:
         in_window = window is None or i - j < window
         return in_window and (not causal or j <= i or j < prefix)
 
     return _within_documents(segments, sees)
 
 
-def _within_documents(segments, sees):
+def _within_documents(segments: Segments, sees: Callable[[int, int], bool]) -> Table:
     """Returns the rule in which a token sees the tokens of its document that `sees` selects.
 
     Args:
@@ -70,17 +82,17 @@ def _within_documents(segments, sees):
     return seen
 
 
-def causal(segments):
+def causal(segments: Segments) -> Table:
     """Returns the lower triangle with its diagonal: causal attention, and recurrent layers."""
     return visible(segments)
 
 
-def bidirectional(segments):
+def bidirectional(segments: Segments) -> Table:
     """Returns the rule in which every token sees all tokens of its document."""
     return visible(segments, causal=False)
 
 
-def near(segments, distance=None):
+def near(segments: Segments, distance: int | None = None) -> Table:
     """Returns the rule in which a token sees tokens at most `distance` positions away.
 
     Args:
@@ -90,14 +102,16 @@ def near(segments, distance=None):
     return _within_documents(segments, lambda i, j: distance is None or abs(i - j) <= distance)
 
 
-def windows(config) -> list:
+def windows(config: Config) -> list[int | None]:
     """Returns the window of each layer of a config, whose `window` may be a pattern."""
-    window = getattr(config, "window", None)
+    window = config.window
     pattern = window if isinstance(window, tuple) else (window,)
     return [pattern[layer % len(pattern)] for layer in range(config.num_layers)]
 
 
-def convolved(segments, kernel_size, dilation=1, causal=True):
+def convolved(
+    segments: Segments, kernel_size: int, dilation: int = 1, causal: bool = True
+) -> Table:
     """Returns the rule of a convolution: a token sees the tokens that the kernel reaches.
 
     Args:
@@ -111,7 +125,7 @@ def convolved(segments, kernel_size, dilation=1, causal=True):
     return _within_documents(segments, lambda i, j: j - i in reach)
 
 
-def composed(layers, alive, residual=True):
+def composed(layers: Sequence[Table], alive: Segments, residual: bool = True) -> Table:
     """Returns the rule of several layers together.
 
     After a layer, a position depends on everything that the positions it sees depended on before.
@@ -135,21 +149,21 @@ def composed(layers, alive, residual=True):
     return table
 
 
-def asked(mask, segments):
+def asked(mask: Mask, segments: Segments) -> Table:
     """Returns the rule of a user's mask within documents.
 
     It evaluates the mask for one pair of tokens at a time. The mask itself is the specification
     here: the certificate checks that every code path of the model follows it.
     """
 
-    def sees(i, j):
+    def sees(i: int, j: int) -> bool:
         query, key = (TokenInfo(1, np.array([k]), np.ones(1, int)) for k in (i, j))
         return np.asarray(mask(query, key)).item()
 
     return _within_documents(segments, sees)
 
 
-def of_layers(config, segments, mask=None) -> list:
+def of_layers(config: Config, segments: Segments, mask: Mask | None = None) -> list[Table]:
     """Returns the rule of each layer of a model.
 
     Args:
@@ -167,7 +181,12 @@ def of_layers(config, segments, mask=None) -> list:
     return [visible(segments, window, config.prefix) for window in windows(config)]
 
 
-def of(config, segments, num_layers: int | None = None, mask=None):
+def of(
+    config: Config,
+    segments: Int[np.ndarray, "batch length"],
+    num_layers: int | None = None,
+    mask: Mask | None = None,
+) -> Bool[np.ndarray, "batch length batch length"]:
     """Returns the rule of a model: bool [batch, length, batch, length].
 
     Batch elements do not depend on each other.
@@ -186,7 +205,9 @@ def of(config, segments, num_layers: int | None = None, mask=None):
     return table
 
 
-def of_source(segments, source_segments):
+def of_source(
+    segments: Int[np.ndarray, "batch length"], source_segments: Int[np.ndarray, "batch source"]
+) -> Bool[np.ndarray, "batch length batch source"]:
     """Returns the rule of a source: bool [batch, length, batch, source length].
 
     Every token reads the whole source of its batch element, without padding.
@@ -198,5 +219,5 @@ def of_source(segments, source_segments):
     return table
 
 
-def _ids(segments):
+def _ids(segments: Segments) -> np.ndarray:
     return np.ones(segments, int) if np.ndim(segments) == 0 else np.asarray(segments)

@@ -1,11 +1,13 @@
 """Comparison of a dependency matrix with a rule, and its picture."""
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxformer.verify.dependency import Dependency, dependency_matrix, place_name
 
@@ -19,11 +21,11 @@ class RemarkWarning(UserWarning):
 class Edge(NamedTuple):
     """A pair of an output position and an input position, and the largest effect seen."""
 
-    output: tuple
-    input: tuple
+    output: tuple[int, ...]
+    input: tuple[int, ...]
     effect: float
 
-    def __str__(self):
+    def __str__(self) -> str:
         """Returns a text such as "output 0 ← input 1 (0.366)"."""
         output, input = place_name(self.output), place_name(self.input)
         return f"output {output} ← input {input} ({self.effect:.3g})"
@@ -46,12 +48,12 @@ class Comparison:
         """Whether the found edges are those of the rule."""
         return not self.missing and not self.spurious
 
-    def __str__(self):
+    def __str__(self) -> str:
         """Returns the counts of both kinds, and their first edges."""
         return f"{_listed('spurious', self.spurious)}; {_listed('missing', self.missing)}"
 
 
-def compare(found: Dependency, rule) -> Comparison:
+def compare(found: Dependency, rule: ArrayLike) -> Comparison:
     """Compares a dependency matrix with a rule (see `rules`).
 
     Args:
@@ -78,7 +80,7 @@ def compare(found: Dependency, rule) -> Comparison:
     return Comparison(missing, spurious)
 
 
-def _over_batch(rule, shape):
+def _over_batch(rule: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Expands a rule for one batch element, or one rule for each, to a rule for the batch."""
     is_batch = len(shape) == 4 and shape[0] == shape[2]
     if not is_batch or rule.shape not in (shape[1::2], (shape[0], *shape[1::2])):
@@ -90,7 +92,12 @@ def _over_batch(rule, shape):
 
 
 def assert_dependencies(
-    function, inputs, rule, *, allow_remarks: bool = False, **options
+    function: Callable[..., Array],
+    inputs: ArrayLike,
+    rule: ArrayLike,
+    *,
+    allow_remarks: bool = False,
+    **options: Any,
 ) -> Dependency:
     """Asserts that a function depends on its inputs as a rule says.
 
@@ -150,14 +157,16 @@ def warn(found: Dependency) -> None:
         warnings.warn(remark, RemarkWarning, stacklevel=3)
 
 
-def _edges(table, effects, split: int):
+def _edges(
+    table: Bool[np.ndarray, "*pairs"], effects: Float[np.ndarray, "*pairs"], split: int
+) -> list[Edge]:
     sizes = np.nan_to_num(effects[table], nan=0.0, posinf=np.inf).tolist()
     places = zip(np.argwhere(table).tolist(), sizes, strict=True)
     edges = (Edge(tuple(place[:split]), tuple(place[split:]), size) for place, size in places)
     return sorted(edges, key=lambda edge: -edge.effect)
 
 
-def _listed(kind: str, edges, most: int = 3) -> str:
+def _listed(kind: str, edges: Sequence[Edge], most: int = 3) -> str:
     """Returns a text with the number of edges and the first `most` edges."""
     if not edges:
         return f"0 {kind} edges"
@@ -165,7 +174,12 @@ def _listed(kind: str, edges, most: int = 3) -> str:
     return f"{len(edges)} {kind} edge{'s' * (len(edges) > 1)}: {some}"
 
 
-def draw_dependency(found, rule, path: Path, title: str) -> None:
+def draw_dependency(
+    found: Dependency,
+    rule: Bool[np.ndarray, "batch length 1 length"],
+    path: Path,
+    title: str,
+) -> None:
     """Writes a PNG of the dependencies within the last batch element.
 
     The left panel shows the found edges and the rule, the right panel the effect of each pair.

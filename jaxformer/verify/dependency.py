@@ -8,28 +8,31 @@
 last) to an array whose leading axes are positions too: [length, …] or [batch, length, …].
 """
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.errors import TraceContextError
+from jaxtyping import Array, ArrayLike, Shaped
 
 from jaxformer.verify.bounds import is_float
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
 WITNESSES = ("taint", "derivative", "change")
 NO_PATH = "an effect was seen where taint followed no path: one of its rules is wrong"
+Shape = tuple[int, ...]
 
 
 class Disagreement(NamedTuple):
     """A pair of positions on which two witnesses disagree, and a possible reason."""
 
-    output: tuple
-    input: tuple
+    output: tuple[int, ...]
+    input: tuple[int, ...]
     why: str
 
 
@@ -56,13 +59,13 @@ class Dependency:
 
 
 def dependency_matrix(
-    function,
-    inputs,
+    function: Callable[..., Array],
+    inputs: ArrayLike,
     *,
-    weights=None,
-    witnesses=None,
+    weights: Any = None,
+    witnesses: tuple[str, ...] | list[str] | None = None,
     sample: int | None = None,
-    others=None,
+    others: ArrayLike | None = None,
     seed: int = 0,
     atol: float = 0.0,
 ) -> Dependency:
@@ -158,19 +161,21 @@ def dependency_matrix(
     return Dependency(matrix, largest, num_pairs, disagreements, remarks, notes)
 
 
-def _array(inputs):
+def _array(inputs: ArrayLike) -> Array:
     try:
         return jnp.asarray(inputs)
     except TypeError as error:
         raise ValueError(f"inputs are {type(inputs).__name__}; they must be one array") from error
 
 
-def is_whole(number) -> bool:
+def is_whole(number: object) -> bool:
     """Returns whether this is an integer of any type, and not a bool."""
     return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
-def _checked_witnesses(witnesses, is_ids: bool):
+def _checked_witnesses(
+    witnesses: tuple[str, ...] | list[str] | None, is_ids: bool
+) -> tuple[str, ...]:
     names = ", ".join(WITNESSES)
     if isinstance(witnesses, str) or not isinstance(witnesses, tuple | list | None):
         raise ValueError(f"witnesses is {witnesses!r}; it must be a tuple of {names}")
@@ -186,7 +191,9 @@ def _checked_witnesses(witnesses, is_ids: bool):
     return chosen
 
 
-def _positions(function, inputs, num_positions: int):
+def _positions(
+    function: Callable[[Array], Array], inputs: Array, num_positions: int
+) -> tuple[Shape, Shape]:
     """Returns the shapes of the position axes of (inputs, outputs)."""
     if not num_positions or not inputs.size:
         raise ValueError(
@@ -209,7 +216,7 @@ def _positions(function, inputs, num_positions: int):
     return inputs.shape[:num_positions], output.shape[:num_positions]
 
 
-def _others(inputs, rng):
+def _others(inputs: Shaped[Array, "*shape"], rng: np.random.Generator) -> Shaped[Array, "*shape"]:
     """Draws another value for each position."""
     if is_float(inputs):
         size = max(float(jnp.std(inputs.astype(jnp.float32))), 1.0)
@@ -229,7 +236,9 @@ _WHY = {
 _INFINITE = "what stops a path was an exact 0, which an infinite value gets past"
 
 
-def _disagreements(effects, after, before):
+def _disagreements(
+    effects: Mapping[str, Shaped[np.ndarray, "outputs inputs"]], after: Shape, before: Shape
+) -> Iterator[Disagreement]:
     """Yields the pairs on which one witness saw no effect and another saw one."""
     for witness, seen in effects.items():
         others = [other for name, other in effects.items() if name != witness]
@@ -241,6 +250,6 @@ def _disagreements(effects, after, before):
             yield Disagreement(*(tuple(map(int, place)) for place in places), why=why)
 
 
-def place_name(place: tuple) -> str:
+def place_name(place: tuple[int | np.integer, ...]) -> str:
     """Returns a position as text, with its batch element if there is a batch axis."""
     return str(place[0]) if len(place) == 1 else f"{place[-1]} of row {place[0]}"

@@ -15,14 +15,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.score import score
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.chunks import cached
 from jaxformer.verify.comparison import compare, warn
 from jaxformer.verify.dependency import NO_PATH, dependency_matrix
-from jaxformer.verify.layers import distance, first_broken, first_difference
-from jaxformer.verify.subject import Subject, subject_of
+from jaxformer.verify.layers import Index, Value, distance, first_broken, first_difference
+from jaxformer.verify.subject import Result, Subject, subject_of
 
 HALF = "finite in bfloat16"  # the property that is always checked in bfloat16
 
@@ -46,8 +48,8 @@ class Property(NamedTuple):
 
 
 def certify(
-    model,
-    variables,
+    model: LanguageModel,
+    variables: Variables,
     *,
     length: int | None = None,
     seed: int = 0,
@@ -104,7 +106,7 @@ def examine(subject: Subject, name: str) -> Property:
     return Property(name, bool(holds), detail, *layer, seconds=seconds)
 
 
-def _rule(subject):
+def _rule(subject: Subject) -> Result:
     """Checks that the dependency matrix equals the rule, for the whole model and for every block.
 
     The whole model alone is not enough: several layers together may see the whole row even if one
@@ -124,13 +126,15 @@ def _rule(subject):
     return compared.holds and not wrong, "; ".join((*details, *found.remarks, *found.notes))
 
 
-def _reads_its_source(subject):
+def _reads_its_source(subject: Subject) -> Result:
     """Checks that every token depends on the whole source and not on the source's padding."""
     padded, segments = subject.padded_read, np.ones((1, 8), np.int32)
     x, there = subject.embeddings(*padded["source"].shape, stream=3), padded["source_segments"]
     tokens = subject.tokens(1, 8)
 
-    def hidden(variables, source):
+    def hidden(
+        variables: Variables, source: Float[Array, "1 source dim"]
+    ) -> Float[Array, "1 length dim"]:
         read = {"source": source, "source_segments": there}
         return subject.model.apply(variables, tokens, **read, method="hidden_states")
 
@@ -140,7 +144,7 @@ def _reads_its_source(subject):
     return compared.holds, f"{rule.sum()} edges, {compared}"
 
 
-def _padded(subject):
+def _padded(subject: Subject) -> Result:
     """Checks that padding before, inside and after a text changes no point of the model."""
     length, real = subject.length, subject.length - subject.length // 4
     text, rng = subject.tokens(1, real), np.random.default_rng(subject.seed)
@@ -152,7 +156,7 @@ def _padded(subject):
     return _same(subject, padded, alone, np.s_[..., places, :], what)
 
 
-def _separate(subject):
+def _separate(subject: Subject) -> Result:
     """Checks that two texts in one row have the same values as each text alone, at all points."""
     first, length = subject.length // 3, subject.length
     tokens, segments = subject.tokens(1, length), np.full((1, length), 2)
@@ -167,7 +171,7 @@ def _separate(subject):
     return result
 
 
-def _independent(subject):
+def _independent(subject: Subject) -> Result:
     """Checks that every batch element has the same values as in a batch of one."""
     rows = subject.rows(3)
     tokens = subject.tokens(rows, subject.length)
@@ -179,7 +183,9 @@ def _independent(subject):
     return _same(subject, batch, alone, row, f"row {worst} of {rows} and alone")
 
 
-def _same(subject, whole, part, index, what: str):
+def _same(
+    subject: Subject, whole: list[Value], part: list[Value], index: Index, what: str
+) -> Result:
     """Checks that the values at an index of one trace equal those of another trace."""
     difference = first_difference(whole, part, index, subject.tolerance)
     if difference is None:
@@ -188,7 +194,7 @@ def _same(subject, whole, part, index, what: str):
     return False, f"{what}: off by {off:.3g}", str(value)
 
 
-def _jitted(subject):
+def _jitted(subject: Subject) -> Result:
     tokens = subject.tokens(subject.rows(2), min(subject.length, 32))
     compiled = subject.compiled(tokens)
     with jax.disable_jit():
@@ -197,21 +203,21 @@ def _jitted(subject):
     return off <= subject.tolerance, f"off by {off:.2g}"
 
 
-def _deterministic(subject):
+def _deterministic(subject: Subject) -> Result:
     tokens = subject.tokens(subject.rows(2), subject.length)
     first, *others = (np.asarray(subject.compiled(tokens)) for _ in range(3))
     differing = np.sum([other != first for other in others])
     return differing == 0, f"{differing} of {2 * first.size} logits differ in three runs"
 
 
-def _probabilities(subject):
+def _probabilities(subject: Subject) -> Result:
     """Checks Σ_x P(x | text) = 1 with P(x | text) = P(text x) / P(text) computed by `score`."""
     size, text = subject.config.vocab_size, subject.tokens(1, max(2, subject.minimum_prefill))
     texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
 
-    def log_prob(texts):
+    def log_prob(texts: Int[np.ndarray, "batch length"]) -> Float[Array, " batch"]:
         source = None if subject.source is None else subject.read(len(texts))["source"]
-        return score(subject.model, subject.variables, texts, source=source)
+        return score(subject.model, subject.variables, jnp.asarray(texts), source=source)
 
     each, before = [log_prob(texts[i : i + 1024]) for i in range(0, size, 1024)], log_prob(text)
     total = float(np.exp(np.concatenate(each).astype(np.float64) - float(before[0])).sum())
@@ -219,7 +225,7 @@ def _probabilities(subject):
     return holds, f"those of {size} next tokens sum to {total:.6f}"
 
 
-def _finite(subject):
+def _finite(subject: Subject) -> Result:
     """Checks that the logits of complete sequences are finite in bfloat16."""
     half = subject.model.copy(config=replace(subject.config, dtype="bfloat16"))
     tokens = subject.tokens(subject.rows(2), subject.length)
@@ -228,7 +234,7 @@ def _finite(subject):
     return bad == 0, f"{bad} of {logits.size} logits are not finite"
 
 
-def _floor(subject):
+def _floor(subject: Subject) -> Result:
     """Checks that the loss on uniform random tokens is not below ln V.
 
     A lower loss means that the model has seen its targets.

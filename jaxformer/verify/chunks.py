@@ -1,15 +1,19 @@
 """Check that a row read in chunks through the cache has the logits of one pass."""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from jaxformer.decoding.autoregressive import advance, start
+from jaxformer.functional.family import DecodingCache
 from jaxformer.verify.layers import distance
+from jaxformer.verify.subject import Result, Subject
 
 
-def cached(subject):
+def cached(subject: Subject) -> Result:
     """Checks that a row read in random chunks has the logits of one pass without a cache.
 
     If it fails, the caches of the two readings are compared to find the layer.
@@ -32,7 +36,9 @@ def cached(subject):
     return True, f"{length} tokens at once and in 3 random chunkings: off by {worst:.2g} at most"
 
 
-def _read_in_chunks(subject, tokens, sizes):
+def _read_in_chunks(
+    subject: Subject, tokens: Int[np.ndarray, "batch length"], sizes: Sequence[int]
+) -> tuple[Float[np.ndarray, "batch length vocab"], DecodingCache]:
     """Returns the logits and the cache after reading the tokens in chunks of these sizes."""
     cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source)
     logits = []
@@ -42,7 +48,7 @@ def _read_in_chunks(subject, tokens, sizes):
     return np.concatenate(logits, axis=1), cache
 
 
-def chunk_sizes(rng, length: int, first: int):
+def chunk_sizes(rng: np.random.Generator, length: int, first: int) -> list[int]:
     """Draws the sizes of the chunks: 1 or 11, because each size is compiled separately.
 
     Args:
@@ -56,11 +62,11 @@ def chunk_sizes(rng, length: int, first: int):
     return sizes[: len(ends)] + [1] * (length - ends[-1])
 
 
-def _few(sizes):
+def _few(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes[:6])) + ", …" * (len(sizes) > 6)
 
 
-def _differing_layer(cache, expected, tolerance: float) -> str | None:
+def _differing_layer(cache: DecodingCache, expected: DecodingCache, tolerance: float) -> str | None:
     """Returns the first layer whose caches differ."""
     leaves = jax.tree_util.tree_leaves_with_path(cache)
     differing = []

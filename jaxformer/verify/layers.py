@@ -4,16 +4,25 @@
 is that of the tokens.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxformer.functional.taps import Patch
+from jaxformer.models.check import AnyArray
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
-from jaxformer.verify.comparison import compare
+from jaxformer.verify.comparison import Comparison, compare
 from jaxformer.verify.dependency import dependency_matrix
+
+if TYPE_CHECKING:
+    from jaxformer.verify.subject import Subject
+
+Index = slice | tuple[EllipsisType | slice | np.ndarray, ...]
 
 
 class Value(NamedTuple):
@@ -29,12 +38,18 @@ class Value(NamedTuple):
     layer: int | None
     value: np.ndarray
 
-    def __str__(self):
+    def __str__(self) -> str:
         """Returns a text such as "layer 0, block.output"."""
         return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
 
 
-def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
+def trace(
+    model: LanguageModel,
+    variables: Variables,
+    tokens: Int[np.ndarray, "batch length"],
+    segments: Int[np.ndarray, "batch length"] | None = None,
+    **read: AnyArray,
+) -> list[Value]:
     """Returns the values at the model's points, in order, and the logits at the end.
 
     It omits attention weights, because capturing them changes the computation. It also omits the
@@ -58,7 +73,9 @@ def trace(model, variables, tokens, segments=None, **read) -> list[Value]:
     return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
 
 
-def first_difference(whole, part, index, tolerance: float):
+def first_difference(
+    whole: Sequence[Value], part: Sequence[Value], index: Index, tolerance: float
+) -> tuple[Value, float] | None:
     """Returns the first point at which two traces differ, and the difference; None if they agree.
 
     Args:
@@ -74,7 +91,7 @@ def first_difference(whole, part, index, tolerance: float):
     return None
 
 
-def block_functions(subject) -> Iterator:
+def block_functions(subject: "Subject") -> Iterator[Callable[[Variables, Array], Array]]:
     """Yields each block as a function of (variables, embeddings).
 
     The embeddings [1, length, dim] are those of the last batch element. They replace "block.input"
@@ -86,7 +103,12 @@ def block_functions(subject) -> Iterator:
     for layer in range(num_layers):
         where = (jnp.arange(num_layers, dtype=jnp.int32) == layer)[:, None, None, None]
 
-        def run(variables, x, layer=layer, where=where):
+        def run(
+            variables: Variables,
+            x: Float[Array, "1 length dim"],
+            layer: int = layer,
+            where: Bool[Array, "layers 1 1 1"] = where,
+        ) -> Float[Array, "batch length dim"]:
             patch = {"block.input": Patch(where, subject.in_batch(x)[None])}
             hooks = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
             _, captured = model.apply(variables, tokens, segments, **read, **hooks)
@@ -95,7 +117,7 @@ def block_functions(subject) -> Iterator:
         yield run
 
 
-def first_broken(subject):
+def first_broken(subject: "Subject") -> tuple[int, Comparison] | None:
     """Finds the first block whose dependencies differ from the rule of its layer.
 
     Returns:
@@ -118,7 +140,7 @@ def first_broken(subject):
     return None
 
 
-def distance(x, y) -> float:
+def distance(x: ArrayLike, y: ArrayLike) -> float:
     """Returns the largest difference relative to max(1, the largest |y|); ∞ if one is NaN."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     off = np.abs(x - y).max() / max(1.0, np.nan_to_num(np.abs(y)).max())

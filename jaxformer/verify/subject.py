@@ -1,21 +1,28 @@
 """The subject of a certificate: a model, its weights, and the texts on which it is tried."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
-from jaxformer.verify.layers import trace
+from jaxformer.verify.layers import Value, trace
 from jaxformer.verify.taint import NO_RULE
 
 # Accepted difference of equal values, relative to max(1, the largest value).
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.05}
+
+Tokens = Int[np.ndarray, "batch length"]
+Embeddings = Float[np.ndarray, "batch length dim"]
+# Whether a property holds, the measured figures and, if it fails, the first layer if known.
+Result = tuple[bool, str] | tuple[bool, str, str | None]
 
 
 @dataclass(frozen=True)
@@ -32,14 +39,14 @@ class Subject:
     """
 
     model: LanguageModel
-    variables: dict
+    variables: Variables
     length: int
     seed: int = 0
     dtype: str = "float32"
     batch_size: int | None = None
 
     @property
-    def config(self):
+    def config(self) -> rules.Config:
         """The model's config."""
         return self.model.config
 
@@ -58,31 +65,31 @@ class Subject:
         return self.model.minimum_prefill
 
     @cached_property
-    def source(self):
+    def source(self) -> Int[np.ndarray, "1 source"] | None:
         """Ids of the source of all texts [1, length]; None: the model reads no source."""
         if not self.config.reads_source:
             return None
-        length = max(1, min(self.length, self.config.max_source_length) - 3)
+        length = max(1, min(self.length, self.model.config.max_source_length) - 3)
         rng = np.random.default_rng((self.seed, 2))
-        return rng.integers(0, self.config.source_vocab_size, (1, length)).astype(np.int32)
+        return rng.integers(0, self.model.config.source_vocab_size, (1, length)).astype(np.int32)
 
-    def read(self, rows: int = 1) -> dict:
+    def read(self, rows: int = 1) -> dict[str, np.ndarray]:
         """Returns the arguments of `apply` for `rows` batch elements with that source."""
         return {} if self.source is None else {"source": np.repeat(self.source, rows, axis=0)}
 
     @cached_property
-    def padded_read(self) -> dict:
+    def padded_read(self) -> dict[str, np.ndarray]:
         """The same source for one row, with padding before, inside and after it."""
         if self.source is None:
             return {}
-        length = min(self.source.size + 3, self.config.max_source_length)
+        length = min(self.source.size + 3, self.model.config.max_source_length)
         places = np.sort(np.random.default_rng(self.seed).permutation(length)[: self.source.size])
         source, segments = np.zeros((2, 1, length), np.int32)
         source[0, places], segments[0, places] = self.source[0], 1
         return {"source": source, "source_segments": segments}
 
     @cached_property
-    def compiled(self):
+    def compiled(self) -> Callable[[Tokens], Float[Array, "batch length vocab"]]:
         """A compiled function from tokens to logits."""
         run = jax.jit(self.model.apply)
         return lambda tokens: run(self.variables, tokens, **self.read(len(tokens)))
@@ -96,7 +103,9 @@ class Subject:
         x, others = self.inputs
         segments = jnp.asarray(self.segments)
 
-        def hidden(variables, x):
+        def hidden(
+            variables: Variables, x: Float[Array, "1 length dim"]
+        ) -> Float[Array, "batch length dim"]:
             x = self.in_batch(x)
             read = self.read(len(x))
             return self.model.apply(variables, x, segments, **read, method="hidden_states")
@@ -116,11 +125,11 @@ class Subject:
         return tuple(name for name in ("taint", "change") if name in self.dependency.witnesses)
 
     @property
-    def inputs(self):
+    def inputs(self) -> tuple[Embeddings, Embeddings]:
         """Embeddings of one row, and their replacements: two arrays [1, length, embed_dim]."""
-        return tuple(self.embeddings(1, self.length, stream=i) for i in (0, 1))
+        return self.embeddings(1, self.length), self.embeddings(1, self.length, stream=1)
 
-    def in_batch(self, x):
+    def in_batch(self, x: Float[Array, "1 length dim"]) -> Float[Array, "batch length dim"]:
         """Returns a batch whose last element is x [1, length, embed_dim]."""
         if self.rows(1) == 1:
             return x
@@ -128,32 +137,37 @@ class Subject:
         return jnp.concatenate([others.astype(x.dtype), x])
 
     @cached_property
-    def rule(self):
+    def rule(self) -> Bool[np.ndarray, "batch length 1 length"]:
         """Rule for `dependency`: bool [batch, length, 1, length], for the last batch element."""
         table = np.zeros((self.rows(1), self.length, 1, self.length), bool)
         table[-1:] = rules.of(self.config, self.segments[-1:], mask=self.model.mask)
         return table
 
     @property
-    def segments(self):
+    def segments(self) -> Int[np.ndarray, "batch length"]:
         """Two documents in each row, the second with padding before, inside and after it."""
         first, segments = self.length // 2, np.full((self.rows(1), self.length), 2)
         segments[:, :first] = 1
         segments[:, [first, first + 3, self.length - 1]] = 0
         return segments
 
-    def tokens(self, *shape, stream: int = 0):
+    def tokens(self, *shape: int, stream: int = 0) -> Tokens:
         """Draws ids uniformly."""
         rng = np.random.default_rng((self.seed, stream))
         return rng.integers(0, self.config.vocab_size, shape).astype(np.int32)
 
-    def embeddings(self, *shape, stream: int = 0):
+    def embeddings(self, *shape: int, stream: int = 0) -> Embeddings:
         """Draws embeddings with the standard deviation of the embedding table."""
         table = np.asarray(self.variables["params"]["embedding"]["tokens"], np.float32)
         rng = np.random.default_rng((self.seed, stream))
-        return np.float32(table.std() * rng.normal(size=(*shape, table.shape[1])))
+        return (table.std() * rng.normal(size=(*shape, table.shape[1]))).astype(np.float32)
 
-    def passed(self, tokens, segments=None, read=None):
+    def passed(
+        self,
+        tokens: Tokens,
+        segments: Tokens | None = None,
+        read: dict[str, np.ndarray] | None = None,
+    ) -> list[Value]:
         """Returns the values at all points of the model (see `trace`).
 
         Args:
@@ -166,8 +180,8 @@ class Subject:
 
 
 def subject_of(
-    model,
-    variables,
+    model: LanguageModel,
+    variables: Variables,
     *,
     length: int | None = None,
     seed: int = 0,

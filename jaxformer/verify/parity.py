@@ -1,19 +1,25 @@
 """Comparison of an imported model with the original model in transformers."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.losses import token_losses
+from jaxformer.models.config import EncoderConfig, ModelConfig
 from jaxformer.models.config.generation import Constraints
+from jaxformer.models.language_model import LanguageModel, Variables
 
 PEERS = ("torch", "transformers")
 TEXT = (
@@ -51,7 +57,14 @@ def missing_peers() -> str | None:
     return " and ".join(missing) or None
 
 
-def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new_tokens=16):
+def parity(
+    folder: Path,
+    architecture: str,
+    model: LanguageModel,
+    variables: Variables,
+    tokenizer: Tokenizer | None,
+    max_new_tokens: int = 16,
+) -> Parity:
     """Compares both models in float32 on one text or, without a tokenizer, on random ids.
 
     Args:
@@ -94,16 +107,20 @@ def parity(folder: Path, architecture: str, model, variables, tokenizer, max_new
     start = ids[:1] if read else ids
     expected = _greedy(theirs, torch, inputs, start, max_new_tokens, bool(read))
     source, greedy = [ids.tolist()] if read else None, Sampler(temperature=0.0)
-    options = {"max_new_tokens": max_new_tokens, "sampler": greedy, "source": source}
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "sampler": greedy,
+        "source": source,
+    }
     options["constraints"] = Constraints()  # none: `_greedy` applies none either
     (tokens,) = generate(model, variables, [start.tolist()], **options).tokens
     same = int(np.cumprod(np.asarray(tokens) == expected).sum())
     return Parity(*differences, perplexities, same, max_new_tokens)
 
 
-def _output(config, outputs) -> tuple[str, str | None]:
+def _output(config: ModelConfig, outputs: Any) -> tuple[str, str | None]:
     """Returns (name of the output in transformers, name of our method with the same output)."""
-    if config.learns == "hidden tokens" and config.num_labels and not config.transform:
+    if isinstance(config, EncoderConfig) and config.num_labels and not config.transform:
         return "logits", "classify"
     for name in ("prediction_logits", "logits"):
         if name in outputs:
@@ -111,7 +128,7 @@ def _output(config, outputs) -> tuple[str, str | None]:
     return "last_hidden_state", "encode"  # an encoder without a head
 
 
-def _ids(model, tokenizer) -> np.ndarray:
+def _ids(model: LanguageModel, tokenizer: Tokenizer | None) -> Int[np.ndarray, " length"]:
     if tokenizer is None:
         ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 64)
     else:
@@ -119,11 +136,18 @@ def _ids(model, tokenizer) -> np.ndarray:
     return ids[: max(1, model.config.max_length - 32)]
 
 
-def _perplexity(logits, ids) -> float:
+def _perplexity(logits: Float[Array, "1 length vocab"], ids: Int[np.ndarray, " length"]) -> float:
     return math.exp(float(token_losses(logits[0, :-1], jnp.asarray(ids[1:])).mean()))
 
 
-def _greedy(theirs, torch, inputs, start, max_new_tokens: int, reads_source: bool) -> np.ndarray:
+def _greedy(
+    theirs: Any,
+    torch: ModuleType,
+    inputs: Mapping[str, Any],
+    start: Int[np.ndarray, " length"],
+    max_new_tokens: int,
+    reads_source: bool,
+) -> Int[np.ndarray, " new"]:
     """Returns the tokens of greedy decoding, computed without a cache."""
     ids = torch.tensor(start[None])
     for _ in range(max_new_tokens):

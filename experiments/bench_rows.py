@@ -3,8 +3,8 @@
     python experiments/bench_rows.py --record rows-cpu
 
 Each measurement is a process of its own: it loads the model, notes the peak of its memory so far
-and makes the call. The figure is by how much the call raises the peak. `at once` computes all rows
-in one batch, as a caller may ask for.
+and makes the call. The figure is by how much the call raises the peak. In measurements `at_once`,
+`batch_size` is the number of rows, so that all of them are one batch.
 """
 
 import json

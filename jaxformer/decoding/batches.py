@@ -131,15 +131,12 @@ def rows_at_once(
 
 
 def rows_of_caller(number: int, batch_size: int | None) -> int | None:
-    """Returns the number of rows of a batch where the bounds do not choose it.
+    """Returns the number of rows of a batch, or None if the bounds above decide it.
 
     Args:
         number: number of rows of the call.
-        batch_size: the caller's number. None: all rows with a mesh in context, because the caller
-            chose their number for its devices; otherwise the bounds choose.
-
-    Returns:
-        At most `number`; None: the bounds choose.
+        batch_size: the caller's number. None: with a mesh in context all rows, because the caller
+            chose their number for its devices; without a mesh the bounds decide.
     """
     if batch_size is not None:
         return min(number, whole_number("batch_size", batch_size, 1))
@@ -170,7 +167,7 @@ def _bucket_below(rows: int) -> int:
 
 
 def in_parts(rows: Any, most: int) -> list[Any]:
-    """Returns a tree of arrays [batch, …] in parts of at most `most` rows, in order."""
+    """Splits a tree of arrays [batch, …] into trees of at most `most` rows, in order."""
     number = len(jax.tree.leaves(rows)[0])
     starts = range(0, number, most) if number > most else (0,)
     return [jax.tree.map(lambda x, at=at: x[at : at + most], rows) for at in starts]

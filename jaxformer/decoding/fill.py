@@ -45,8 +45,8 @@ def fill(
         rows: rows of ids.
         mask_token: the id that stands for a masked token.
         top_k: number of tokens to return for each position.
-        batch_size: the most rows computed at once. None: as many as have 16,384 tokens and 1 GiB of
-            logits; all rows with a mesh in context.
+        batch_size: the largest number of rows to compute at once. None: as many as have 16,384
+            tokens and 1 GiB of logits; all rows with a mesh in context.
 
     Raises:
         ValueError: the model has another type, an id or a length is not accepted, or top_k is not

@@ -75,9 +75,9 @@ def generate(
         constraints: rules about the next token; None: those of `model.generation`.
         on_tokens: called after every block of steps with the new tokens of each row, which are none
             for rows of other batches.
-        batch_size: the most prompts computed at once. None: as many as have prompts of 16,384
-            tokens, and caches and logits of 1 GiB, all at the full length. With a mesh in context,
-            None means all.
+        batch_size: the largest number of prompts to compute at once. None: as many as have prompts
+            of 16,384 tokens, and caches and logits of 1 GiB, all at the full length. With a mesh in
+            context, None means all.
         capture: names of points to capture, from `model.points`.
         patch: {name of a point: Patch}, values to replace; a Patch may name positions and steps.
 

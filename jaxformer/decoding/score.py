@@ -43,8 +43,8 @@ def score(
         segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents, each of
             which is scored independently.
         source: for a model that reads one, a source for each row, as for `start`.
-        batch_size: the most rows computed at once. None: as many as have 16,384 tokens; all rows
-            with a mesh in context.
+        batch_size: the largest number of rows to compute at once. None: as many as have 16,384
+            tokens; all rows with a mesh in context.
 
     Raises:
         ValueError: an argument is not accepted.

@@ -70,7 +70,8 @@ def translate_ids(
         some = [sources[row] for row in rows]
         opening = len(tokenizer.decoder_opening)
         room = model.generation.most_new_tokens(opening, model.config.max_length)
-        most = min(filter(None, (max_new_tokens, room, model.config.max_length - opening)))
+        limits = (max_new_tokens, room, model.config.max_length - opening)
+        most = min(limit for limit in limits if limit is not None)
         outputs = _decode(model, ready, tokenizer, some, most, beam_width, batch_size)
         for row, ids in zip(rows, outputs, strict=True):
             found[row] = tokenizer.decode(ids)

@@ -231,7 +231,7 @@ def canonical(config: Config) -> Config:
     ]
     changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
     scale = config.attention_scale
-    # pyrefly: ignore[unsupported-operation] (a resolved config has head_dim)
+    # pyrefly: ignore[unsupported-operation] (in a resolved config head_dim is not None)
     if scale is not None and math.isclose(scale, config.head_dim**-0.5, rel_tol=1e-9):
         changed["attention_scale"] = None
     return replace(config, **changed)

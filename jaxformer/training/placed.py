@@ -88,7 +88,7 @@ def state_shardings(
     whole = replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
-    def is_masked(leaf: object) -> bool:  # a parameter of another part of the optimizer, as in Muon
+    def is_masked(leaf: object) -> bool:  # another part of the optimizer updates it, as in Muon
         return isinstance(leaf, optax.MaskedNode)
 
     def beside(

@@ -1,5 +1,7 @@
 """`translate` keeps the order of the texts and translates each as if it were alone."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
@@ -49,6 +51,9 @@ def test_untranslatable_texts_and_models_are_rejected(variables):
     )
     with pytest.raises(ValueError, match="model is a Decoder; to translate it must read a source"):
         translate(decoder, {}, TOKENIZER, ["one"])
+    shortest = jf.build(replace(CONFIG, max_length=1))  # the token that opens a target fills it
+    with pytest.raises(ValueError, match="max_new_tokens is 0; it must be a whole number"):
+        translate(shortest, init(shortest, jax.random.key(0)), TOKENIZER, ["one"])
 
 
 @pytest.mark.parametrize("num_beams", [None, 1, 3])

@@ -163,7 +163,7 @@ class Foreign:
         return len(self.values)
 
 
-def test_arrays_of_other_libraries_are_accepted():
+def test_tokens_may_be_an_array_of_another_library():
     ids = Foreign(TOKENS)
     np.testing.assert_array_equal(model().apply(weights(), ids), model().apply(weights(), TOKENS))
     np.testing.assert_array_equal(

@@ -29,7 +29,7 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = Fa
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.functional.linear import quantize_all
+    from jaxformer.functional.linear.affine import quantize_all
 
     config = replace(jf.preset(preset), dtype=dtype)
     model = jf.Decoder(config)

@@ -74,7 +74,7 @@ def prepared(product: Product, dtype: str) -> dict[str, Callable[[], object]]:
     import numpy as np
     import torch
 
-    from jaxformer.functional.products import contract
+    from jaxformer.functional.linear.products import contract
 
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) for shape in product.shapes]

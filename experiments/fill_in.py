@@ -19,7 +19,7 @@ from record import at_least, conclude, run
 from windows import at_random, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.functional.token_masking import mask_tokens
+from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig

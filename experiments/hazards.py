@@ -44,7 +44,7 @@ def product(formula: str, operands: str, result: str, barrier: bool, rounds: int
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxformer.functional.bfloat16_products import product as own
+    from jaxformer.functional.linear.bfloat16_products import product as own
     from jaxformer.runtime import keep_freed_memory
 
     keep_freed_memory()
@@ -84,7 +84,7 @@ def int8_step(barrier: bool, rounds: int) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxformer.functional.kernels import Int8Kernel
+    from jaxformer.functional.linear.kernels import Int8Kernel
     from jaxformer.runtime import keep_freed_memory
 
     keep_freed_memory()

@@ -20,7 +20,7 @@ def compared(preset: str, seed: int, batch_size: int, length: int) -> dict:
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.functional.linear import quantize_all
+    from jaxformer.functional.linear.affine import quantize_all
 
     model = jf.Decoder(jf.preset(preset))
     variables = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))

@@ -26,7 +26,7 @@ import jax  # noqa: E402
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
-from jaxformer.functional import blockwise  # noqa: E402
+from jaxformer.functional.attention import blockwise  # noqa: E402
 from tests.properties import witness  # noqa: E402
 
 # The suite mostly compiles. XLA's older code for fused loops, which jax 0.11 removed, compiles in

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional.feedforward import ACTIVATIONS
-from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.functional.layers.feedforward import ACTIVATIONS
+from jaxformer.functional.layers.norms import init_norm, normalize
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.gguf import ARCHITECTURES
 from jaxformer.models import kinds

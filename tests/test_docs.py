@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer.functional import tokamax
+from jaxformer.functional.attention import tokamax
 
 FOLDER = Path(__file__).parents[1] / "docs"
 

@@ -14,7 +14,7 @@ import jaxformer as jf
 from jaxformer.decoding.fill import fill
 from jaxformer.functional import chunked_cross_entropy
 from jaxformer.functional.dropout import dropout
-from jaxformer.functional.token_masking import mask_tokens
+from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.interpret.attribution import attribute
 from jaxformer.interpret.gradients import input_gradients
 from jaxformer.interpret.lens import jacobian_lens, logit_lens

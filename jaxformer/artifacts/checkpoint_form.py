@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.functional.low_rank import LowRankKernel
+from jaxformer.functional.linear.low_rank import LowRankKernel
 
 
 def stored_form(tree: Any) -> Any:

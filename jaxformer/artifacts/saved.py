@@ -26,8 +26,8 @@ from jaxformer.artifacts.tokenizer import (
     parsing_special,
 )
 from jaxformer.artifacts.trees import filled, flat
-from jaxformer.functional.kernels import is_kernel
-from jaxformer.functional.low_rank import is_low_rank
+from jaxformer.functional.linear.kernels import is_kernel
+from jaxformer.functional.linear.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.model import ModelConfig

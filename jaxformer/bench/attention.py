@@ -8,12 +8,12 @@ from jaxtyping import Array
 
 from jaxformer.bench.measurement import ATTENTION, DType, Measurement
 from jaxformer.bench.timing import Rounds
-from jaxformer.functional.attention import Context, chosen_kernel
-from jaxformer.functional.dot_product import dot_product_attention
-from jaxformer.functional.masks import Causal, Mask
+from jaxformer.functional.attention.attend import Context, chosen_kernel
+from jaxformer.functional.attention.dot_product import dot_product_attention
+from jaxformer.functional.attention.masks import Causal, Mask
+from jaxformer.functional.attention.platforms import fused_kernels
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import fused_kernels
-from jaxformer.functional.token_info import TokenInfo
 
 
 class AttentionCase(NamedTuple):

@@ -15,7 +15,7 @@ from jaxformer.decoding.result import Block, last_token
 from jaxformer.decoding.sampling import SamplerArrays, sample_tokens
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.losses import token_losses
+from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.models.language_model import LanguageModel
 

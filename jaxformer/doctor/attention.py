@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
-from jaxformer.functional.attention import Context
+from jaxformer.functional.attention.attend import Context
+from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
+from jaxformer.functional.attention.platforms import kernels_of
 from jaxformer.functional.family import CacheSize
-from jaxformer.functional.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import kernels_of
 from jaxformer.models.config import Execution
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build

@@ -2,14 +2,14 @@
 
 from jaxformer.functional import blocks
 from jaxformer.functional.arguments import check_block, checks_arguments
-from jaxformer.functional.chunked_losses import chunked_cross_entropy
-from jaxformer.functional.dot_product import dot_product_attention
-from jaxformer.functional.feedforward import feed_forward
-from jaxformer.functional.losses import cross_entropy
-from jaxformer.functional.masks import Causal, Mask, Packed, Padding, Prefix, Window
-from jaxformer.functional.norms import layer_norm, rms_norm
+from jaxformer.functional.attention.dot_product import dot_product_attention
+from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, Prefix, Window
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.layers.feedforward import feed_forward
+from jaxformer.functional.layers.norms import layer_norm, rms_norm
+from jaxformer.functional.losses.chunked import chunked_cross_entropy
+from jaxformer.functional.losses.cross_entropy import cross_entropy
 from jaxformer.functional.positions import rotary, sinusoidal_positions
-from jaxformer.functional.token_info import TokenInfo
 
 block = checks_arguments(check_block)(blocks.block)  # inside a model, `blocks.block` itself runs
 

@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention import Context, KeysValues, attend
+from jaxformer.functional.attention.attend import Context, KeysValues, attend
+from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.family import Weights
-from jaxformer.functional.feedforward import feed_forward
-from jaxformer.functional.heads import merge_heads, split_heads
-from jaxformer.functional.layers import split_key
-from jaxformer.functional.linear import fuse_linear, linear
-from jaxformer.functional.norms import normalize
+from jaxformer.functional.layers.feedforward import feed_forward
+from jaxformer.functional.layers.norms import normalize
+from jaxformer.functional.linear.affine import fuse_linear, linear
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.taps import NO_TAP, Tap
+from jaxformer.functional.trees import split_key
 
 BLOCK_POINTS = (
     "block.input",

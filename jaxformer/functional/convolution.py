@@ -30,14 +30,14 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.family import CacheSize, Family, Weights
-from jaxformer.functional.feedforward import activate, activation_power
 from jaxformer.functional.initial import embedding_stddev
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import REMAT, split_key, stack
-from jaxformer.functional.linear import init_linear
-from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.functional.layers.feedforward import activate, activation_power
+from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.linear.affine import init_linear
 from jaxformer.functional.positions import DocumentCursor
 from jaxformer.functional.taps import Hooks, Tap
+from jaxformer.functional.trees import REMAT, split_key, stack
 
 LAYER_POINTS = ("block.input", "convolution.output", "block.output")
 

@@ -8,9 +8,9 @@ from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.kernels import Int8Table, for_small_steps
-from jaxformer.functional.linear import init_linear, linear, map_kernels, soft_cap
-from jaxformer.functional.norms import normalize
+from jaxformer.functional.layers.norms import normalize
+from jaxformer.functional.linear.affine import init_linear, linear, map_kernels, soft_cap
+from jaxformer.functional.linear.kernels import Int8Table, for_small_steps
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.taps import Tap

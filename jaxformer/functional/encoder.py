@@ -19,11 +19,11 @@ from jaxformer.functional import transformer
 from jaxformer.functional.blocks import BLOCK_POINTS
 from jaxformer.functional.embedding import with_head
 from jaxformer.functional.family import Family, Weights
-from jaxformer.functional.feedforward import activate
 from jaxformer.functional.initial import stack_initializers
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.linear import init_linear, linear
-from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.functional.layers.feedforward import activate
+from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.transformer import POINTS
 
 

@@ -17,17 +17,17 @@ import jax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxformer.functional import encoder, transformer
+from jaxformer.functional.attention.contexts import source_context
+from jaxformer.functional.attention.scores import Scores
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.blocks import BLOCK_POINTS, CROSS_BLOCK_POINTS, cross_keys_values
-from jaxformer.functional.contexts import source_context
+from jaxformer.functional.cache.source_cache import SourceCache
 from jaxformer.functional.embedding import with_head
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.initial import init_cross_block, stack_initializers
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import split_key, unstack
-from jaxformer.functional.scores import Scores
-from jaxformer.functional.source_cache import SourceCache
-from jaxformer.functional.token_info import TokenInfo
 from jaxformer.functional.transformer import CROSS_POINTS, CrossAttentionSource
+from jaxformer.functional.trees import split_key, unstack
 
 PREFIX = "encoder."  # of the names of the encoder's points
 POINTS = (*(PREFIX + name for name in encoder.POINTS), *CROSS_POINTS)

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.masks import Mask
 from jaxformer.functional.positions import DocumentCursor
 
 Weights = Mapping[str, Any]
@@ -41,7 +41,7 @@ class Start(Protocol):
 
 
 class DecodingCache(Protocol):
-    """What all caches have; `functional.cache.Cache` describes each part."""
+    """What all caches have; `functional.cache.key_values.Cache` describes each part."""
 
     @property
     def cursor(self) -> DocumentCursor:

@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.embedding import init_embedding
 from jaxformer.functional.family import Weights
-from jaxformer.functional.feedforward import activation_power, init_feed_forward
-from jaxformer.functional.linear import init_linear
-from jaxformer.functional.norms import init_norm
+from jaxformer.functional.layers.feedforward import activation_power, init_feed_forward
+from jaxformer.functional.layers.norms import init_norm
+from jaxformer.functional.linear.affine import init_linear
 
 # A gate squares the size of its input, so without norm and residual no size is stable. Four layers
 # of 64 features grew to 440 with E[u²] = 1; with 1.5 they end between 0.02 and 10.

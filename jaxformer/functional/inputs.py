@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.masks import Mask
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 

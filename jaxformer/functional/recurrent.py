@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.cells import CELLS, State, init_recurrent_layer
+from jaxformer.functional.cache.fixed_size_state import FixedSizeState
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
@@ -27,10 +27,9 @@ from jaxformer.functional.embedding import (
     without_padding,
 )
 from jaxformer.functional.family import CacheSize, Family, Weights
-from jaxformer.functional.fixed_size_state import FixedSizeState
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import REMAT, split_key, stack
-from jaxformer.functional.linear import linear
+from jaxformer.functional.layers.cells import CELLS, State, init_recurrent_layer
+from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.positions import (
     DocumentCursor,
@@ -39,6 +38,7 @@ from jaxformer.functional.positions import (
 )
 from jaxformer.functional.symbolic import Size
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
+from jaxformer.functional.trees import REMAT, split_key, stack
 
 LAYER_POINTS = ("recurrent.gates", "recurrent.hidden", "recurrent.cell")
 

@@ -19,19 +19,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional import recurrent
-from jaxformer.functional.attention import Context, KeysValues, attend
-from jaxformer.functional.contexts import source_context
+from jaxformer.functional.attention.attend import Context, KeysValues, attend
+from jaxformer.functional.attention.contexts import source_context
+from jaxformer.functional.attention.scores import Scores
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.source_cache import SourceCache
 from jaxformer.functional.embedding import init_embedding, pack_kernels
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import split_key
-from jaxformer.functional.linear import init_linear, linear
+from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.recurrent import RecurrentCache, init_layers
-from jaxformer.functional.scores import Scores
-from jaxformer.functional.source_cache import SourceCache
 from jaxformer.functional.taps import NO_TAP, Tap
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.trees import split_key
 
 PREFIX = "encoder."  # of the names of the encoder's points
 CROSS_POINTS = (

@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from jaxformer.functional.attention import Context, KeysValues
+from jaxformer.functional.attention.attend import Context, KeysValues
+from jaxformer.functional.attention.contexts import (
+    PassContexts,
+    cache_contexts,
+    is_few,
+    sequence_contexts,
+)
+from jaxformer.functional.attention.masks import Causal, Mask, Near, Packed, Prefix, Window
+from jaxformer.functional.attention.scores import Alibi, RelativeBias, Scores
 from jaxformer.functional.blocks import (
     BLOCK_POINTS,
     CROSS_BLOCK_POINTS,
@@ -23,17 +31,14 @@ from jaxformer.functional.blocks import (
     cross_keys_values,
     fuse_query_key_value,
 )
-from jaxformer.functional.cache import Cache, init_cache
-from jaxformer.functional.contexts import PassContexts, cache_contexts, is_few, sequence_contexts
+from jaxformer.functional.cache.key_values import Cache, init_cache
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import embed, head, pack_kernels
 from jaxformer.functional.family import CacheSize, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers import REMAT, find_period, split_key, stack, unstack
-from jaxformer.functional.masks import Causal, Mask, Near, Packed, Prefix, Window
-from jaxformer.functional.norms import normalize
-from jaxformer.functional.scores import Alibi, RelativeBias, Scores
+from jaxformer.functional.layers.norms import normalize
 from jaxformer.functional.taps import Tap
+from jaxformer.functional.trees import REMAT, find_period, split_key, stack, unstack
 
 POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
 CROSS_POINTS = ("embedding", *CROSS_BLOCK_POINTS, "final_norm")

@@ -16,7 +16,7 @@ from jaxformer.artifacts.load import (
 )
 from jaxformer.artifacts.origin import Origin, digest_of, read_origin
 from jaxformer.artifacts.run import RunFolder, read_sections
-from jaxformer.functional.linear import quantize_all
+from jaxformer.functional.linear.affine import quantize_all
 from jaxformer.hub.adapter import CONFIG as ADAPTER
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.foreign import Foreign, foreign_folder

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.functional.arguments import whole_number
-from jaxformer.functional.chunked_losses import chunked_token_losses
 from jaxformer.functional.family import Weights
+from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.interpret.texts import (
     check_heads,

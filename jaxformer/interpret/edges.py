@@ -29,14 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.attention.contexts import sequence_contexts
+from jaxformer.functional.attention.heads import merge_heads
+from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.blocks import norm_before, queries_keys_values
-from jaxformer.functional.contexts import sequence_contexts
 from jaxformer.functional.decoder import DECODER
 from jaxformer.functional.family import Weights
-from jaxformer.functional.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.linear import linear
-from jaxformer.functional.scores import Scores
+from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.interpret.layers import by_setting, weights_of_layer
 from jaxformer.interpret.metrics import Metric, checked_metric

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
-from jaxformer.functional.linear import dense_all
+from jaxformer.functional.linear.affine import dense_all
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.page_arrays import pack, unpack

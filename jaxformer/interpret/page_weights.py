@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jaxformer.functional.attention.scores import alibi_slopes, relative_buckets
 from jaxformer.functional.positions import rotary_frequencies
-from jaxformer.functional.scores import alibi_slopes, relative_buckets
 from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
 from jaxformer.models.config import DecoderConfig, kind_of
 from jaxformer.models.kinds import Decoder

@@ -24,7 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional.attention import Context, KeysValues
+from jaxformer.functional.attention.attend import Context, KeysValues
+from jaxformer.functional.attention.contexts import implementation_of, is_step
+from jaxformer.functional.attention.masks import Causal, DenseMask
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.blocks import (
     BLOCK_POINTS,
     Tokens,
@@ -32,13 +35,10 @@ from jaxformer.functional.blocks import (
     norm_before,
     queries_keys_values,
 )
-from jaxformer.functional.contexts import implementation_of, is_step
 from jaxformer.functional.decoder import DECODER
 from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.masks import Causal, DenseMask
 from jaxformer.functional.taps import NO_TAP, Hooks, Patch, Tap
-from jaxformer.functional.token_info import TokenInfo
 from jaxformer.functional.transformer import normalize_last, scores_of
 from jaxformer.interpret.layers import by_setting, weights_of_layer
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites

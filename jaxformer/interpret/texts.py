@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.losses import check_targets
+from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
 from jaxformer.models.language_model import LanguageModel

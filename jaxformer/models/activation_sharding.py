@@ -21,10 +21,10 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
+from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
+from jaxformer.functional.linear.products import STORED
 from jaxformer.functional.machine import platform
 from jaxformer.functional.own_gradient import own_gradient
-from jaxformer.functional.platforms import fused_kernels, implementation_here
-from jaxformer.functional.products import STORED
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"

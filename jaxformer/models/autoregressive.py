@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jaxformer.functional.masks import Mask
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.models.language_model import LanguageModel
 
 # Pairs of positions are evaluated in squares of this side: 8,192 positions take a quarter of a

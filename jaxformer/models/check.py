@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.kernels import Int8Table, Kernel
-from jaxformer.functional.masks import Mask
+from jaxformer.functional.linear.kernels import Int8Table, Kernel
 from jaxformer.functional.symbolic import Size, exceeds
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.config.check import shown

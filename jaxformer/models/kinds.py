@@ -7,12 +7,12 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxformer.functional import encoder
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.convolution import CONVOLUTIONAL
 from jaxformer.functional.decoder import DECODER
 from jaxformer.functional.encoder import ENCODER
 from jaxformer.functional.encoder_decoder import ENCODER_DECODER
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.masks import Mask
 from jaxformer.functional.recurrent import RECURRENT
 from jaxformer.functional.recurrent_encoder_decoder import RECURRENT_ENCODER_DECODER
 from jaxformer.models import config as configs

@@ -8,9 +8,9 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import embedding
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.masks import Mask
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.models.activation_sharding import placement_here
@@ -41,8 +41,8 @@ class LanguageModel(nn.Module):
         config: a config; its open sizes are resolved once, at construction.
         execution: how the model runs.
         mask: the mask of self-attention (of the decoder, if the model also has an encoder), any
-            rule of `functional.masks` or your own. It holds within each document. None: the
-            config's mask.
+            rule of `functional.attention.masks` or your own. It holds within each document. None:
+            the config's mask.
         family: the model_type of transformers that the weights came from, or None. `jf.load` sets
             it, `jf.save` stores it, and `jf.export` prefers it if several families have such a
             model.

@@ -11,8 +11,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.functional.kernels import dense, is_kernel
-from jaxformer.functional.low_rank import LowRankKernel, init_low_rank, is_low_rank
+from jaxformer.functional.linear.kernels import dense, is_kernel
+from jaxformer.functional.linear.low_rank import LowRankKernel, init_low_rank, is_low_rank
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.trainable import partition
 

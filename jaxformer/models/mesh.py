@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxformer.functional.low_rank import is_low_rank
+from jaxformer.functional.linear.low_rank import is_low_rank
 from jaxformer.models.activation_sharding import BATCH_AXES, TENSOR_AXIS
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import kind_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.functional.low_rank import is_low_rank
+from jaxformer.functional.linear.low_rank import is_low_rank
 
 
 def partition(params: Any) -> tuple:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.chunked_losses import Losses
+from jaxformer.functional.losses.chunked import Losses
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import adapt

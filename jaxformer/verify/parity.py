@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.functional.losses import token_losses
+from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.models.config import EncoderConfig, ModelConfig
 from jaxformer.models.config.generation import Constraints
 from jaxformer.models.language_model import LanguageModel, Variables

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxformer.functional.masks import Mask
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.models import config as configs
 from jaxformer.models.config.transformer import TransformerConfig
 

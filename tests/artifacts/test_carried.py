@@ -8,8 +8,8 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, Window
+from jaxformer.functional.attention.masks import DenseMask
 from jaxformer.functional.decoder import DECODER
-from jaxformer.functional.masks import DenseMask
 from jaxformer.hub.gguf import export_gguf
 from jaxformer.models.config import KINDS
 from tests.errors import error_of

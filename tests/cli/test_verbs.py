@@ -201,7 +201,7 @@ def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, m
     """The status is 0 if all properties hold, else 1; the output names the failed property."""
     import shutil
 
-    from jaxformer.functional.masks import Causal
+    from jaxformer.functional.attention.masks import Causal
     from jaxformer.verify import certificate as room
 
     folder = shutil.copytree(trained, tmp_path / "copy")

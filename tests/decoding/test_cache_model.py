@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.cache import init_cache
+from jaxformer.functional.cache.key_values import init_cache
+from jaxformer.functional.cache.source_cache import SourceCache
 from jaxformer.functional.family import CacheSize
-from jaxformer.functional.source_cache import SourceCache
 from tests.properties import tiny
 from tests.slow import mostly_slow
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import contexts
+from jaxformer.functional.attention import contexts
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 

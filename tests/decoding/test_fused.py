@@ -7,8 +7,8 @@ import pytest
 import jaxformer as jf
 from jaxformer.doctor.attention import PROMPTS, explain_attention
 from jaxformer.doctor.machines import Target
-from jaxformer.functional import platforms
-from jaxformer.functional.splash import Splash
+from jaxformer.functional.attention import platforms
+from jaxformer.functional.attention.splash import Splash
 from jaxformer.models import activation_sharding
 from jaxformer.models.config import Execution
 from tests.properties import tiny

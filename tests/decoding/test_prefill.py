@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.decoding.prepared import weights_of
 from jaxformer.decoding.steps import prefill
-from jaxformer.functional import contexts
+from jaxformer.functional.attention import contexts
 from jaxformer.functional.inputs import Inputs
 from tests.properties import tiny
 from tests.properties.models import MODELS

@@ -13,10 +13,10 @@ from jaxformer.doctor.attention import (
     lines_of_attention,
 )
 from jaxformer.doctor.machines import as_if_on, parse_target
-from jaxformer.functional import tokamax
+from jaxformer.functional.attention import tokamax
+from jaxformer.functional.attention.platforms import kernels_of
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.platforms import kernels_of
 from jaxformer.models.config import Execution
 from jaxformer.models.parameters import shape_tree
 from tests.slow import mostly_slow

@@ -9,12 +9,12 @@ import pytest
 
 import jaxformer as jf
 from jaxformer import functional
-from jaxformer.functional.attention import Context
+from jaxformer.functional.attention.attend import Context
+from jaxformer.functional.attention.masks import Causal
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.blocks import Source, Tokens
-from jaxformer.functional.feedforward import init_feed_forward
 from jaxformer.functional.initial import init_block
-from jaxformer.functional.masks import Causal
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.layers.feedforward import init_feed_forward
 from tests.properties import tiny
 
 KEY = jax.random.key(0)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional import cross_entropy, feedforward
-from jaxformer.functional.feedforward import activate, activation_power
+from jaxformer.functional import cross_entropy
+from jaxformer.functional.layers import feedforward
+from jaxformer.functional.layers.feedforward import activate, activation_power
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

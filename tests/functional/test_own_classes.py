@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.functional import masks
-from jaxformer.functional.attention import attend
-from jaxformer.functional.cudnn import CuDNN
-from jaxformer.functional.kernels import dense, quantize
-from jaxformer.functional.low_rank import LowRankKernel, concatenate_kernels
-from jaxformer.functional.masks import (
+from jaxformer.functional.attention import masks
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.cudnn import CuDNN
+from jaxformer.functional.attention.masks import (
     All,
     Causal,
     DenseMask,
@@ -23,12 +21,14 @@ from jaxformer.functional.masks import (
     Prefix,
     Window,
 )
+from jaxformer.functional.attention.scores import DenseBias, Scores
+from jaxformer.functional.attention.splash import Splash
+from jaxformer.functional.attention.tokamax import Tokamax
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.linear.kernels import dense, quantize
+from jaxformer.functional.linear.low_rank import LowRankKernel, concatenate_kernels
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.scores import DenseBias, Scores
-from jaxformer.functional.splash import Splash
-from jaxformer.functional.tokamax import Tokamax
-from jaxformer.functional.token_info import TokenInfo
-from tests.functional.fused import arrays, context_of
+from tests.functional.attention.fused import arrays, context_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 LENGTH = 40

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional import feed_forward, layer_norm, rms_norm
-from jaxformer.functional.feedforward import activate, init_feed_forward
+from jaxformer.functional.layers.feedforward import activate, init_feed_forward
 from jaxformer.functional.recomputed import recomputed
 from tests.properties import tiny
 from tests.slow import mostly_slow

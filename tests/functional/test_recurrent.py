@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.cells import CELLS, init_recurrent_layer
+from jaxformer.functional.layers.cells import CELLS, init_recurrent_layer
 from jaxformer.models.parameters import init
 
 WIDTHS = st.sampled_from([64, 96])  # few widths, because each one compiles

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional.low_rank import LowRankKernel, is_low_rank
+from jaxformer.functional.linear.low_rank import LowRankKernel, is_low_rank
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.lora import adapt
 from tests.errors import error_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.losses import token_losses
+from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.interpret.ablation import ablate_heads, ablate_sets, head_sets
 from jaxformer.interpret.texts import ATTENTIONS, next_token_batch, repeated_batch
 from jaxformer.training.batch import Batch

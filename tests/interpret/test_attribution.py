@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.norms import init_norm, normalize
+from jaxformer.functional.layers.norms import init_norm, normalize
 from jaxformer.interpret.attribution import _fixed_norm, attribute
 from tests.properties import tiny
 from tests.slow import mostly_rare

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.functional.linear import dense_all, quantize_all
-from jaxformer.functional.low_rank import LowRankKernel, is_low_rank
+from jaxformer.functional.linear.affine import dense_all, quantize_all
+from jaxformer.functional.linear.low_rank import LowRankKernel, is_low_rank
 from jaxformer.interpret import explain
 from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas

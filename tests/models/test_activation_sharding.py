@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.functional.slots import write_slots
+from jaxformer.functional.cache.slots import write_slots
 from jaxformer.models import activation_sharding
 from jaxformer.models.mesh import AXES, make_abstract_mesh
 

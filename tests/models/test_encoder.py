@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional.token_masking import mask_tokens
+from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 from tests.properties.witness import exactly, jacobian

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.functional.token_info import TokenInfo
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.transformer import self_attention_mask
 from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
 from jaxformer.models.config.encoder_decoder import ReadsSource

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 
 import jaxformer as jf
-from jaxformer.functional.chunked_losses import chunked_cross_entropy
-from jaxformer.functional.kernels import Int8Table, dense, is_kernel, quantize
-from jaxformer.functional.linear import map_kernels, quantize_all
-from jaxformer.functional.low_rank import init_low_rank
+from jaxformer.functional.linear.affine import map_kernels, quantize_all
+from jaxformer.functional.linear.kernels import Int8Table, dense, is_kernel, quantize
+from jaxformer.functional.linear.low_rank import init_low_rank
+from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from tests.properties import tiny
 from tests.properties.chunks import chunked
 from tests.properties.models import MODELS

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.functional.kernels import quantize
-from jaxformer.functional.low_rank import init_low_rank
+from jaxformer.functional.linear.kernels import quantize
+from jaxformer.functional.linear.low_rank import init_low_rank
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 
 KERNEL = jnp.arange(12.0).reshape(4, 3)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="parity needs torch, which is not in
 
 import jaxformer as jf  # noqa: E402
 from jaxformer.functional import Causal, Packed, Padding, TokenInfo  # noqa: E402
-from jaxformer.functional.attention import Context  # noqa: E402
+from jaxformer.functional.attention.attend import Context  # noqa: E402
 from jaxformer.functional.blocks import (  # noqa: E402
     Source,
     Tokens,

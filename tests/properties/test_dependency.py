@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional.attention import Context
-from jaxformer.functional.contexts import PassContexts
+from jaxformer.functional.attention.attend import Context
+from jaxformer.functional.attention.contexts import PassContexts
+from jaxformer.functional.attention.masks import DenseMask
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.inputs import Run
-from jaxformer.functional.masks import DenseMask
 from jaxformer.functional.taps import NO_HOOKS
-from jaxformer.functional.token_info import TokenInfo
 from jaxformer.functional.transformer import run_layers
 from jaxformer.verify import rules
 from tests.properties import tiny

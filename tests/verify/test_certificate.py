@@ -58,7 +58,7 @@ def test_a_sound_model_has_its_certificate(name):
 
 
 def _window(monkeypatch):
-    from jaxformer.functional.masks import Window
+    from jaxformer.functional.attention.masks import Window
 
     def sees_one_more(self, query, key):
         return key.position_ids()[..., None, :] >= query.position_ids()[..., :, None] - self.size
@@ -67,7 +67,7 @@ def _window(monkeypatch):
 
 
 def _mask(monkeypatch):
-    from jaxformer.functional.masks import Causal
+    from jaxformer.functional.attention.masks import Causal
 
     def sees_the_next(self, query, key):
         return key.position_ids()[..., None, :] <= query.position_ids()[..., :, None] + 1
@@ -77,7 +77,7 @@ def _mask(monkeypatch):
 
 def _positions(monkeypatch):
     """Counts positions along the row instead of within each document."""
-    from jaxformer.functional import contexts
+    from jaxformer.functional.attention import contexts
 
     read = contexts.document_positions
 
@@ -90,21 +90,21 @@ def _positions(monkeypatch):
 
 def _cache(monkeypatch):
     """Shifts the positions of all chunks after the first by one."""
-    from jaxformer.functional import cache
+    from jaxformer.functional.cache import key_values
 
-    read = cache.document_positions
+    read = key_values.document_positions
 
     def one_too_far(segments, cursor):
         documents, positions, after = read(segments, cursor)
         late = jnp.where(cursor.position > 0, 1, 0)
         return documents, positions + late[:, None], after
 
-    monkeypatch.setattr(cache, "document_positions", one_too_far)
+    monkeypatch.setattr(key_values, "document_positions", one_too_far)
 
 
 def _norm(monkeypatch):
     """Computes the statistics over the batch too."""
-    from jaxformer.functional import norms
+    from jaxformer.functional.layers import norms
 
     def of_the_batch(x, scale, epsilon=1e-5):
         square = jnp.square(x).mean(axis=(0, -1) if x.ndim == 3 else -1, keepdims=True)
@@ -180,7 +180,7 @@ def test_sharp_attention_is_causal_too():
 @pytest.mark.slow
 def test_a_source_read_wrongly_fails(monkeypatch):
     """Two bugs: the model sees the source's padding; it does not see one token of the source."""
-    from jaxformer.functional.masks import Padding
+    from jaxformer.functional.attention.masks import Padding
 
     model = tiny.build(**MODELS["encoder-decoder"])
     subject = subject_of(model, tiny.weights(model, 0))

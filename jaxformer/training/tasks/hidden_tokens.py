@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.fill import fill
-from jaxformer.functional.token_masking import mask_tokens
+from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining

@@ -30,7 +30,7 @@ def rounded_first(einsum):
     return broken
 
 
-PRODUCTS = "functional/test_products.py"
+PRODUCTS = "functional/linear/test_products.py"
 OWN_GRADIENT = (
     "functional/test_own_gradient.py::test_any_composition_equals_that_of_the_plain_function"
 )
@@ -40,19 +40,19 @@ BUGS = (
     # ---- explicit and short blockwise attention
     Bug(
         "grouped heads tiled, not repeated",  # axlearn#842
-        "functional.heads:group_heads",
+        "functional.attention.heads:group_heads",
         tiled,
         FORMULA,
     ),
     Bug(
         "blockwise: the gradient omits the softmax's row sum D",
-        "functional.tiles:gradients_of",
+        "functional.attention.tiles:gradients_of",
         takes(upstream=lambda x: x._replace(products=0 * x.products)),
         f"{FORMULA} {INVARIANCE}::test_how_a_model_runs_changes_nothing",
     ),
     Bug(
         "blockwise: the last block of keys gets no gradient",
-        "functional.blockwise:_short_backward",
+        "functional.attention.blockwise:_short_backward",
         Replace(
             "cut(d_key, columns, -2) + d_columns[0]",
             "d_columns[0]",
@@ -90,13 +90,13 @@ BUGS = (
     ),
     Bug(
         "the derivative of a bfloat16 product cannot be transposed",
-        "functional.bfloat16_products:_product",
+        "functional.linear.bfloat16_products:_product",
         Replace("jnp.einsum(formula, x, y).astype(dtype)", "_einsum(formula)(x, y).astype(dtype)"),
         f"{PRODUCTS}::test_derivatives_of_the_own_gradient",
     ),
     Bug(
         "blocks of a symbolic length",
-        "functional.attention:attend",
+        "functional.attention.attend:attend",
         Replace(
             'context.implementation == "explicit" or not is_known_length',
             'context.implementation == "explicit"',
@@ -112,7 +112,7 @@ BUGS = (
     ),
     Bug(
         "a block of keys that spans the row is a scatter without indices",  # fails in checkify
-        "functional.token_info:put",
+        "functional.attention.token_info:put",
         lambda put: (
             lambda array, part, new, axis=-1: (
                 array.at[(..., part, *[slice(None)] * (-1 - axis))].set(new)
@@ -126,52 +126,52 @@ BUGS = (
     # ---- products of bfloat16
     Bug(
         "a CPU is asked for bfloat16 sums",
-        "functional.bfloat16_products:_plain_einsum",
+        "functional.linear.bfloat16_products:_plain_einsum",
         inside("jnp.einsum", lambda einsum: lambda formula, x, y, **_: einsum(formula, x, y)),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "sums of bfloat16 products are bfloat16",
-        "functional.products:contract",
+        "functional.linear.products:contract",
         inside("jnp.einsum", rounded_first),
         f"{PRODUCTS}::test_products_and_their_gradients_are_rounded_once",
     ),
     Bug(
         "the gradient of a bias is a sum of bfloat16",
-        "functional.linear:linear",
+        "functional.linear.affine:linear",
         Replace(
             'jnp.broadcast_to(weights["bias"], y.shape).astype(y.dtype)',
             'weights["bias"].astype(y.dtype)',
         ),
-        "functional/test_linear.py::test_gradients_of_a_bias_are_sums_in_float32",
+        "functional/linear/test_linear.py::test_gradients_of_a_bias_are_sums_in_float32",
     ),
     Bug(
         "the gradient of a bfloat16 product is multiplied in float32",
-        "functional.bfloat16_products:_backward",
+        "functional.linear.bfloat16_products:_backward",
         Replace("cotangent.astype(jnp.bfloat16)", "cotangent"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "products with a dtype are not multiplied as bfloat16",
-        "functional.products:contract",
+        "functional.linear.products:contract",
         Replace("multiplies_bfloat16()", "multiplies_bfloat16() and dtype != jnp.float32"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "the gradient of bfloat16 weights is left to XLA to transpose",
-        "functional.bfloat16_products:_plain_einsum",
+        "functional.linear.bfloat16_products:_plain_einsum",
         Replace("len(contracted) == 1 and of_x[-1] in own", "False"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "the batch axis joins the wrong side of another axis",
-        "functional.bfloat16_products:_join",
+        "functional.linear.bfloat16_products:_join",
         Replace("jnp.moveaxis(x, 0, axis)", "jnp.moveaxis(x, 0, axis + 1)"),
         f"{PRODUCTS}::test_the_own_rule_is_vmapped",
     ),
     Bug(
         "a vmapped product gets one more axis",
-        "functional.bfloat16_products:_batched_einsum",
+        "functional.linear.bfloat16_products:_batched_einsum",
         Replace("all(is_batched) or not own", "True"),
         f"{PRODUCTS}::test_a_batch_axis_of_one_operand_joins_another_axis",
     ),
@@ -183,69 +183,69 @@ BUGS = (
     ),
     Bug(
         "gradients of quantized products are not quantized",
-        "functional.products:_is_overridden",
+        "functional.linear.products:_is_overridden",
         Replace("_identity(jnp.einsum) != _EINSUM", "False"),
         f"{PRODUCTS}::test_a_library_can_replace_products_and_gradients",
     ),
     Bug(
         "products ignore jax.default_matmul_precision",
-        "functional.products:_is_overridden",
+        "functional.linear.products:_is_overridden",
         Replace("jax.default_matmul_precision.value is not None", "False"),
         f"{PRODUCTS}::test_a_given_precision_leaves_products_to_jax",
     ),
     Bug(
         "an algorithm of newer GPUs is asked of older ones",
-        "functional.products:contract",
+        "functional.linear.products:contract",
         Replace("gpu_generation() >= 8", "gpu_generation() >= 7"),
         f"{PRODUCTS}::test_gradients_of_float32_results_are_rounded_on_gpus_that_can",
     ),
     Bug(
         'remat "dots" stores float32 sums',
-        "functional.layers:REMAT",
+        "functional.trees:REMAT",
         lambda remat: {**remat, "dots": float32_dots},
         f"{PRODUCTS}::test_remat_dots_stores_products_in_the_dtype_of_activations",
     ),
     # ---- long sequences, in a loop over tiles
     Bug(
         "blockwise: earlier sums are not rescaled to a new maximum",
-        "functional.long_rows:long_forward.add",
+        "functional.attention.long_rows:long_forward.add",
         Replace("output * decay", "output"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
     ),
     Bug(
         "blockwise: the last ragged tile counts keys twice",
-        "functional.long_rows:_over_tiles.step",
+        "functional.attention.long_rows:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & rows[:, None]"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula "
         f"{LONG_ROWS}::test_packed_documents_are_their_formula",
     ),
     Bug(
         "blockwise: the last ragged tile counts queries twice",
-        "functional.long_rows:_over_tiles.step",
+        "functional.attention.long_rows:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & columns"),
         f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
     ),
     Bug(
         "blockwise: fully masked tiles are computed",
-        "functional.long_rows:_over_tiles.step",
+        "functional.attention.long_rows:_over_tiles.step",
         inside("jax.lax.cond", lambda _: lambda is_any, update, same, x: update(x)),
         f"{LONG_ROWS}::test_a_tile_in_which_no_one_is_seen_is_not_computed",
     ),
     Bug(
         "blockwise: long sequences take the short path",
-        "functional.blockwise:_is_short",
+        "functional.attention.blockwise:_is_short",
         gives(True),
         f"{LONG_ROWS}::test_no_array_is_larger_than_a_tile_or_a_row[causal]",
     ),
     Bug(
         "softmax in bfloat16",  # optax#1020
-        "functional.attention:explicit_attention",
+        "functional.attention.attend:explicit_attention",
         inside("contract", lambda contract: lambda formula, x, y, _=None: contract(formula, x, y)),
         f"{ATTENTION}::test_bfloat16_scores_and_softmax_are_float32",
     ),
     Bug(
         "the softmax sums over an axis counted from the left",
-        "functional.attention:softmax",
+        "functional.attention.attend:softmax",
         Replace("powers.sum(axis=-1, keepdims=True)", "powers.sum(axis=4, keepdims=True)"),
         f"{ATTENTION}::test_one_sequence_a_batch_and_vmap_agree",
     ),

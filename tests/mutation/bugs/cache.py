@@ -36,7 +36,7 @@ BUGS = (
     ),
     Bug(
         "a first pass sees padding of the prompts",
-        "functional.contexts:cache_contexts",
+        "functional.attention.contexts:cache_contexts",
         Replace(
             "row_context(mask, new, scores, run)",
             "row_context(mask, TokenInfo(new.length, new.positions), scores, run)",
@@ -69,7 +69,7 @@ BUGS = (
     ),
     Bug(
         "the cache ignores the config's dtype",
-        "functional.cache:init_cache",
+        "functional.cache.key_values:init_cache",
         takes(config=lambda config: replace(config, dtype="float32")),
         f"{CHUNKING}::test_chunks_in_bfloat16_stay_near_one_pass_in_float32",
     ),
@@ -83,25 +83,25 @@ BUGS = (
     # ---- rings
     Bug(
         "a ring's keys and values are written one slot late",
-        "functional.slots:write_slots",
+        "functional.cache.slots:write_slots",
         takes(written=lambda written: written + 1 if written.ndim else written),
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),
     Bug(
         "a ring accepts one token too many per call",
-        "functional.ring:Ring.append",
+        "functional.cache.ring:Ring.append",
         Replace("slots - self.reach + 1", "slots - self.reach + 2"),
         f"{REWIND}::test_what_a_ring_cannot_do_is_refused",
     ),
     Bug(
         "a rewound ring writes after the forgotten tokens",
-        "functional.ring:Ring.rewind",
+        "functional.cache.ring:Ring.rewind",
         lambda rewind: lambda self, lengths: self,
         f"{REWIND}::test_a_ring_can_be_rewound_by_its_spare_slots",
     ),
     Bug(
         "a rewound ring forgets which tokens were overwritten",
-        "functional.ring:Ring.append",
+        "functional.cache.ring:Ring.append",
         forgets_oldest,
         CACHE_MODEL,
     ),

@@ -80,37 +80,37 @@ BUGS = (
     # ---- attention
     Bug(
         "scores scaled by 1 / d",
-        "functional.scores:Scores.for_heads",
+        "functional.attention.scores:Scores.for_heads",
         takes(head_dim=lambda head_dim: head_dim**2),
         FORMULA,
     ),
     Bug(
         "masked values are not zeroed: 0 × NaN",
-        "functional.attention:_zero_masked",
+        "functional.attention.attend:_zero_masked",
         zeroes_queries_only,
         f"{ATTENTION}::test_nan_that_nobody_may_see_reaches_nothing",
     ),
     Bug(
         "fused attention falls back silently",
-        "functional.attention:attend",
+        "functional.attention.attend:attend",
         takes(context=fused_if_possible),
         f"{ATTENTION}::test_fused_on_a_gpu_is_refused_for_arguments_that_cudnn_lacks",
     ),
     Bug(
         "fused attention without a GPU becomes blockwise",
-        "functional.platforms:implementation_here",
+        "functional.attention.platforms:implementation_here",
         takes(implementation=lambda name: "auto" if name == "fused" else name),
         f"{ATTENTION}::test_what_cannot_be_done_is_refused_with_the_reason",
     ),
     Bug(
         "blockwise: the masks of documents are stored for all layers",
-        "functional.blockwise:blockwise_attention",
+        "functional.attention.blockwise:blockwise_attention",
         Replace("jax.tree.leaves(places)", "False"),
-        "functional/test_blockwise.py::test_masks_of_documents_are_not_stored_for_all_layers",
+        "functional/attention/test_blockwise.py::test_masks_of_documents_are_not_stored_for_all_layers",
     ),
     Bug(
         "capturing the weights drops the mask",
-        "functional.attention:explicit_attention",
+        "functional.attention.attend:explicit_attention",
         Replace(
             "context.mask(context.queries, context.keys)",
             "context.mask(context.queries, context.keys) | bool(tap.hooks.capture)",
@@ -202,13 +202,13 @@ BUGS = (
     # ---- the cache: x-transformers#219, torchtune#959, transformers#15751
     Bug(
         "cache written one slot late",
-        "functional.slots:write_slots",
+        "functional.cache.slots:write_slots",
         takes(written=lambda written: written + (written.ndim == 0)),
         ANY_CHUNKING,
     ),
     Bug(
         "a long chunk counts its positions from 0",
-        "functional.contexts:cache_contexts",
+        "functional.attention.contexts:cache_contexts",
         long_chunks_from_zero,
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
@@ -220,7 +220,7 @@ BUGS = (
     ),
     Bug(
         "the contents of empty slots reach the output",
-        "functional.cache:Cache.live_prefix",
+        "functional.cache.key_values:Cache.live_prefix",
         inside("jnp.where", lambda _: lambda used, x, zero: x),
         f"{CHUNKING}::test_nan_in_slots_that_nobody_may_see_reaches_nothing "
         f"{CHUNKING}::test_gradients_through_a_poisoned_cache_are_finite",
@@ -233,32 +233,32 @@ BUGS = (
     ),
     Bug(
         "rewinding leaves the forgotten slots visible",
-        "functional.cache:Cache.rewind",
+        "functional.cache.key_values:Cache.rewind",
         forgets_no_slot,
         f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
     ),
     Bug(
         "rewinding does not move the position back",
-        "functional.cache:Cache.rewind",
+        "functional.cache.key_values:Cache.rewind",
         lambda rewind: lambda self, lengths: replace(rewind(self, lengths), cursor=self.cursor),
         f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
     ),
     Bug(
         "a ring gives padding a slot",
-        "functional.ring:Ring.append",
+        "functional.cache.ring:Ring.append",
         takes(is_real=jnp.ones_like),
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),
     # ---- sources
     Bug(
         "batch elements get the sources in a wrong order",
-        "functional.heads:ungroup_heads",
+        "functional.attention.heads:ungroup_heads",
         lambda _: lambda x, batch_and_heads: x.reshape(*batch_and_heads, *x.shape[-2:]),
         f"{SOURCE}::test_a_source_serves_several_rows",
     ),
     Bug(
         "the source's padding is seen by cross-attention",
-        "functional.contexts:source_context",
+        "functional.attention.contexts:source_context",
         then(
             lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
         ),
@@ -266,7 +266,7 @@ BUGS = (
     ),
     Bug(
         "cached cross-attention sees the source's padding",
-        "functional.contexts:source_context",
+        "functional.attention.contexts:source_context",
         then(
             lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
         ),

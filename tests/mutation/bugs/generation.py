@@ -113,7 +113,7 @@ BUGS = (
     Bug(
         # XLA:CPU of jaxlib 0.10.2, similar to jax#39103.
         "packed kernels multiply thousands of rows in parts",
-        "functional.kernels:FEW_ROWS",
+        "functional.linear.kernels:FEW_ROWS",
         lambda few: 100_000,
         REAL_SIZES,
     ),

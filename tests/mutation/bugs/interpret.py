@@ -19,7 +19,7 @@ NEXT = "interpret.texts:next_token_batch"
 BUGS = (
     Bug(
         "a page keeps kernels of other classes than arrays",
-        "functional.linear:dense_all",
+        "functional.linear.affine:dense_all",
         unchanged,
         "interpret/test_kernels.py::test_a_page_holds_the_represented_arrays",
     ),

@@ -45,7 +45,7 @@ def begins_late(key_range):
 
 def causal_alone(cache_contexts):
     def broken(inputs, cache, masks, scores, run):
-        from jaxformer.functional.masks import Causal, Packed
+        from jaxformer.functional.attention.masks import Causal, Packed
 
         return cache_contexts(inputs, cache, tuple(Causal() & Packed() for _ in masks), scores, run)
 
@@ -62,7 +62,7 @@ def looks_everywhere(short_tiles):
 
 def sees_all_but_padding(call):
     def broken(self, query, key):
-        from jaxformer.functional.masks import Padding
+        from jaxformer.functional.attention.masks import Padding
 
         return Padding()(query, key)
 
@@ -89,56 +89,56 @@ BUGS = (
     # ---- masks: transformers#31673, #39408, #29623; keras#23038
     Bug(
         "causal mask sees one ahead",
-        "functional.masks:Causal.__call__",
+        "functional.attention.masks:Causal.__call__",
         queries_stand(1),
         JACOBIAN,
     ),
     Bug(
         "causal mask hides the diagonal",
-        "functional.masks:Causal.__call__",
+        "functional.attention.masks:Causal.__call__",
         queries_stand(-1),
         f"{DEPENDENCY}::test_without_the_residual_only_what_is_seen_counts",
     ),
     Bug(
         "window of W + 1",
-        "functional.masks:Window.__call__",
+        "functional.attention.masks:Window.__call__",
         of_one_more,
         PERTURBED,
     ),
     Bug(
         "window's range one short",
-        "functional.masks:Window.key_range",
+        "functional.attention.masks:Window.key_range",
         begins_late,
         f"{ONE_DOCUMENT} {ATTENTION}::test_a_row_in_order_needs_no_places",
     ),
     Bug(
         "scores are multiplied by the mask",
-        "functional.attention:explicit_attention",
+        "functional.attention.attend:explicit_attention",
         inside("jnp.where", lambda _: lambda visible, scores, low: scores * visible),
         FORMULA,
     ),
     Bug(
         "a block may look past the diagonal",
-        "functional.blockwise:_short_tiles",
+        "functional.attention.blockwise:_short_tiles",
         looks_everywhere,
         ONE_DOCUMENT,
     ),
     Bug(
         "leak by statistics over positions",  # nanochat#844
-        "functional.norms:rms_norm",
+        "functional.layers.norms:rms_norm",
         inside("jnp.square", then(lambda squares: squares.mean(axis=-2, keepdims=True))),
         PERTURBED,
     ),
     Bug(
         "the prefix is causal",
-        "functional.masks:Prefix.__call__",
+        "functional.attention.masks:Prefix.__call__",
         lambda call: lambda self, query, key: call(replace(self, length=0), query, key),
         f"{JACOBIAN}[prefix-explicit-scan-none-float32]",
     ),
     # ---- packing and padding: maxtext#4476, transformers#46634; unsloth#3699; pytorch#103963
     Bug(
         "packed documents see each other",
-        "functional.masks:Packed.__call__",
+        "functional.attention.masks:Packed.__call__",
         sees_all_but_padding,
         f"{INVARIANCE}::test_a_document_gives_what_it_gives_alone",
     ),
@@ -176,33 +176,33 @@ BUGS = (
     ),
     Bug(
         "a fully masked query gives NaN",
-        "functional.attention:softmax",
+        "functional.attention.attend:softmax",
         lambda _: lambda scores: jax.nn.softmax(scores),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
     Bug(
         "blockwise: a fully masked query has weights in the gradient",
-        "functional.tiles:log_total_of",
+        "functional.attention.tiles:log_total_of",
         lambda log_total: lambda largest, total: largest + jnp.log(total),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
     # ---- mask arrays, and skipped blocks
     Bug(
         "a mask array's tile takes the wrong rows",
-        "functional.masks:DenseMask.tile",
+        "functional.attention.masks:DenseMask.tile",
         takes(rows=lambda rows: slice(0, rows.stop - rows.start)),
         f"{TABLES}::test_any_table_is_its_formula "
         f"{DEPENDENCY}::test_any_table_composes_and_the_residual_adds_the_diagonal",
     ),
     Bug(
         "fully masked blocks are computed",
-        "functional.masks:Causal.key_range",
+        "functional.attention.masks:Causal.key_range",
         lambda key_range: lambda self, start, stop, length: (0, length),
         f"{ATTENTION}::test_ruled_out_blocks_cost_nothing",
     ),
     Bug(
         "queries are assumed to start at position 0",
-        "functional.tiles:key_ranges",
+        "functional.attention.tiles:key_ranges",
         takes(places=in_order),
         f"{ATTENTION}::test_queries_may_stand_anywhere",
     ),
@@ -221,21 +221,21 @@ BUGS = (
     ),
     Bug(
         "a mask inherits the key range of the mask whose rule it overrides",
-        "functional.masks:Mask.__init_subclass__",
+        "functional.attention.masks:Mask.__init_subclass__",
         gives(None),
         f"{OWN_CLASSES}::test_a_subclass_of_a_mask_has_its_own_rule_in_every_implementation "
         f"{OWN_CLASSES}::test_a_subclass_of_a_mask_inherits_no_description_of_another_rule",
     ),
     Bug(
         "the caller's mask gets indices, not positions",
-        "functional.contexts:row_context",
+        "functional.attention.contexts:row_context",
         Replace("mask.needs_positions", "False"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "cached attention uses the causal mask only",  # not a window, a prefix or a caller's mask
-        "functional.contexts:cache_contexts",
+        "functional.attention.contexts:cache_contexts",
         causal_alone,
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "
@@ -244,7 +244,7 @@ BUGS = (
     # ---- mask arrays with a head axis
     Bug(
         "a mask's head axis is read as a batch axis",  # the layout of torch and Flax
-        "functional.dot_product:_with_mask",
+        "functional.attention.dot_product:_with_mask",
         Replace("mask.ndim == query.ndim > 2", "False"),
         f"{TABLES}::test_a_table_may_have_an_axis_of_heads",
     ),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from tests.mutation.bug import CHUNKING, DISCIPLINE, INVARIANCE, KERNELS, Bug
 from tests.mutation.changes import Replace, inside, takes, then, unchanged
 
-NORMS, POSITIONS = "functional/test_norms.py", "functional/test_positions.py"
+NORMS, POSITIONS = "functional/layers/test_norms.py", "functional/test_positions.py"
 
 
 def other_layout(rotary):
@@ -39,7 +39,7 @@ BUGS = (
     # ---- norms and positions: flax#1491, transformers#29285, #25199
     Bug(
         "variance by E[x²] − E[x]²",
-        "functional.norms:layer_norm",
+        "functional.layers.norms:layer_norm",
         Replace(
             "jnp.square(centred).mean(axis=-1, keepdims=True)",
             "jnp.square(x32).mean(axis=-1, keepdims=True)"
@@ -49,15 +49,15 @@ BUGS = (
     ),
     Bug(
         "an activation is computed in bfloat16",
-        "functional.feedforward:_wide",
+        "functional.layers.feedforward:_wide",
         Replace("x.astype(jnp.promote_types(x.dtype, jnp.float32))", "x"),
-        "functional/test_feedforward.py::test_activations_are_rounded_once_in_bfloat16",
+        "functional/layers/test_feedforward.py::test_activations_are_rounded_once_in_bfloat16",
     ),
     Bug(
         "a gate is rounded before its product",
-        "functional.feedforward:gated",
+        "functional.layers.feedforward:gated",
         Replace("_wide(gate, activation) * x", "_wide(gate, activation).astype(x.dtype) * x"),
-        "functional/test_feedforward.py::test_gates_are_rounded_once_in_bfloat16",
+        "functional/layers/test_feedforward.py::test_gates_are_rounded_once_in_bfloat16",
     ),
     Bug(
         "a gradient stores the steps of norms",
@@ -67,7 +67,7 @@ BUGS = (
     ),
     Bug(
         "ε outside the root",
-        "functional.norms:layer_norm",
+        "functional.layers.norms:layer_norm",
         Replace(
             "centred * jax.lax.rsqrt(variance + epsilon)",
             "centred / (jnp.sqrt(variance) + epsilon)",
@@ -91,63 +91,63 @@ BUGS = (
     ),
     Bug(
         "statistics over the batch",  # flax#677
-        "functional.norms:rms_norm",
+        "functional.layers.norms:rms_norm",
         inside("jnp.square", then(lambda squares: squares.mean(axis=0, keepdims=True))),
         f"{INVARIANCE}::test_vmap_over_rows_is_the_batch",
     ),
     # ---- kernels
     Bug(
         "an output with equal weights gets a scale of 0",
-        "functional.kernels:quantize",
+        "functional.linear.kernels:quantize",
         inside("jnp.where", lambda _: lambda positive, step, one: step),
         f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
     ),
     Bug(
         "int8 values are truncated, not rounded",
-        "functional.kernels:quantize",
+        "functional.linear.kernels:quantize",
         inside("jnp.round", lambda _: jnp.trunc),
         f"{KERNELS}::test_int8_is_off_by_half_a_step_at_most",
     ),
     Bug(
         "the product omits the int8 offset",
-        "functional.kernels:Int8Kernel.times",
+        "functional.linear.kernels:Int8Kernel.times",
         takes(self=lambda kernel: replace(kernel, offset=0 * kernel.offset)),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
         "two input rows take the int8 path for one",
-        "functional.kernels:Int8Kernel.times",
+        "functional.linear.kernels:Int8Kernel.times",
         Replace("len(x) == 1", "len(x) <= 2"),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
         "int8 kernels are converted to float before a loop",
-        "functional.kernels:Int8Kernel.times",
+        "functional.linear.kernels:Int8Kernel.times",
         inside("jax.lax.optimization_barrier", unchanged),
         f"{KERNELS}::test_integers_stay_integers_in_a_loop",
     ),
     Bug(
         "the frozen kernel gets a gradient",
-        "functional.low_rank:LowRankKernel.times",
+        "functional.linear.low_rank:LowRankKernel.times",
         inside("jax.lax.stop_gradient", unchanged),
         f"{KERNELS}::test_only_the_update_of_low_rank_learns",
     ),
     Bug(
         "the scale of a low-rank update is omitted",
-        "functional.low_rank:LowRankKernel.times",
+        "functional.linear.low_rank:LowRankKernel.times",
         takes(self=lambda kernel: replace(kernel, scale=1.0)),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     Bug(
         "padded rows of a packed kernel reach the output",
-        "functional.kernels:PackedKernel.times",
+        "functional.linear.kernels:PackedKernel.times",
         takes(self=lambda kernel: replace(kernel, out_dim=kernel.out_dim + 10**6)),
         f"{KERNELS}::test_product_is_that_of_the_array",
     ),
     # ---- execution and inputs
     Bug(
         "vmap folds the batch into the heads",
-        "functional.heads:merge_heads",
+        "functional.attention.heads:merge_heads",
         lambda _: lambda x: x.reshape(*x.shape[:-3], x.shape[-2], -1),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.mutation.bug import AUTOREGRESSIVE, INVARIANCE, Bug
 from tests.mutation.changes import Replace, inside, takes, unchanged
 
-SCORES = "functional/test_scores.py"
+SCORES = "functional/attention/test_scores.py"
 ENCODER = "models/test_encoder.py"
 
 
@@ -19,37 +19,37 @@ def takes_first_step(scan_layers):
 BUGS = (
     Bug(
         "short sequences give the relative bias no gradient",
-        "functional.blockwise:_short_backward",
+        "functional.attention.blockwise:_short_backward",
         inside("add_gradients", unchanged),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
         "long sequences give the relative bias no gradient",
-        "functional.long_rows:long_backward.add",
+        "functional.attention.long_rows:long_backward.add",
         inside("add_gradients", unchanged),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
         "the score cap is omitted",
-        "functional.scores:Scores.scaled",
+        "functional.attention.scores:Scores.scaled",
         inside("soft_cap", unchanged),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
         "T5's relative offsets have the wrong sign",
-        "functional.scores:RelativeBias.__call__",
+        "functional.attention.scores:RelativeBias.__call__",
         lambda call: lambda self, query, key: call(self, key, query).swapaxes(-2, -1),
         f"{SCORES}::test_scores_are_their_formula",
     ),
     Bug(
         "cached steps omit the bias",
-        "functional.scores:Scores.evaluated",
+        "functional.attention.scores:Scores.evaluated",
         lambda _: lambda self, query, key: replace(self, bias=None),
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "the bias uses indices, not positions",
-        "functional.contexts:row_context",
+        "functional.attention.contexts:row_context",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
@@ -67,7 +67,7 @@ BUGS = (
     ),
     Bug(
         "an encoder's window omits its edge",
-        "functional.masks:Near.__call__",
+        "functional.attention.masks:Near.__call__",
         takes(self=lambda mask: replace(mask, distance=mask.distance - 1)),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
@@ -85,30 +85,30 @@ BUGS = (
     ),
     Bug(
         "the loss omits the logit cap",
-        "functional.chunked_losses:_chunk_loss",
+        "functional.losses.chunked:_chunk_loss",
         inside("soft_cap", unchanged),
-        "functional/test_losses.py",
+        "functional/losses/test_losses.py",
     ),
     Bug(
         "losses of tokens omit the logit cap",
-        "functional.chunked_losses:_logits",
+        "functional.losses.chunked:_logits",
         inside("soft_cap", unchanged),
-        "functional/test_losses.py",
+        "functional/losses/test_losses.py",
     ),
     Bug(
         "the head's bias does not learn",
-        "functional.chunked_losses:_chunk_gradients",
+        "functional.losses.chunked:_chunk_gradients",
         Replace('d_head if d_bias is None else d_head | {"bias": d_bias}', "d_head"),
-        "functional/test_losses.py",
+        "functional/losses/test_losses.py",
     ),
     Bug(
         "the gradient of a looked-up logit writes all logits",
-        "functional.losses:smoothed_and_plain",
+        "functional.losses.cross_entropy:smoothed_and_plain",
         Replace(
             "jnp.where(is_target, logits, 0.0).sum(axis=-1)",
             "jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]",
         ),
-        "functional/test_losses.py::test_the_loss_has_no_scatter",
+        "functional/losses/test_losses.py::test_the_loss_has_no_scatter",
     ),
     Bug(
         "the last rows of a call that is scored in batches are missing",

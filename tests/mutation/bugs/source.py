@@ -74,7 +74,7 @@ BUGS = (
     ),
     Bug(
         "padding is masked and predicted",
-        "functional.token_masking:mask_tokens",
+        "functional.losses.token_masking:mask_tokens",
         takes(segments=lambda _: None),
         f"{ENCODER}::test_tokens_are_masked_as_often_as_bert_says",
     ),

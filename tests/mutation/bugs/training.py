@@ -55,31 +55,31 @@ BUGS = (
     ),
     Bug(
         "the logged loss includes label smoothing",
-        "functional.losses:smoothed_and_plain",
+        "functional.losses.cross_entropy:smoothed_and_plain",
         lambda function: lambda *options: (function(*options)[0],) * 2,
         f"{STEP}::test_the_loss_is_measured_with_and_without_label_smoothing",
     ),
     Bug(
         "padding counted in the denominator",
-        "functional.losses:weighted_sum",
+        "functional.losses.cross_entropy:weighted_sum",
         counts_padding,
         LOSSES,
     ),
     Bug(
         "label −100 wraps to a real class",
-        "functional.losses:token_losses",
+        "functional.losses.cross_entropy:token_losses",
         wraps_targets,
         LOSSES,
     ),
     Bug(
         "the loss is computed in bfloat16",
-        "functional.losses:smoothed_and_plain",
+        "functional.losses.cross_entropy:smoothed_and_plain",
         Replace("logits.astype(jnp.float32)", "logits"),
         LOSSES,
     ),
     Bug(
         "kernels are drawn in JAX's default dtype",
-        "functional.linear:init_linear",
+        "functional.linear.affine:init_linear",
         Replace(
             "jax.random.normal(key, (in_dim, out_dim), jnp.float32)",
             "jax.random.normal(key, (in_dim, out_dim))",

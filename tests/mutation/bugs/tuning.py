@@ -42,13 +42,13 @@ def joined_backwards(entry):
 BUGS = (
     Bug(
         "a new low-rank update is not 0",
-        "functional.low_rank:init_low_rank",
+        "functional.linear.low_rank:init_low_rank",
         inside("jnp.zeros", lambda _: jnp.ones),
         f"{LORA}::test_an_update_changes_nothing_at_first[lstm]",
     ),
     Bug(
         "the updates of fused projections overlap",
-        "functional.low_rank:_concatenated_updates",
+        "functional.linear.low_rank:_concatenated_updates",
         inside("jnp.pad", at_first_column),
         f"{LORA}::test_merged_is_unmerged[decoder]",
     ),

@@ -1,0 +1,179 @@
+"""Scaled dot-product attention of single arrays, with all arguments checked."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Shaped
+
+from jaxformer.functional.arguments import check_choice, checks_arguments
+from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.masks import All, DenseMask, Mask
+from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
+from jaxformer.functional.attention.scores import DenseBias, Scores
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.placement import OneDevice
+from jaxformer.functional.taps import NO_TAP, TapFunction
+
+ATTENTION = ("auto", "explicit", "blockwise", "fused")
+
+
+@checks_arguments()
+def dot_product_attention(
+    query: Float[Array, "*batch_and_heads queries head_dim"],
+    key: Float[Array, "*batch_and_kv_heads keys head_dim"],
+    value: Float[Array, "*batch_and_kv_heads keys value_dim"],
+    mask: Mask | Bool[Array, "*rows_and_heads queries keys"] | None = None,
+    *,
+    query_info: TokenInfo | None = None,
+    key_info: TokenInfo | None = None,
+    scores: Scores = Scores(),  # noqa: B008 (frozen)
+    implementation: str = "auto",
+    tap: TapFunction = NO_TAP,
+) -> Float[Array, "*batch_and_heads queries value_dim"]:
+    """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √head_dim) over visible keys j.
+
+    The output of a query without visible keys is zero, and its gradients are finite.
+
+    Args:
+        query: [*batch, heads, queries, head_dim], or [queries, head_dim] for one head.
+        key: [*batch, kv_heads, keys, head_dim], where kv_heads divides heads; or [keys, head_dim].
+        value: like `key`, with a last axis of any size.
+        mask: the keys that each query sees. Either a rule of `attention.masks`, which is applied
+            to `query_info` and `key_info`, or a bool array [*batch, queries, keys], or a bool array
+            [*batch, heads or 1, queries, keys] of the rank of the query. None: all keys.
+        query_info: positions and documents of the queries. None: positions 0, 1, 2, … in one
+            document.
+        key_info: positions and documents of the keys. No query sees a key that is padding.
+        scores: scale (None: 1/√head_dim), cap and bias of the products (`attention.scores`).
+        implementation: "explicit" (this formula, all scores at once), "blockwise" (tiles, memory
+            linear in the length), "fused" (cuDNN or tokamax on a GPU, splash on a TPU), or
+            "auto", which selects fused where it supports the arguments and blockwise otherwise.
+        tap: see `functional.taps`; explicit attention only.
+
+    Returns:
+        [*batch, heads, queries, value_dim], or [queries, value_dim] for one head.
+
+    Raises:
+        ValueError: shapes, dtypes or the mask do not fit, the implementation is unknown, or it is
+            "fused" and cannot run these arguments.
+
+    Reference:
+        Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
+    """
+    is_single = query.ndim == key.ndim == 2
+    if is_single:
+        query, key, value = query[None], key[None], value[None]
+    context = Context(
+        All(),
+        query_info or TokenInfo(query.shape[-2]),
+        key_info or TokenInfo(key.shape[-2]),
+        scores,
+        implementation,
+        placement=OneDevice(fused_kernels()),
+    )
+    output = _with_mask(query, key, value, mask, context, tap)
+    return output[0] if is_single else output
+
+
+# Until `_check` the arrays may have any sizes.
+
+
+def _with_mask(
+    query: Float[Array, "*batch heads queries head_dim"],
+    key: Float[Array, "*key_batch kv_heads keys key_dim"],
+    value: Float[Array, "*value_batch value_heads values value_dim"],
+    mask: Mask | Shaped[Array | np.ndarray, "..."] | None,
+    context: Context,
+    tap: TapFunction,
+) -> Float[Array, "*batch heads queries value_dim"]:
+    if mask is not None and not isinstance(mask, Mask) and mask.ndim == query.ndim > 2:
+        if mask.shape[-3] != 1:
+            return _masked_by_head(query, key, value, mask, context, tap)
+        mask = mask[..., 0, :, :]  # one mask for all heads
+    mask = _as_rule(mask)
+    _check(query, key, value, mask, context)
+    form = implementation_here(context.implementation)
+    return attend(query, key, value, replace(context, mask=mask, implementation=form), tap)
+
+
+def _masked_by_head(
+    query: Float[Array, "*batch heads queries head_dim"],
+    key: Float[Array, "*key_batch kv_heads keys key_dim"],
+    value: Float[Array, "*value_batch value_heads values value_dim"],
+    mask: Shaped[Array | np.ndarray, "*batch_and_heads queries keys"],
+    context: Context,
+    tap: TapFunction,
+) -> Float[Array, "*batch heads queries value_dim"]:
+    """Applies one mask per head: turns heads into batch elements that have one head each."""
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if mask.shape[-3] != heads or heads % kv_heads:
+        raise ValueError(
+            f"mask is {mask.shape}; its axis of heads must be 1 or {heads}, the query's"
+        )
+    key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
+    scores = context.scores.for_heads(query.shape[-1])
+    if scores.bias is not None:
+        bias = jnp.broadcast_to(scores.bias(context.queries, context.keys), mask.shape)
+        scores = replace(scores, bias=DenseBias(bias[..., None, :, :]))
+    places = [place.with_axis(-2) for place in (context.queries, context.keys)]
+    context = replace(context, queries=places[0], keys=places[1], scores=scores)
+
+    def tap_heads(
+        name: str, weights: Float[Array, "*batch_and_heads 1 queries keys"]
+    ) -> Float[Array, "*batch_and_heads 1 queries keys"]:
+        return tap(name, weights[..., 0, :, :])[..., None, :, :]
+
+    query, key, value = (x[..., None, :, :] for x in (query, key, value))
+    return _with_mask(query, key, value, mask, context, tap_heads)[..., 0, :, :]
+
+
+def _as_rule(mask: Mask | Shaped[Array | np.ndarray, "..."] | None) -> Mask:
+    if mask is None:
+        return All()
+    return mask if isinstance(mask, Mask) else DenseMask(mask)
+
+
+def _check(
+    query: Float[Array, "..."],
+    key: Float[Array, "..."],
+    value: Float[Array, "..."],
+    mask: Mask,
+    context: Context,
+) -> None:
+    check_choice("implementation", context.implementation, ATTENTION)
+    lengths = (query.shape[-2], key.shape[-2])
+    for table in (rule.array for rule in mask.rules() if type(rule) is DenseMask):
+        axes = (*query.shape[:-3], *lengths)[-table.ndim :] if table.ndim <= query.ndim - 1 else ()
+        fits = len(axes) == table.ndim and all(
+            size in (1, axis) for size, axis in zip(table.shape[:-2], axes[:-2], strict=True)
+        )
+        if table.dtype != bool or table.shape[-2:] != lengths or not fits:
+            raise ValueError(
+                f"mask is {table.dtype} {table.shape}; it must be bool [..., queries, keys], here "
+                f"[..., {lengths[0]}, {lengths[1]}], true where a query may see a key"
+            )
+    for name, places, length in zip(
+        ("query_info", "key_info"), (context.queries, context.keys), lengths, strict=True
+    ):
+        if places.length != length:
+            raise ValueError(f"{name} are of {places.length} tokens; there are {length}")
+        for part, array in (("positions", places.positions), ("segments", places.segments)):
+            if array is not None and array.shape[-1:] != (length,):
+                raise ValueError(f"{name}.{part} is {array.shape}; its last axis must be {length}")
+    if query.ndim != key.ndim:
+        raise ValueError(
+            f"query {query.shape} and key {key.shape} must have the same number of axes"
+        )
+    if query.shape[-1] != key.shape[-1] or query.shape[:-3] != key.shape[:-3]:
+        raise ValueError(
+            f"query {query.shape} and key {key.shape} must agree in head_dim, their last axis, and "
+            "in the axes before the heads"
+        )
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if heads % kv_heads:
+        raise ValueError(
+            f"query has {heads} heads and key {kv_heads}; query's must be a multiple of key's"
+        )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key {key.shape} and value {value.shape} must agree up to the last axis")

@@ -1,0 +1,203 @@
+"""Attention scores: scale, cap and bias of the products q·k.
+
+    s_ij = cap · tanh(scale · q_i·k_j / cap) + b_ij
+
+The bias b is a rule about positions, as a mask is. It is evaluated for a whole row, for a tile of
+it, or for the slots of a cache.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.functional.attention.token_info import Part, TokenInfo, cut
+from jaxformer.functional.linear.affine import soft_cap
+
+
+class Bias:
+    """Base class of biases: `bias(query, key)` returns float32 [*batch, heads, queries, keys]."""
+
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """Returns the bias for each head, query and key."""
+        raise TypeError(f"{type(self).__name__} has no rule")
+
+    def tile(
+        self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """Returns the bias for some of the queries and some of the keys of a row."""
+        return self(query.part(rows), key.part(columns))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Alibi(Bias):
+    """b_ij = −slope_h · |i − j| with slope_h = 2^(−8h/H) for h = 1 … H (Press et al. 2022).
+
+    If H is not a power of two, the slopes are those of the next lower power P, followed by every
+    second slope of 2P.
+    """
+
+    num_heads: int
+
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
+        distance = abs(query.position_ids()[..., :, None] - key.position_ids()[..., None, :])
+        slopes = np.array(alibi_slopes(self.num_heads), np.float32)[:, None, None]
+        return jnp.asarray(distance, jnp.float32)[..., None, :, :] * -slopes
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Returns the slope of each head; see `Alibi`."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
+    return slopes + between[: num_heads - power]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["table"],
+    meta_fields=["max_distance", "bidirectional"],
+)
+@dataclass(frozen=True)
+class RelativeBias(Bias):
+    """b_ij = table[bucket(j − i)] with a learned table (T5, Raffel et al. 2020, §2.1).
+
+    Each direction has its own buckets if the bias is bidirectional. The first half of a direction's
+    buckets hold one distance each. The second half grow by a constant factor up to max_distance,
+    and the last one also holds all larger distances.
+
+    Attributes:
+        table: [buckets, heads].
+        max_distance: the distance from which on all offsets share a bucket.
+        bidirectional: whether later keys have buckets; otherwise they share that of distance 0.
+    """
+
+    table: Any
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
+        offset = key.position_ids()[..., None, :] - query.position_ids()[..., :, None]
+        far = self.max_distance
+        buckets = relative_buckets(len(self.table), far, self.bidirectional)
+        by_offset = jnp.asarray(self.table, jnp.float32)[buckets]  # [2 far + 1, heads]
+        return jnp.moveaxis(by_offset[jnp.clip(offset, -far, far) + far], -1, -3)
+
+
+@cache
+def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
+    """Returns the bucket of each offset key − query in −max_distance … max_distance."""
+    offset = np.arange(-max_distance, max_distance + 1)
+    later = np.zeros_like(offset)
+    if bidirectional:
+        num_buckets //= 2
+        later = (offset > 0) * num_buckets
+    distance = abs(offset) if bidirectional else np.maximum(-offset, 0)
+    exact = num_buckets // 2
+    # In float32 and in this order, as in training of published checkpoints: a bucket's bound may be
+    # an integer, and another rounding would move it.
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    grown = exact + (ratio / math.log(max_distance / exact) * (num_buckets - exact)).astype(int)
+    buckets = later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
+    return buckets.astype(np.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenseBias(Bias):
+    """A bias stored as an array, [*batch, heads, queries, keys], instead of a rule."""
+
+    array: Any
+
+    def __call__(
+        self, query: TokenInfo, key: TokenInfo
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
+        return self.array
+
+    def tile(
+        self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
+    ) -> Float[Array, "*batch heads queries keys"]:
+        """See `Bias`."""
+        return cut(cut(self(query, key), rows, -2), columns)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["bias"], meta_fields=["scale", "cap"])
+@dataclass(frozen=True)
+class Scores:
+    """Scale, cap and bias that turn products q·k into scores.
+
+    Attributes:
+        scale: factor of the products; None: 1/√head_dim.
+        cap: bound of the scaled products; None: no cap.
+        bias: a rule, or None.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    bias: Bias | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError if a subclass changes whole rows, but not their tiles."""
+        super().__init_subclass__()
+        if cls.__call__ is not Scores.__call__:
+            raise TypeError(
+                f"{cls.__name__} overrides __call__; override tile, which __call__ applies to the "
+                "whole row"
+            )
+
+    def for_heads(self, head_dim: int) -> "Scores":
+        """Returns these scores with the scale set: 1/√head_dim if it is None."""
+        return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
+
+    def evaluated(self, query: TokenInfo, key: TokenInfo) -> "Scores":
+        """Returns these scores with the bias evaluated, so that many layers can share it."""
+        return self if self.bias is None else replace(self, bias=DenseBias(self.bias(query, key)))
+
+    def __call__(
+        self,
+        products: Float[Array, "*batch kv_heads group queries keys"],
+        query: TokenInfo,
+        key: TokenInfo,
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Computes the scores of products float32 [*batch, kv_heads, group, queries, keys]."""
+        everything = slice(0, query.length), slice(0, key.length)
+        return self.tile(products, query, key, *everything)
+
+    def tile(
+        self,
+        products: Float[Array, "*batch kv_heads group queries keys"],
+        query: TokenInfo,
+        key: TokenInfo,
+        rows: Part,
+        columns: Part,
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Computes the scores of products of some of the queries and some of the keys of a row."""
+        scores = self.scaled(products)
+        if self.bias is None:
+            return scores
+        bias = self.bias.tile(query, key, rows, columns)
+        heads = products.shape[-4:-2]
+        return scores + bias.reshape(*bias.shape[:-3], *heads, *bias.shape[-2:])
+
+    def scaled(
+        self, products: Float[Array, "*batch kv_heads group queries keys"]
+    ) -> Float[Array, "*batch kv_heads group queries keys"]:
+        """Scales and caps the products; `tile` adds the bias."""
+        if self.scale is None:
+            raise ValueError("scale is None; `for_heads` sets it")
+        return soft_cap(self.scale * products, self.cap)

@@ -1,0 +1,1 @@
+"""Caches: what a model keeps of the tokens that it has read."""

@@ -1,0 +1,1 @@
+"""The parts of a layer: norms, the feed-forward layer, recurrent cells."""

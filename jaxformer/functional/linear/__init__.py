@@ -1,0 +1,1 @@
+"""The affine map, and the forms of its kernel: arrays, integers, LoRA updates, packed columns."""

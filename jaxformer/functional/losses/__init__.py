@@ -1,0 +1,1 @@
+"""Losses, and the tokens that they are taken over."""

@@ -1,0 +1,77 @@
+"""The feed-forward layer against its formula in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from jaxformer.functional import feed_forward
+from jaxformer.functional.layers.feedforward import ACTIVATIONS, activate, init_feed_forward
+from tests.properties import oracle, tiny
+
+
+def random_weights(seed, activation, use_bias=True):
+    """Draws nonzero weights with the shapes of `init_feed_forward`."""
+    shapes = init_feed_forward(jax.random.key(0), 6, 10, activation, use_bias=use_bias)
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: np.float32(rng.normal(size=leaf.shape)), shapes)
+
+
+@pytest.mark.parametrize("use_bias", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@given(seed=tiny.seeds)
+def test_it_is_its_formula(activation, use_bias, seed):
+    """act(x W₁ + b₁) W₂ + b₂, gated for the gated activations, with both forms of GELU.
+
+    `output_activation` applies the activation after the second map too, as in lecture 10.
+    """
+    weights, x = random_weights(seed, activation, use_bias), tiny.embeddings(seed, 3, 6)
+    device = jax.tree.map(jnp.asarray, weights)
+    for twice in (False, True):
+        y = feed_forward(device, x, activation, output_activation=twice)
+        exact = oracle.float64(weights)
+        expected = oracle.feed_forward(exact, np.asarray(x, np.float64), activation, twice)
+        tiny.close(y, expected, 1e-5)
+
+
+@given(seed=tiny.seeds)
+def test_positions_are_independent(seed):
+    """The layer gives the same values position by position, under vmap, and mixes none."""
+    weights = jax.tree.map(jnp.asarray, random_weights(seed, "swiglu"))
+    x = tiny.embeddings(seed, 2, 3, 6)
+    y = feed_forward(weights, x, "swiglu")
+    alone = jax.vmap(jax.vmap(lambda x: feed_forward(weights, x, "swiglu")))(x)
+    tiny.close(alone, y)
+    changed = feed_forward(weights, x.at[1, 2].add(1.0), "swiglu")
+    assert (np.asarray(y != changed).any(axis=-1) == [[0, 0, 0], [0, 0, 1]]).all()
+
+
+@pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
+def test_activations_are_rounded_once_in_bfloat16(activation):
+    """The only error is that of the result, also where 1 + tanh or 1 + erf is almost 0.
+
+    The derivative is exact up to its own rounding, by a central difference in float64.
+    """
+    x = jnp.linspace(-6.0, 6.0, 1001).astype(jnp.bfloat16)
+    x64, exact = np.asarray(x, np.float64), oracle.ACTIVATIONS[activation]
+    y = activate(x, activation)
+    assert y.dtype == jnp.bfloat16
+    # tanh and erf of float32 end about 1e-7 from −1, and x is up to 6.
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact(x64), rtol=2**-8, atol=1e-6)
+    slope = np.asarray(jax.vmap(jax.grad(activate), (0, None))(x, activation), np.float64)
+    expected = (exact(x64 + 1e-6) - exact(x64 - 1e-6)) / 2e-6
+    smooth = abs(x64) > 1e-3  # not where the difference has both sides of a kink
+    np.testing.assert_allclose(slope[smooth], expected[smooth], rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "geglu_tanh"])
+@given(seed=tiny.seeds)
+def test_gates_are_rounded_once_in_bfloat16(activation, seed):
+    """act(gate) is not rounded before it multiplies the other half."""
+    x = tiny.embeddings(seed, 64, 8).astype(jnp.bfloat16)
+    same, reversed_ = {"kernel": np.eye(8)}, {"kernel": np.eye(8)[::-1]}
+    weights = {"up": same, "gate": reversed_, "down": same}
+    y = feed_forward(jax.tree.map(jnp.asarray, weights), x, activation)
+    expected = oracle.feed_forward(weights, np.asarray(x, np.float64), activation)
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-6)

@@ -1,0 +1,88 @@
+"""Layer and RMS norm equal their float64 formulas where float32 easily loses digits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional import layer_norm, rms_norm
+from jaxformer.functional.layers.norms import init_norm, normalize
+from tests.properties import oracle, tiny
+
+
+def random_inputs(seed, mean=0.0, size=1.0, dim=64):
+    rng = np.random.default_rng(seed)
+    x = np.float32(mean + size * rng.normal(size=(3, dim)))
+    return x, np.float32(rng.normal(size=dim)), np.float32(rng.normal(size=dim))
+
+
+@given(
+    seed=tiny.seeds,
+    mean=st.sampled_from([0.0, 1.0, -1e4, 1e4]),
+    size=st.sampled_from([1e-2, 1.0, 1e3]),
+    epsilon=st.sampled_from([1e-6, 1e-5, 0.1, 1.0]),
+)
+def test_layer_norm_is_its_formula(seed, mean, size, epsilon):
+    """γ (x − μ) / √(σ² + ε) + β in float64, with ε inside the root.
+
+    No digits cancel when the mean is 10⁶ deviations from 0, where E[x²] − μ² would be negative.
+    """
+    x, scale, bias = random_inputs(seed, mean, size)
+    y = layer_norm(*map(jnp.asarray, (x, scale, bias)), epsilon=epsilon)
+    # μ is only known to a few roundings of x, so x − μ may be wrong by as much.
+    rounding = abs(mean) * 2.0**-23 / max(size, epsilon**0.5)
+    tiny.close(y, oracle.layer_norm(x, scale, bias, epsilon), 1e-5 + 4 * rounding)
+
+
+@given(
+    seed=tiny.seeds,
+    size=st.sampled_from([1e-3, 1.0, 1e4]),
+    epsilon=st.sampled_from([1e-6, 1e-5, 0.1, 1.0]),
+)
+def test_rms_norm_is_its_formula(seed, size, epsilon):
+    """γ x / √(mean(x²) + ε) in float64, with ε inside the root."""
+    x, scale, _ = random_inputs(seed, 0.5 * size, size)
+    y = rms_norm(jnp.asarray(x), jnp.asarray(scale), epsilon)
+    tiny.close(y, oracle.rms_norm(x, scale, epsilon))
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
+def test_equal_features_give_the_bias_and_finite_gradients(value):
+    """With variance 0, x − μ is divided by √ε only: the output is β and the gradient is finite."""
+    x, scale, bias = jnp.full((2, 8), value), jnp.ones(8), jnp.arange(8.0)
+    tiny.close(layer_norm(x, scale, bias), np.tile(np.arange(8.0), (2, 1)))
+    for norm in (layer_norm, rms_norm):
+        gradient = jax.grad(lambda x, norm=norm: (norm(x, scale) * bias).sum())(x)
+        assert np.isfinite(gradient).all()
+    tiny.close(rms_norm(jnp.zeros((2, 8)), scale), np.zeros((2, 8)), 0.0)
+
+
+@given(seed=tiny.seeds, mean=st.sampled_from([0.0, 100.0]))
+def test_statistics_are_float32_whatever_the_dtype(seed, mean):
+    """bfloat16 in and out: the only error is rounding the result once."""
+    x, scale, bias = (jnp.asarray(part) for part in random_inputs(seed, mean))
+    narrow = x.astype(jnp.bfloat16)
+    for y, expected in (
+        (layer_norm(narrow, scale, bias), oracle.layer_norm(narrow, scale, bias)),
+        (rms_norm(narrow, scale), oracle.rms_norm(narrow, scale)),
+    ):
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-4)
+
+
+def test_normalize_applies_the_norm_of_a_config():
+    """`normalize` with weights of `init_norm`; "none" returns the input unchanged."""
+    x = jnp.asarray(random_inputs(0, dim=8)[0])
+    for use_bias in (True, False):
+        for name, expected in (
+            ("layer", oracle.layer_norm(x, 1.0, epsilon=0.1)),
+            ("rms", oracle.rms_norm(x, 1.0, epsilon=0.1)),
+            ("none", x),
+        ):
+            weights = init_norm(name, 8, use_bias=use_bias)
+            assert ("bias" in weights) == (name == "layer" and use_bias)
+            config = jf.DecoderConfig(norm=name, norm_epsilon=0.1)
+            tiny.close(normalize(weights, x, config), expected)

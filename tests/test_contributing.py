@@ -10,7 +10,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.functional.layers.feedforward import ACTIVATIONS
-from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.layers.norms import norm_of
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.gguf import ARCHITECTURES
 from jaxformer.models import kinds
@@ -65,8 +65,8 @@ def test_the_gguf_architectures_of_the_page_are_those_of_the_code():
 def test_the_tables_of_the_recipes_have_the_same_names():
     assert get_args(transformer.Activation) == ACTIVATIONS
     for norm in get_args(transformer.Norm):
-        config = jf.DecoderConfig(norm=norm)
-        assert normalize(init_norm(norm, 2), jnp.ones((1, 2)), config).shape == (1, 2)
+        value = norm_of(jf.DecoderConfig(norm=norm).resolved)
+        assert value is None or value(value.init(2), jnp.ones((1, 2))).shape == (1, 2)
     configs = set(KINDS.values())
     assert configs == {kind.config for kind in kinds.KINDS}
     assert set(KINDS) == set(TRAININGS) == set(RUNS["tiny"])

@@ -7,7 +7,7 @@ settings files are beside it.
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from inspect import isfunction
+from inspect import isfunction, unwrap
 from pathlib import Path
 
 import jax
@@ -198,9 +198,10 @@ def _replaced(model: LanguageModel) -> Iterator[str]:
     known = {*model.__dataclass_fields__, *vars(build(model.config)), "scope"}
     yield from (name for name in vars(model) if name not in known)
     classes = [kind for kind in type(model).__mro__ if kind.__module__.startswith("jaxformer.")]
-    for owner in (*classes, model.functions):
+    for owner in classes:
         for name, value in vars(owner).items():
-            function = value.fget if isinstance(value, property) else value
+            plain = value.fget if isinstance(value, property) else value
+            function = unwrap(getattr(plain, "__func__", plain))  # of static and cached functions
             if isfunction(function) and not function.__module__.startswith(_LIBRARIES):
                 yield name
 

@@ -13,7 +13,8 @@ from jaxformer.bench.timing import Clock, Rounds, Timing
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.trees import Weights
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.flops import forward_flops
 from jaxformer.models.kinds import build

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.decoding.cache_slots import checked_slots
 from jaxformer.decoding.prepared import weights_of
-from jaxformer.functional.family import CacheSize, DecodingCache, Weights
+from jaxformer.functional.architecture import CacheSize, DecodingCache
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks, hooks_of_texts
 from jaxformer.models.config.check import whole_number

@@ -10,8 +10,9 @@ from jaxtyping import Bool, Int
 
 from jaxformer.decoding.autoregressive import start_cache
 from jaxformer.decoding.cache_slots import prompt_bucket, slots
-from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.taps import NO_HOOKS
+from jaxformer.functional.trees import Weights
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.rows import batch_bucket, power_of_two, with_batch_size

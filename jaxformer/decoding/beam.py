@@ -25,8 +25,8 @@ from jaxformer.decoding.constraints import constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.steps import prefill
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints

@@ -13,8 +13,8 @@ from jaxformer.decoding.cache_slots import with_slots
 from jaxformer.decoding.constraints import Rules
 from jaxformer.decoding.loop_cache import LoopCache
 from jaxformer.decoding.steps import Prefill
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
 Exponent = float | np.floating | Float[Array, ""]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.functional.family import DecodingCache
+from jaxformer.functional.architecture import DecodingCache
 from jaxformer.functional.positions import continued_segments, document_positions
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel

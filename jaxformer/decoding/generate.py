@@ -23,9 +23,10 @@ from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.result import Generation, by_position, collected, first_rows, new_tokens
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler
 from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import checked_hooks
 from jaxformer.models.config.check import whole_number

@@ -5,8 +5,8 @@ from functools import partial
 
 import jax
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.machine import platform
+from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables

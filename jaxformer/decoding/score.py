@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import check_finite_logits
 from jaxformer.decoding.batches import in_parts, rows_of_caller, rows_within
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.check import as_array, check_tokens
 from jaxformer.models.explicit_axes import in_auto_axes

@@ -13,10 +13,10 @@ from jaxformer.decoding.constraints import Rules
 from jaxformer.decoding.loop_cache import LoopCache
 from jaxformer.decoding.result import Block, last_token
 from jaxformer.decoding.sampling import SamplerArrays, sample_tokens
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks
+from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
 STEPS = 16  # tokens per block

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention.attend import Context
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.attention.platforms import kernels_of
-from jaxformer.functional.family import CacheSize
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
 from jaxformer.models.config import Execution
@@ -129,27 +129,25 @@ def _inputs(config: ModelConfig, length: int) -> Iterator[tuple[str, Inputs]]:
     source = tokens if config.reads_source else None
     yield DENSE, Inputs(tokens, source=source)
     yield PACKED, Inputs(tokens, tokens, None, source, source)
-    if build(config).functions.start is not None:
+    if build(config).architecture.generates:
         yield PROMPTS, Inputs(tokens, tokens, None, source, source)
 
 
 def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
     """Traces a pass, so that the placement of the run records its calls of attention."""
-    functions, config = model.functions, model.config
+    architecture, reads_source = model.architecture, model.config.reads_source
     params = shape_tree(model)
 
     def whole(params: Any, inputs: Inputs) -> Any:
-        return functions.forward(params, inputs, config, run, None).hidden
+        return architecture.forward(params, inputs, run).hidden
 
     def cached(params: Any, inputs: Inputs) -> Any:
-        # pyrefly: ignore[not-callable] (`_inputs` yields prompts only for models with a cache)
-        weights = functions.prepare(params, config, 1)
+        weights = architecture.prepare(params)
         size = CacheSize(len(inputs.tokens), inputs.tokens.shape[1])
-        source = inputs.of_source() if config.reads_source else None
-        # pyrefly: ignore[not-callable]
-        cache, _ = functions.start(weights, source, config, run, size)
+        source = inputs.of_source() if reads_source else None
+        cache, _ = architecture.start(weights, source, run, size)
         new = Inputs(inputs.tokens, inputs.segments)
-        return functions.forward(weights, new, config, run, cache).hidden
+        return architecture.forward(weights, new, run, cache).hidden
 
     jax.eval_shape(cached if is_cached else whole, params, inputs)
 

@@ -1,24 +1,34 @@
 """The mathematics: pure functions of arrays that take their weights as an argument."""
 
-from jaxformer.functional import blocks
-from jaxformer.functional.arguments import check_block, checks_arguments
 from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, Prefix, Window
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.layers.feedforward import feed_forward
-from jaxformer.functional.layers.norms import layer_norm, rms_norm
+from jaxformer.functional.layers.attention import Attention
+from jaxformer.functional.layers.cross_attention import CrossAttention
+from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
+from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
+from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from jaxformer.functional.losses.cross_entropy import cross_entropy
 from jaxformer.functional.positions import rotary, sinusoidal_positions
-
-block = checks_arguments(check_block)(blocks.block)  # inside a model, `blocks.block` itself runs
+from jaxformer.functional.stack import Stack, block, layer_at
 
 __all__ = [
+    "Attention",
     "Causal",
+    "CrossAttention",
+    "FeedForward",
+    "LayerNorm",
     "Mask",
     "Packed",
     "Padding",
+    "Parallel",
     "Prefix",
+    "RMSNorm",
+    "Residual",
+    "Stack",
+    "SubLayer",
     "TokenInfo",
     "Window",
     "block",
@@ -26,6 +36,7 @@ __all__ = [
     "cross_entropy",
     "dot_product_attention",
     "feed_forward",
+    "layer_at",
     "layer_norm",
     "rms_norm",
     "rotary",

@@ -122,34 +122,6 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
             raise ValueError(f"{name}[{key!r}]['kernel'] is {shape}; it must be [{form}]")
 
 
-def check_block(
-    weights: Any,
-    x: Shaped[Any, "*batch dim"],
-    config: Any,
-    source: Any = None,
-    **_: object,
-) -> None:
-    """Checks the arguments of `blocks.block` that its annotations do not describe."""
-    for name in ("num_heads", "num_kv_heads", "head_dim"):
-        if getattr(config, name, None) is None:
-            raise ValueError(
-                f"config, a {type(config).__name__}, has no {name}; it must be the resolved config "
-                "of a Transformer (config.resolved)"
-            )
-    heads = config.num_heads * config.head_dim
-    check_maps("weights", weights, {})
-    parts = ["attention"] if source is None else ["attention", "cross_attention"]
-    if source is not None and "cross_attention" not in weights:
-        raise ValueError("source needs weights of cross_attention, as init_cross_block creates")
-    for part in (*parts, "feedforward"):
-        if not isinstance(weights.get(part), Mapping):
-            raise ValueError(f"weights has no {part!r}; it must be what init_block creates")
-    for part in parts:
-        fused = "query_key_value" in weights[part]
-        sizes = {"output": (heads, x.shape[-1])} if fused else {"query": (x.shape[-1], heads)}
-        check_maps(f"weights[{part!r}]", weights[part], sizes)
-
-
 def _alternatives(annotation: Any) -> tuple:
     """Returns the types that an annotation allows; arrays may be NumPy arrays."""
     is_union = get_origin(annotation) in (Union, UnionType)

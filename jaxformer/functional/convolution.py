@@ -14,30 +14,32 @@ Reference:
     Notes, lecture 11 §8.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxformer.functional.architecture import CacheSize, Initializers
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.convolution_rows import ConvolutionCache, Layout
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
+    embedding_stddev,
+    head_of,
     init_embedding,
     prepare,
-    with_head,
     without_padding,
 )
-from jaxformer.functional.family import CacheSize, Family, Weights
-from jaxformer.functional.initial import embedding_stddev
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.feedforward import activate, activation_power
-from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.layers.norms import norm_of
 from jaxformer.functional.linear.affine import init_linear
 from jaxformer.functional.positions import DocumentCursor
 from jaxformer.functional.taps import Hooks, Tap
-from jaxformer.functional.trees import REMAT, split_key, stack
+from jaxformer.functional.trees import REMAT, Weights, split_key, stack_trees
 
 LAYER_POINTS = ("block.input", "convolution.output", "block.output")
 
@@ -64,13 +66,21 @@ def initializers(config: Any) -> dict:
     dim = config.embed_dim
     parts = {
         "embedding": lambda key: init_embedding(
-            key, config.vocab_size, dim, stddev=embedding_stddev(config)
+            key,
+            config.vocab_size,
+            dim,
+            stddev=_token_stddev(config),
         ),
         "layers": lambda key: init_layers(key, config),
     }
-    if config.norm != "none":
-        parts["final_norm"] = lambda key: init_norm(config.norm, dim)
-    return with_head(parts, config, dim)
+    if (norm := norm_of(config)) is not None:
+        parts["final_norm"] = lambda key: norm.init(dim)
+    return parts | head_of(config, dim).initializers()
+
+
+def _token_stddev(config: Any) -> float:
+    passes_on = not config.residual and config.norm == "none"
+    return embedding_stddev(config.embed_dim, passes_on=passes_on)
 
 
 def init_layers(key: PRNGKeyArray, config: Any) -> Weights:
@@ -83,11 +93,12 @@ def init_layers(key: PRNGKeyArray, config: Any) -> Weights:
     stddevs = [fan_in**-0.5] * config.num_layers
     if not config.residual:
         stddevs = [(activation_power(config.activation) * fan_in) ** -0.5] * config.num_layers
-        stddevs[0] /= embedding_stddev(config) if config.norm == "none" else 1.0
-    keys = jax.random.split(key, config.num_layers)
+        stddevs[0] /= _token_stddev(config) if config.norm == "none" else 1.0
+    keys, norm = jax.random.split(key, config.num_layers), norm_of(config)
+    norms = {} if norm is None else {"norm": norm.init(config.embed_dim)}
     return {
         f"layer_{i}": {
-            "norm": init_norm(config.norm, config.embed_dim),
+            **norms,
             "convolution": init_linear(keys[i], fan_in, config.embed_dim, stddev=stddevs[i]),
         }
         for i in range(config.num_layers)
@@ -109,7 +120,7 @@ def forward(
     Returns:
         A `Forward` with hidden states [batch, length, dim].
     """
-    num_layers, layout = config.num_layers, Layout.of(inputs, cache)
+    num_layers, layout, norm = config.num_layers, Layout.of(inputs, cache), norm_of(config)
     keys = split_key(run.dropout_key, num_layers + 1)
     x = embed_tokens(weights["embedding"], inputs.tokens, config.dtype, run.placement)
     tap = Tap(run.hooks, layout.positions, layout.documents, run.placement)
@@ -128,7 +139,7 @@ def forward(
     ]:
         tap = Tap(hooks, layout.positions, layout.documents, run.placement)
         x = layout.tapped(tap, "block.input", x)
-        y = normalize(weights["norm"], x, config)
+        y = x if norm is None else norm(weights["norm"], x)
         y, past = layout.convolved(weights["convolution"], y, past, offsets)
         y = activate(layout.tapped(tap, "convolution.output", y), config.activation)
         y = dropout(key, y, config.dropout)
@@ -143,10 +154,9 @@ def forward(
         x, past, layer_captured = layer(layer_weights, x, past, offsets, keys[i + 1], hooks)
         last_inputs.append(past)
         captured.append(layer_captured)
-    if "final_norm" in weights:
-        x = normalize(weights["final_norm"], x, config)
+    x = x if norm is None else norm(weights["final_norm"], x)
     x = tap("final_norm", layout.in_order(x))
-    return Forward(x, {**tap.captured, **stack(captured)}, layout.cache_after(last_inputs))
+    return Forward(x, {**tap.captured, **stack_trees(captured)}, layout.cache_after(last_inputs))
 
 
 def start(
@@ -163,11 +173,55 @@ def start(
     return cache, {}
 
 
-CONVOLUTIONAL = Family(
-    initializers,
-    forward,
-    points=lambda config: ("embedding", *LAYER_POINTS, "final_norm"),
-    layer_points=lambda config: LAYER_POINTS,
-    start=start,
-    prepare=prepare,
-)
+@dataclass(frozen=True)
+class ConvolutionalModel:
+    """The `Architecture` of a convolutional language model.
+
+    Attributes:
+        config: the resolved config.
+    """
+
+    config: Any
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `Architecture`."""
+        return ()
+
+    @property
+    def generates(self) -> bool:
+        """See `Architecture`."""
+        return True
+
+    @property
+    def initializers(self) -> Initializers:
+        """See `Architecture`."""
+        return initializers(self.config)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return ("embedding", *LAYER_POINTS, "final_norm")
+
+    @property
+    def layer_points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return LAYER_POINTS
+
+    def forward(self, weights: Weights, inputs: Inputs, run: Run, cache: Any = None) -> Forward:
+        """See `Architecture`."""
+        return forward(weights, inputs, self.config, run, cache)
+
+    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """See `Architecture`."""
+        return x if (norm := norm_of(self.config)) is None else norm(weights["final_norm"], x)
+
+    def start(
+        self, weights: Weights, source: Inputs | None, run: Run, size: CacheSize
+    ) -> tuple[Any, dict[str, Array]]:
+        """See `Architecture`."""
+        return start(weights, source, self.config, run, size)
+
+    def prepare(self, weights: Weights, parts: int = 1) -> Weights:
+        """See `Architecture`."""
+        return prepare(weights, self.config.dtype, parts)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxformer.functional.cache.fixed_size_state import FixedSizeState
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.symbolic import at_most
 from jaxformer.functional.taps import Tap
+from jaxformer.functional.trees import Weights
 
 
 def convolution(

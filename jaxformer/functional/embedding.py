@@ -1,19 +1,22 @@
 """Input and output of a language model: token ids to vectors, and hidden states to logits."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
-from jaxformer.functional.family import Weights
+from jaxformer.functional.dropout import dropout
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.norms import normalize
+from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.affine import init_linear, linear, map_kernels, soft_cap
 from jaxformer.functional.linear.kernels import Int8Table, for_small_steps
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.taps import Tap
+from jaxformer.functional.trees import Weights
 
 
 def init_embedding(
@@ -66,26 +69,6 @@ def embed_tokens(
     return tokens.astype(dtype)
 
 
-def add_positions(
-    weights: Weights,
-    x: Float[Array, "batch length dim"],
-    positions: Int[Array, "*rows length"],
-    config: Any,
-    placement: Placement,
-) -> Float[Array, "batch length dim"]:
-    """Adds learned or sinusoidal positions; NaN outside the table of learned ones.
-
-    Returns x if the config has neither.
-    """
-    if config.positions == "learned":
-        index = positions + config.position_offset
-        return x + _look_up(weights["positions"], index, x.dtype, placement)
-    if config.positions.startswith("sinusoidal"):
-        halves = config.positions == "sinusoidal_halves"
-        return x + sinusoidal_positions(positions, x.shape[-1], halves=halves).astype(x.dtype)
-    return x
-
-
 def add_token_types(
     weights: Weights,
     x: Float[Array, "batch length dim"],
@@ -124,17 +107,45 @@ def without_padding(
     return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)
 
 
-def with_head(parts: dict, config: Any, dim: int) -> dict:
-    """Adds the initializer of the head's own weights, if it has any, to `parts`.
+@dataclass(frozen=True)
+class Head:
+    """The output map of a model, from hidden states to logits.
 
-    `dim` is the number of features that the head reads.
+    Attributes:
+        vocab_size: number of logits.
+        dim: number of features of a hidden state.
+        is_tied: whether the kernel is the transposed table of token vectors.
+        use_bias: whether there is a bias.
+        softcap: soft cap of the logits, or None.
     """
-    size, use_bias = config.vocab_size, config.head_bias
-    if not config.tie_embeddings:
-        return {**parts, "head": lambda key: init_linear(key, dim, size, use_bias=use_bias)}
-    return (
-        {**parts, "head": lambda key: {"bias": jnp.zeros(size, jnp.float32)}} if use_bias else parts
-    )
+
+    vocab_size: int
+    dim: int
+    is_tied: bool = True
+    use_bias: bool = False
+    softcap: float | None = None
+
+    def initializers(self) -> dict[str, Callable[[PRNGKeyArray], Weights]]:
+        """Returns the initializer of the head's own weights, {} if it has none."""
+        size, use_bias = self.vocab_size, self.use_bias
+        if not self.is_tied:
+            return {"head": lambda key: init_linear(key, self.dim, size, use_bias=use_bias)}
+        return {"head": lambda key: {"bias": jnp.zeros(size, jnp.float32)}} if use_bias else {}
+
+
+def head_of(config: Any, dim: int) -> Head:
+    """Returns the head that a config describes; it reads `dim` features."""
+    tied, cap = config.tie_embeddings, config.logits_cap
+    return Head(config.vocab_size, dim, tied, config.head_bias, cap)
+
+
+def embedding_stddev(dim: int, *, is_scaled: bool = False, passes_on: bool = False) -> float:
+    """Returns the standard deviation of token vectors.
+
+    0.02 suits vectors that are normalized or added to a residual. Otherwise (`passes_on`), and if
+    the vectors are multiplied by √dim, it is 1/√dim, which gives logits of size 1.
+    """
+    return dim**-0.5 if is_scaled or passes_on else 0.02
 
 
 def head(weights: Weights) -> Weights:
@@ -153,7 +164,7 @@ def logits(
     return soft_cap(linear(head(weights), hidden, jnp.float32), cap)
 
 
-def pack_kernels(tree: Any, config: Any, parts: int) -> Any:
+def pack_kernels(tree: Any, dtype: DTypeLike, parts: int) -> Any:
     """Converts every affine map in a tree of weights to the layout for decoding.
 
     Kernels have the compute dtype. Biases and the scales of norms remain float32, as statistics and
@@ -161,30 +172,125 @@ def pack_kernels(tree: Any, config: Any, parts: int) -> Any:
 
     Args:
         tree: weights.
-        config: the config with the compute dtype.
+        dtype: the compute dtype.
         parts: the number of parts of a packed kernel: that of cores that compute in parallel.
     """
-    return map_kernels(lambda kernel: for_small_steps(kernel, config.dtype, parts), tree)
+    return map_kernels(lambda kernel: for_small_steps(kernel, dtype, parts), tree)
 
 
-def prepare(weights: Weights, config: Any, parts: int = 1) -> dict[str, Any]:
+def prepare(weights: Weights, dtype: DTypeLike, parts: int = 1) -> dict[str, Any]:
     """Repacks the weights of a model with `layers` for decoding; see `pack_kernels`."""
-    layers, output = (pack_kernels(x, config, parts) for x in (weights["layers"], head(weights)))
+    layers, output = (pack_kernels(x, dtype, parts) for x in (weights["layers"], head(weights)))
     return {**weights, "layers": layers, "head": output}
 
 
-def embed(
-    weights: Weights, inputs: Inputs, positions: Int[Array, "*batch length"], config: Any, tap: Tap
-) -> Float[Array, "batch length dim"]:
-    """Computes token vectors plus positions and types, and their norm if there is one.
+@dataclass(frozen=True)
+class LearnedPositions:
+    """A table of position vectors.
 
-    Padding is zero before the norm.
+    Attributes:
+        length: the number of positions.
+        offset: the index of position 0 in the table (2 in RoBERTa and BART).
     """
-    tables, placement = weights["embedding"], tap.placement
-    x = embed_tokens(tables, inputs.tokens, config.dtype, placement)
-    if config.scale_embeddings:  # Vaswani et al. 2017, §3.4
-        x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
-    x = add_positions(tables, x, positions, config, placement)
-    x = add_token_types(tables, x, inputs.token_types, placement)
-    x = without_padding(x, inputs.segments)
-    return normalize(weights["embedding_norm"], x, config) if config.embedding_norm else x
+
+    length: int
+    offset: int = 0
+
+    def add(
+        self,
+        tables: Weights,
+        x: Float[Array, "batch length dim"],
+        positions: Int[Array, "*rows length"],
+        placement: Placement,
+    ) -> Float[Array, "batch length dim"]:
+        """Adds the vectors of the positions; NaN outside the table."""
+        return x + _look_up(tables["positions"], positions + self.offset, x.dtype, placement)
+
+
+@dataclass(frozen=True)
+class SinusoidalPositions:
+    """Sines and cosines of the positions; see `positions.sinusoidal_positions`.
+
+    Attributes:
+        halves: whether all sines come first.
+    """
+
+    halves: bool = False
+
+    def add(
+        self,
+        tables: Weights,
+        x: Float[Array, "batch length dim"],
+        positions: Int[Array, "*rows length"],
+        placement: Placement,
+    ) -> Float[Array, "batch length dim"]:
+        """Adds the vectors of the positions."""
+        vectors = sinusoidal_positions(positions, x.shape[-1], halves=self.halves)
+        return x + vectors.astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Token vectors, plus positions and types, and their norm.
+
+    Attributes:
+        vocab_size: number of token vectors.
+        dim: number of features.
+        positions: position vectors, or None.
+        num_token_types: number of vectors for types of tokens.
+        norm: the norm of the sum, or None.
+        is_scaled: whether token vectors are multiplied by √dim (Vaswani et al. 2017, §3.4).
+        stddev: standard deviation of the token vectors at initialization.
+        dtype: dtype of the vectors.
+        dropout: dropout rate.
+    """
+
+    vocab_size: int
+    dim: int
+    positions: LearnedPositions | SinusoidalPositions | None = None
+    num_token_types: int = 0
+    norm: Norm | None = None
+    is_scaled: bool = False
+    stddev: float = 0.02
+    dtype: str = "float32"
+    dropout: float = 0.0
+
+    def init_tables(self, key: PRNGKeyArray) -> Weights:
+        """Returns the tables of vectors."""
+        learned = self.positions if isinstance(self.positions, LearnedPositions) else None
+        return init_embedding(
+            key,
+            self.vocab_size,
+            self.dim,
+            stddev=self.stddev,
+            learned_positions=0 if learned is None else learned.length + learned.offset,
+            token_types=self.num_token_types,
+        )
+
+    def __call__(
+        self,
+        weights: Weights,
+        inputs: Inputs,
+        positions: Int[Array, "*batch length"],
+        dropout_key: PRNGKeyArray | None,
+        tap: Tap,
+    ) -> Float[Array, "batch length dim"]:
+        """Computes the vectors of tokens. Padding is zero before the norm.
+
+        Args:
+            weights: those of the model, with the tables in "embedding".
+            inputs: the tokens.
+            positions: their positions.
+            dropout_key: a random key, for training.
+            tap: see `functional.taps`.
+        """
+        tables, placement = weights["embedding"], tap.placement
+        x = embed_tokens(tables, inputs.tokens, self.dtype, placement)
+        if self.is_scaled:
+            x = x * jnp.asarray(self.dim**0.5, x.dtype)
+        if self.positions is not None:
+            x = self.positions.add(tables, x, positions, placement)
+        x = add_token_types(tables, x, inputs.token_types, placement)
+        x = without_padding(x, inputs.segments)
+        x = x if self.norm is None else self.norm(weights["embedding_norm"], x)
+        return tap("embedding", dropout(dropout_key, x, self.dropout))

@@ -1,12 +1,13 @@
 """The values that a pass takes and returns: what is read, how it runs, and the result."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 
@@ -41,14 +42,13 @@ class Inputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Run:
-    """How a pass runs; apart from dropout, hooks and the mask it does not change the result.
+    """How a pass runs; apart from dropout and hooks it does not change the result.
 
     Attributes:
         execution: the implementation of attention, the loop over layers and the rematerialization
             (`models.config.Execution`).
         dropout_key: a random key, which means training; None: no dropout.
         hooks: points to capture and patch.
-        mask: replaces the config's mask of self-attention; None: the config's.
         placement: where the values lie on devices.
         is_first: whether the cache is empty, so that the new tokens attend to each other only.
     """
@@ -56,14 +56,13 @@ class Run:
     execution: Any = field(metadata={"static": True})
     dropout_key: PRNGKeyArray | None = None
     hooks: Hooks = NO_HOOKS
-    mask: Mask | None = field(default=None, metadata={"static": True})
     placement: Placement = field(default=OneDevice(), metadata={"static": True})
     is_first: bool = field(default=False, metadata={"static": True})
 
     def of_encoder(self, prefix: str, dropout_key: PRNGKeyArray | None) -> "Run":
         """Returns the run of an encoder, whose points have names that start with `prefix`."""
         hooks = self.hooks.within(prefix)
-        return replace(self, dropout_key=dropout_key, hooks=hooks, mask=None)
+        return replace(self, dropout_key=dropout_key, hooks=hooks)
 
 
 class Forward(NamedTuple):
@@ -74,8 +73,10 @@ class Forward(NamedTuple):
         captured: {name: value} for the captured points. Values from points inside the layers have
             the layer as their first axis.
         cache: the cache after these tokens; None if the pass had none.
+        auxiliary: sums over the layers for the objective, by name; see `layers.sublayer.Output`.
     """
 
     hidden: Float[Array, "batch length dim"]
     captured: dict[str, Array]
     cache: Any = None
+    auxiliary: Mapping[str, Array] = MappingProxyType({})

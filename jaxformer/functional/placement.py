@@ -27,8 +27,8 @@ class Placement(Protocol):
     def fuses_projections(self) -> bool:
         """See `Placement`."""
 
-    def of_stack(self, config: Any) -> "Placement":
-        """Returns the placement in a stack of layers with this config."""
+    def of_stack(self, units: tuple[int, ...]) -> "Placement":
+        """Returns the placement in a stack whose sub-layers have these units."""
 
     def place(self, name: str, value: Array) -> Array:
         """Returns the value at a point, constrained to its devices."""
@@ -66,7 +66,7 @@ class OneDevice:
     fused_kernels: tuple[Any, ...] = ()
     fuses_projections: bool = True
 
-    def of_stack(self, config: Any) -> "OneDevice":
+    def of_stack(self, units: tuple[int, ...]) -> "OneDevice":
         """See `Placement`."""
         return self
 

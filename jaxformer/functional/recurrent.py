@@ -17,16 +17,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxformer.functional.architecture import CacheSize, Initializers
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.cache.fixed_size_state import FixedSizeState
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.embedding import (
     embed_tokens,
+    head_of,
     init_embedding,
     prepare,
-    with_head,
     without_padding,
 )
-from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.cells import CELLS, State, init_recurrent_layer
 from jaxformer.functional.linear.affine import linear
@@ -38,7 +39,7 @@ from jaxformer.functional.positions import (
 )
 from jaxformer.functional.symbolic import Size
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
-from jaxformer.functional.trees import REMAT, split_key, stack
+from jaxformer.functional.trees import REMAT, Weights, split_key, stack_trees
 
 LAYER_POINTS = ("recurrent.gates", "recurrent.hidden", "recurrent.cell")
 
@@ -155,7 +156,7 @@ def initializers(config: Any) -> dict:
         "embedding": lambda key: init_embedding(key, vocab_size, dim, stddev=dim**-0.5),
         "layers": lambda key: init_layers(key, config, dim**-0.5),
     }
-    return with_head(parts, config, config.hidden_dim)
+    return parts | head_of(config, config.hidden_dim).initializers()
 
 
 def init_layers(key: PRNGKeyArray, config: Any, input_stddev: float = 1.0) -> Weights:
@@ -206,7 +207,7 @@ def run_layers(
         x = dropout(keys[i + 1], x, config.dropout)
         after.append(state)
         captured.append(values)
-    return x, tuple(after), stack(captured)
+    return x, tuple(after), stack_trees(captured)
 
 
 def forward(
@@ -292,6 +293,55 @@ def start(
     return RecurrentCache.begin(empty_states(config, size.batch_size)), {}
 
 
-RECURRENT = Family(
-    initializers, forward, points=points, layer_points=layer_points, start=start, prepare=prepare
-)
+@dataclass(frozen=True)
+class RecurrentModel:
+    """The `Architecture` of a recurrent language model.
+
+    Attributes:
+        config: the resolved config.
+    """
+
+    config: Any
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `Architecture`."""
+        return ()
+
+    @property
+    def generates(self) -> bool:
+        """See `Architecture`."""
+        return True
+
+    @property
+    def initializers(self) -> Initializers:
+        """See `Architecture`."""
+        return initializers(self.config)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return points(self.config)
+
+    @property
+    def layer_points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return layer_points(self.config)
+
+    def forward(self, weights: Weights, inputs: Inputs, run: Run, cache: Any = None) -> Forward:
+        """See `Architecture`."""
+        return forward(weights, inputs, self.config, run, cache)
+
+    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """See `Architecture`."""
+        return x
+
+    def start(
+        self, weights: Weights, source: Inputs | None, run: Run, size: CacheSize
+    ) -> tuple[Any, dict[str, Array]]:
+        """See `Architecture`."""
+        return start(weights, source, self.config, run, size)
+
+    def prepare(self, weights: Weights, parts: int = 1) -> Weights:
+        """See `Architecture`."""
+        return prepare(weights, self.config.dtype, parts)

@@ -11,7 +11,7 @@ Reference:
     Notes, lecture 10 §1–2.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,19 +19,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional import recurrent
+from jaxformer.functional.architecture import CacheSize, Initializers
 from jaxformer.functional.attention.attend import Context, KeysValues, attend
-from jaxformer.functional.attention.contexts import source_context
+from jaxformer.functional.attention.contexts import Pass
+from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.source_cache import SourceCache
 from jaxformer.functional.embedding import init_embedding, pack_kernels
-from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.recurrent import RecurrentCache, init_layers
 from jaxformer.functional.taps import NO_TAP, Tap
-from jaxformer.functional.trees import split_key
+from jaxformer.functional.trees import Weights, split_key
 
 PREFIX = "encoder."  # of the names of the encoder's points
 CROSS_POINTS = (
@@ -119,9 +120,7 @@ def cross_attend(
     return tap("cross_attention.output", jnp.tanh(linear(weights["output"], both)))
 
 
-def forward(
-    weights: Weights, inputs: Inputs, config: Any, run: Run, cache: SourceCache | None = None
-) -> Forward:
+def forward(weights: Weights, inputs: Inputs, config: Any, run: Run, cache: Any = None) -> Forward:
     """Computes the last hidden states [batch, length, hidden] of tokens [batch, length].
 
     Each document of a row starts with the last states of the source.
@@ -149,7 +148,9 @@ def forward(
     hidden, captured = passed.hidden, {**captured, **passed.captured}
     if keys_values is not None:
         length, is_cached = hidden.shape[1], cache is not None
-        context = source_context(info, length, _SCORES, run, is_cached=is_cached)
+        encoded_here = None if is_cached else keys_values[0][:, 0]
+        tokens = Pass(TokenInfo(length), run, source=info, encoded=encoded_here)
+        context = tokens.source_attention(_SCORES)
         tap = Tap(run.hooks, *_positions(inputs, self_cache), run.placement)
         hidden = cross_attend(weights["attention"], hidden, keys_values, context, tap)
         captured |= tap.captured
@@ -197,12 +198,61 @@ def start(
 
 def prepare(weights: Weights, config: Any, parts: int = 1) -> Weights:
     """Repacks the decoder's weights for decoding; the encoder's are unchanged, as it runs once."""
-    weights = recurrent.prepare(weights, config, parts)
+    weights = recurrent.prepare(weights, config.dtype, parts)
     if config.attends:
-        weights["attention"] = pack_kernels(weights["attention"], config, parts)
+        weights["attention"] = pack_kernels(weights["attention"], config.dtype, parts)
     return weights
 
 
-RECURRENT_ENCODER_DECODER = Family(
-    initializers, forward, points=points, layer_points=layer_points, start=start, prepare=prepare
-)
+@dataclass(frozen=True)
+class RecurrentSequenceToSequence:
+    """The `Architecture` of a recurrent encoder–decoder.
+
+    Attributes:
+        config: the resolved config.
+    """
+
+    config: Any
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `Architecture`."""
+        return ()
+
+    @property
+    def generates(self) -> bool:
+        """See `Architecture`."""
+        return True
+
+    @property
+    def initializers(self) -> Initializers:
+        """See `Architecture`."""
+        return initializers(self.config)
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return points(self.config)
+
+    @property
+    def layer_points(self) -> tuple[str, ...]:
+        """See `Architecture`."""
+        return layer_points(self.config)
+
+    def forward(self, weights: Weights, inputs: Inputs, run: Run, cache: Any = None) -> Forward:
+        """See `Architecture`."""
+        return forward(weights, inputs, self.config, run, cache)
+
+    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """See `Architecture`."""
+        return x
+
+    def start(
+        self, weights: Weights, source: Inputs | None, run: Run, size: CacheSize
+    ) -> tuple[SourceCache, dict[str, Array]]:
+        """See `Architecture`."""
+        return start(weights, source, self.config, run, size)
+
+    def prepare(self, weights: Weights, parts: int = 1) -> Weights:
+        """See `Architecture`."""
+        return prepare(weights, self.config, parts)

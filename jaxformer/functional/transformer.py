@@ -1,261 +1,332 @@
-"""The Transformer's stack, which decoder and encoder have in common.
+"""The Transformer: decoder, encoder and encoder–decoder.
 
-    tokens → embedding + position → blocks → norm
+    tokens → embedding + position → layers → norm → logits
 
-`forward` computes complete sequences or, with a cache, the next tokens. The two cases differ only
-in the contexts that the blocks attend to (`contexts`).
+Decoder: output i predicts token i + 1 and depends on tokens ≤ i. With a prefix it also depends on
+all tokens of the prefix: these first tokens of a document see one another in both directions, and
+the model does not predict them.
+
+Encoder: tokens see all tokens of their document. It is not autoregressive: output i also depends on
+later tokens. It therefore learns to fill in tokens that are masked in a text, from both sides
+(Devlin et al. 2019, BERT); see `losses.token_masking.mask_tokens`.
+
+Encoder–decoder: the decoder's layers also attend to the encoder's output for a source, except its
+padding. A source is encoded once, and the cache holds its keys and values in addition to the
+decoder's own.
+
+Reference:
+    Notes, lecture 11 §6; lecture 13 §1–5.
 """
 
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.attention.attend import Context, KeysValues
-from jaxformer.functional.attention.contexts import (
-    PassContexts,
-    cache_contexts,
-    is_few,
-    sequence_contexts,
-)
-from jaxformer.functional.attention.masks import Causal, Mask, Near, Packed, Prefix, Window
-from jaxformer.functional.attention.scores import Alibi, RelativeBias, Scores
-from jaxformer.functional.blocks import (
-    BLOCK_POINTS,
-    CROSS_BLOCK_POINTS,
-    Source,
-    Tokens,
-    block,
-    cross_keys_values,
-    fuse_query_key_value,
-)
+from jaxformer.functional.architecture import CacheSize, Initializers
+from jaxformer.functional.attention.contexts import Pass
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import Cache, init_cache
-from jaxformer.functional.dropout import dropout
-from jaxformer.functional.embedding import embed, head, pack_kernels
-from jaxformer.functional.family import CacheSize, Weights
+from jaxformer.functional.cache.source_cache import SourceCache
+from jaxformer.functional.embedding import Embedding, Head, head, pack_kernels
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers.norms import normalize
+from jaxformer.functional.layers.attention import Attention
+from jaxformer.functional.layers.cross_attention import CrossAttention
+from jaxformer.functional.layers.feedforward import activate
+from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.linear.affine import init_linear, linear
+from jaxformer.functional.stack import Stack, run_stack, sublayers_of
 from jaxformer.functional.taps import Tap
-from jaxformer.functional.trees import REMAT, find_period, split_key, stack, unstack
+from jaxformer.functional.trees import Weights, split_key
 
-POINTS = ("embedding", *BLOCK_POINTS, "final_norm")
-CROSS_POINTS = ("embedding", *CROSS_BLOCK_POINTS, "final_norm")
+PREFIX = "encoder."  # of the names of the encoder's points
 
 
-class CrossAttentionSource(NamedTuple):
-    """A source that the blocks read by cross-attention.
+@dataclass(frozen=True)
+class Transform:
+    """BERT's map in front of the head, Norm(act(W x + b)).
 
     Attributes:
-        context: its padding, and how scores are computed.
-        encoded: the encoder's output, from which each layer computes keys and values; None if
-            `keys_values` has them.
-        keys_values: the keys and values for each layer, or None.
+        activation: the activation.
+        norm: the norm, or None.
+        use_bias: whether there is b.
     """
 
-    context: Context
-    encoded: Float[Array, "sources source dim"] | None = None
-    keys_values: list[KeysValues] | None = None
+    activation: str
+    norm: Norm | None
+    use_bias: bool = True
+
+    def initializers(self, dim: int) -> Initializers:
+        """Returns {name: initializer of a part of the weights}."""
+        parts: Initializers = {
+            "transform": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
+        }
+        if self.norm is not None:
+            parts["transform_norm"] = partial(_init_norm, self.norm, dim)
+        return parts
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """Computes Norm(act(W x + b))."""
+        x = activate(linear(weights["transform"], x), self.activation)
+        return x if self.norm is None else self.norm(weights["transform_norm"], x)
 
 
-def forward(
-    weights: Weights,
-    inputs: Inputs,
-    config: Any,
-    run: Run,
-    cache: Cache | None = None,
-    source: CrossAttentionSource | None = None,
-) -> Forward:
-    """Computes the last hidden states [batch, length, dim] of tokens.
+@dataclass(frozen=True)
+class Pooler:
+    """One vector for each row, tanh(W h + b), and the classes that it predicts.
 
-    Invalid batch elements become NaN (see `mask_invalid_rows`), because a write beyond the capacity
-    would otherwise overwrite the last slots.
+    h is the vector of the row's first token that is not padding.
 
-    Args:
-        weights: those of `stack_initializers`.
-        inputs: the tokens.
-        config: the `resolved` config of a Transformer, or a value with its fields.
-        run: how the pass runs.
-        cache: the cache of earlier tokens; None: the tokens are complete sequences.
-        source: the source to read, if the blocks have cross-attention.
+    Attributes:
+        use_bias: whether there is b.
+        num_labels: number of classes; 0: there is no classifier.
     """
-    masks, scores = self_attention_masks(config, run.mask), scores_of(weights, config)
-    if cache is None:
-        contexts = sequence_contexts(inputs, masks, scores, run)
-    else:
-        contexts = cache_contexts(inputs, cache, masks, scores, run)
-    embed_key, *layer_keys = split_key(run.dropout_key, 1 + config.num_layers)
-    tap = Tap(run.hooks, contexts.positions, contexts.documents, run.placement.of_stack(config))
-    x = embed(weights, inputs, contexts.positions, config, tap)
-    x = tap("embedding", dropout(embed_key, x, config.dropout))
-    layers = (
-        weights["blocks"],
-        layer_keys,
-        None if cache is None else cache.layers,
-        None if source is None else source.keys_values,
-        run.hooks.of(CROSS_BLOCK_POINTS).of_layers(config.num_layers),
-    )
-    x, states, captured = run_layers(x, layers, config, run, contexts, source)
-    x = tap("final_norm", normalize_last(weights, x, config))
-    captured = {**tap.captured, **stack(captured)}
-    if cache is None or contexts.cache is None:
-        return Forward(x, captured)
-    after = contexts.cache.with_layers([state for state in states if state is not None])
-    return Forward(mask_invalid_rows(x, cache, after, masks), captured, after)
+
+    use_bias: bool = True
+    num_labels: int = 0
+
+    def initializers(self, dim: int) -> Initializers:
+        """Returns {name: initializer of a part of the weights}."""
+        parts: Initializers = {
+            "pooler": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
+        }
+        if self.num_labels:
+            parts["classifier"] = lambda key: init_linear(key, dim, self.num_labels)
+        return parts
+
+    def __call__(
+        self,
+        weights: Weights,
+        encoded: Float[Array, "batch length dim"],
+        segments: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """Computes the vector of each row."""
+        is_first = jnp.zeros(encoded.shape[0], int)
+        first = is_first if segments is None else (segments != 0).argmax(axis=1)
+        rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
+        return jnp.tanh(linear(weights["pooler"], rows))
+
+    def classify(
+        self,
+        weights: Weights,
+        encoded: Float[Array, "batch length dim"],
+        segments: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch labels"]:
+        """Computes float32 logits of each row's classes: an affine map of its vector."""
+        return linear(weights["classifier"], self(weights, encoded, segments), jnp.float32)
 
 
-def normalize_last(
-    weights: Weights, x: Float[Array, "*batch dim"], config: Any
-) -> Float[Array, "*batch dim"]:
-    """Applies the final norm, if there is one, and the output scale to the last layer's output."""
-    if "final_norm" in weights:
-        x = normalize(weights["final_norm"], x, config)
-    if config.output_scale is not None:
-        x = x * jnp.asarray(config.output_scale, x.dtype)
-    return x
+@dataclass(frozen=True)
+class Transformer:
+    """A Transformer as a value.
 
-
-def run_layers(
-    x: Float[Array, "batch length dim"],
-    layers: tuple,
-    config: Any,
-    run: Run,
-    contexts: PassContexts,
-    source: CrossAttentionSource | None,
-) -> tuple[Float[Array, "batch length dim"], list[KeysValues | None], list[dict[str, Array]]]:
-    """Runs all layers, by a scan or unrolled.
-
-    Args:
-        x: the input of the first layer.
-        layers: for each layer its weights, dropout key, keys and values of earlier tokens, keys and
-            values of the source, and hooks: trees of stacked arrays, or lists of a tree per layer.
-        config: as in `forward`.
-        run: as in `forward`.
-        contexts: what the layers attend to.
-        source: as in `forward`.
-
-    Returns:
-        (output of the last layer, keys and values of each layer, captured values of each layer).
+    Attributes:
+        embedding: the embedding of its tokens.
+        stack: its layers.
+        head: the map to logits; None for an encoder whose output a decoder reads.
+        generates: whether it is autoregressive.
+        encoder: the encoder of its source, or None.
+        shares_embedding: whether the encoder's token vectors are those of the decoder.
+        transform: BERT's map in front of the head, or None.
+        pooler: the pooler of an encoder, or None.
     """
-    settings, num_layers = config.layers, config.num_layers
-    decodes = contexts.cache is not None
-    scanned = run.execution.scans(num_layers, decodes and is_few(x.shape[1]))
-    placement = run.placement.of_stack(config)
-    by_setting = dict(zip(settings, contexts.layers, strict=True))
 
-    def layer(
-        config: Any, x: Float[Array, "batch length dim"], parts_of_layer: tuple[Any, ...]
-    ) -> tuple[Float[Array, "batch length dim"], tuple[KeysValues | None, dict[str, Array]]]:
-        weights, key, cached, source_keys_values, hooks = parts_of_layer
-        weights = fuse_query_key_value(weights) if placement.fuses_projections else weights
-        if source is not None and source.encoded is not None:
-            cross = weights["cross_attention"]
-            source_keys_values = cross_keys_values(cross, source.encoded, config)
-        tokens = Tokens(by_setting[config], cached)
-        read = None if source is None else Source(source.context, source_keys_values)
-        tap = Tap(hooks, contexts.positions, contexts.documents, placement)
-        x, cached = block(weights, x, config, tokens, read, key, tap)
-        return x, (cached, tap.captured)
+    embedding: Embedding
+    stack: Stack
+    head: Head | None = None
+    generates: bool = True
+    encoder: "Transformer | None" = None
+    shares_embedding: bool = False
+    transform: Transform | None = None
+    pooler: Pooler | None = None
 
-    # A pass over a cache is always inside a compiled program: there a layer is traced once for each
-    # setting. Outside of a compiled program this would compile it at every call. In a scan the
-    # forward and the backward pass are separate loops, so no barrier is needed to prevent common
-    # subexpression elimination between them.
-    compiled = jax.jit if decodes else lambda step: step
-    remat = partial(REMAT[run.execution.remat], prevent_cse=not scanned)
-    steps = {x: compiled(remat(partial(layer, x))) for x in dict.fromkeys(settings)}
-    if scanned:
-        x, outputs = scan_layers(steps, x, [stack(part) for part in layers], settings)
-    else:
-        outputs = []
-        trees = [unstack(part, num_layers) for part in layers]
-        for setting, *parts_of_layer in zip(settings, *trees, strict=True):
-            x, output = steps[setting](x, tuple(parts_of_layer))
-            outputs.append(output)
-    states, captured = map(list, zip(*outputs, strict=True))
-    return x, states, captured
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """The mask of each layer."""
+        return self.stack.masks
+
+    @cached_property
+    def layer_points(self) -> tuple[str, ...]:
+        """The points inside the layers; captured values have the layer as their first axis."""
+        encoder = () if self.encoder is None else self.encoder.layer_points
+        return (*(PREFIX + name for name in encoder), *self.stack.points)
+
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """The names of the points to capture or patch, in the order of computation."""
+        encoder = () if self.encoder is None else self.encoder.points
+        own = ("embedding", *self.stack.points, "final_norm")
+        return (*(PREFIX + name for name in encoder), *own)
+
+    @cached_property
+    def initializers(self) -> Initializers:
+        """{name: initializer of a part of the weights}, each a pure function of a key."""
+        embedding, stack, dim = self.embedding, self.stack, self.embedding.dim
+        parts: Initializers = {"embedding": embedding.init_tables, "blocks": stack.init}
+        norms = {"embedding_norm": embedding.norm, "final_norm": stack.final_norm}
+        for name, norm in norms.items():
+            if norm is not None:
+                parts[name] = partial(_init_norm, norm, dim)
+        if stack.relative is not None:
+            parts["relative_bias"] = stack.relative.init
+        for part in (self.pooler, self.transform):
+            parts |= {} if part is None else part.initializers(dim)
+        if self.encoder is not None:
+            parts["encoder"] = self._init_encoder
+        return parts | ({} if self.head is None else self.head.initializers())
+
+    def _init_encoder(self, key: PRNGKeyArray) -> Weights:
+        """Returns the encoder's weights, without token vectors if it shares the decoder's."""
+        parts = {} if self.encoder is None else self.encoder.initializers
+        keys = jax.random.split(key, len(parts))
+        tree = {name: init(key) for (name, init), key in zip(parts.items(), keys, strict=True)}
+        if self.shares_embedding:
+            tables = dict(tree.pop("embedding"))
+            del tables["tokens"]
+            tree |= {"embedding": tables} if tables else {}
+        return tree
+
+    def forward(self, weights: Weights, inputs: Inputs, run: Run, cache: Any = None) -> Forward:
+        """Computes the input of the head [batch, length, dim].
+
+        Args:
+            weights: those of `initializers`.
+            inputs: the tokens and, without a cache, the sources that they read.
+            run: how the pass runs.
+            cache: the `Cache` of earlier tokens or, if the model reads sources, a `SourceCache`;
+                None: the tokens are complete sequences.
+        """
+        if self.encoder is None:
+            return self._run_layers(weights, inputs, run, cache)
+        encoder_key, decoder_key = split_key(run.dropout_key, 2)
+        own = replace(run, dropout_key=decoder_key)
+        if cache is not None:
+            passed = self._run_layers(weights, inputs, own, cache.self_cache, cache)
+            return passed._replace(cache=replace(cache, self_cache=passed.cache))
+        encoded = self.encode(weights, inputs.of_source(), run.of_encoder(PREFIX, encoder_key))
+        passed = self._run_layers(weights, inputs, own, encoded=encoded.hidden)
+        return passed._replace(captured={**encoded.captured, **passed.captured})
+
+    def encode(self, weights: Weights, source: Inputs, run: Run) -> Forward:
+        """Encodes a source."""
+        if self.encoder is None:
+            raise ValueError("source was given; this model reads none")
+        own = weights["encoder"]
+        tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
+        encoded = self.encoder.forward({**own, "embedding": tables}, source, run)
+        return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
+
+    def _run_layers(
+        self,
+        weights: Weights,
+        inputs: Inputs,
+        run: Run,
+        cache: Cache | None = None,
+        read: SourceCache | None = None,
+        encoded: Float[Array, "sources source dim"] | None = None,
+    ) -> Forward:
+        """Computes the embedding, the layers and the norm; see `forward`.
+
+        Invalid batch elements become NaN (see `mask_invalid_rows`), because a write beyond the
+        capacity would otherwise overwrite the last slots.
+
+        Args:
+            weights: see `forward`.
+            inputs: see `forward`.
+            run: see `forward`.
+            cache: the cache of earlier tokens, or None.
+            read: the cache that has read the sources, or None.
+            encoded: the encoded sources, or None.
+        """
+        run = replace(run, placement=run.placement.of_stack(self.stack.units))
+        after, states = None, None
+        if cache is None:
+            tokens = Pass.of_sequences(inputs, run)
+        else:
+            tokens, after = Pass.of_cache(inputs, cache, run)
+            states = [{"attention": layer} for layer in cache.layers]
+        if encoded is not None:
+            source = TokenInfo(encoded.shape[1], None, inputs.source_segments)
+            tokens = replace(tokens, source=source, encoded=encoded)
+        if read is not None:
+            tokens, states = replace(tokens, source=read.source), read.layer_states
+        embed_key, *layer_keys = split_key(run.dropout_key, 1 + len(self.stack.layers))
+        tap = Tap(run.hooks, tokens.new.positions, tokens.new.segments, run.placement)
+        x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
+        x, states, captured, auxiliary = run_stack(
+            self.stack, weights, x, tokens, states, layer_keys
+        )
+        x = self.transformed(weights, tap("final_norm", self.stack.finish(weights, x)))
+        captured = {**tap.captured, **captured}
+        if cache is None or after is None:
+            return Forward(x, captured, None, auxiliary)
+        after = after.with_layers([state["attention"] for state in states])
+        x = mask_invalid_rows(x, cache, after, self.masks)
+        return Forward(x, captured, after, auxiliary)
+
+    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """Computes the input of the head from the last layer's output."""
+        return self.transformed(weights, self.stack.finish(weights, x))
+
+    def transformed(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """Applies BERT's map in front of the head, if there is one."""
+        return x if self.transform is None else self.transform(weights, x)
+
+    def start(
+        self, weights: Weights, source: Inputs | None, run: Run, size: CacheSize
+    ) -> tuple[Cache | SourceCache, dict[str, Array]]:
+        """Returns (the cache of rows that have read only their source, captured values of it).
+
+        Raises:
+            ValueError: there is no source, but the model reads one.
+        """
+        sublayers = [x for layer in self.stack.layers for x in sublayers_of(layer)]
+        heads = [(x.num_kv_heads, x.head_dim) for x in sublayers if isinstance(x, Attention)]
+        cache = init_cache(heads, size, self.embedding.dtype)
+        if self.encoder is None:
+            return cache, {}
+        if source is None:
+            raise ValueError("source is None; this model reads one")
+        encoded = self.encode(weights, source, run.of_encoder(PREFIX, None))
+        cross = [
+            sublayer.keys_values(tree[sublayer.name], encoded.hidden)
+            for layer, tree in zip(
+                self.stack.layers, self.stack.layer_trees(weights["blocks"]), strict=True
+            )
+            for sublayer in sublayers_of(layer)
+            if isinstance(sublayer, CrossAttention)
+        ]
+        return SourceCache.of(cache, cross, source), encoded.captured
+
+    def prepare(self, weights: Weights, parts: int = 1) -> Weights:
+        """Repacks the weights for decoding.
+
+        It casts the tables of vectors to the compute dtype, unstacks the layers, prepares each
+        sub-layer, and packs the kernels and the head (see `pack_kernels`). An encoder's weights are
+        unchanged, because it takes few, large steps.
+        """
+        dtype = self.embedding.dtype
+        tables = weights["embedding"].items()
+        return {
+            **weights,
+            "embedding": {name: table.astype(dtype) for name, table in tables},
+            "blocks": [
+                pack_kernels(layer, dtype, parts) for layer in self.stack.prepare(weights["blocks"])
+            ],
+            "head": pack_kernels(head(weights), dtype, parts),
+        }
 
 
-def scan_layers(
-    steps: dict, x: Float[Array, "batch length dim"], layers: list, settings: tuple
-) -> tuple:
-    """Runs the layers by a scan; each iteration runs one period of the settings.
-
-    Args:
-        steps: {setting: (x, tree of the layer) → (x, output)}.
-        x: the input of the first layer.
-        layers: trees of stacked arrays.
-        settings: the setting of each layer.
-
-    Returns:
-        (output of the last layer, outputs of each layer).
-    """
-    num_layers = len(settings)
-    first, period = find_period(settings)
-    last = num_layers - (num_layers - first) % period
-
-    def some(
-        x: Float[Array, "batch length dim"], layers: list, start: int, stop: int
-    ) -> tuple[Float[Array, "batch length dim"], list]:
-        outputs = []
-        parts = [unstack(tree, stop - start) for tree in layers]
-        for setting, *parts_of_layer in zip(settings[start:stop], *parts, strict=True):
-            x, output = steps[setting](x, tuple(parts_of_layer))
-            outputs.append(output)
-        return x, outputs
-
-    def one_period(
-        x: Float[Array, "batch length dim"], layers: list
-    ) -> tuple[Float[Array, "batch length dim"], Any]:
-        x, outputs = some(x, layers, first, first + period)
-        return x, stack(outputs)
-
-    def part(start: int, stop: int) -> list:
-        return jax.tree.map(lambda leaf: leaf[start:stop], layers)
-
-    def by_period(leaf: Shaped[Array, "layers *rest"]) -> Shaped[Array, "periods period *rest"]:
-        return leaf.reshape(-1, period, *leaf.shape[1:])
-
-    x, before = some(x, part(0, first), 0, first) if first else (x, [])
-    x, outputs = jax.lax.scan(one_period, x, jax.tree.map(by_period, part(first, last)))
-    outputs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
-    rest = part(last, num_layers)
-    x, after = some(x, rest, last, num_layers) if last < num_layers else (x, [])
-    return x, [*before, *unstack(outputs, last - first), *after]
-
-
-def self_attention_mask(config: Any, mask: Mask | None = None) -> Mask:
-    """Returns the mask of self-attention, which holds within each document.
-
-    It is `mask` if that is not None. Otherwise an encoder has the config's window or no
-    restriction, and a decoder is causal, or has a prefix, with the config's window.
-    """
-    if mask is not None:
-        return mask & Packed()
-    if config.bidirectional:
-        return Packed() if config.window is None else Near(config.window) & Packed()
-    mask = Prefix(config.prefix) if config.prefix else Causal()
-    if config.window is not None:
-        mask = mask & Window(config.window)
-    return mask & Packed()
-
-
-def self_attention_masks(config: Any, mask: Mask | None = None) -> tuple[Mask, ...]:
-    """Returns the mask of each layer."""
-    masks = {layer: self_attention_mask(layer, mask) for layer in dict.fromkeys(config.layers)}
-    return tuple(masks[layer] for layer in config.layers)
-
-
-def scores_of(weights: Weights, config: Any) -> Scores:
-    """Returns the scale, cap and bias of attention scores, which all layers share."""
-    bias = None
-    if config.positions == "alibi":
-        bias = Alibi(config.num_heads)
-    if config.positions == "relative":
-        table = weights["relative_bias"]["table"]
-        bias = RelativeBias(table, config.relative_distance, config.bidirectional)
-    return Scores(config.attention_scale, config.attention_cap, bias)
+def _init_norm(norm: Norm, dim: int, key: PRNGKeyArray) -> Weights:
+    return norm.init(dim)
 
 
 def mask_invalid_rows(
@@ -272,28 +343,3 @@ def mask_invalid_rows(
     if after.capacity is not None:
         is_whole &= after.length <= after.capacity
     return jnp.where(is_whole[:, None, None], x, jnp.nan)
-
-
-def start(
-    weights: Weights, source: Inputs | None, config: Any, run: Run, size: CacheSize
-) -> tuple[Cache, dict]:
-    """Returns an empty cache for this stack, and the captured values of the source: none."""
-    return init_cache(config, size), {}
-
-
-def prepare(weights: Weights, config: Any, parts: int = 1) -> dict:
-    """Repacks the weights for decoding.
-
-    It casts the tables of vectors to the compute dtype, unstacks the blocks, fuses the projections
-    to query, key and value, and packs the kernels and the head (see `pack_kernels`). An encoder's
-    weights are unchanged, because it takes few, large steps.
-    """
-    blocks = unstack(weights["blocks"], config.num_layers)
-    return {
-        **weights,
-        "embedding": {
-            name: table.astype(config.dtype) for name, table in weights["embedding"].items()
-        },
-        "blocks": [pack_kernels(fuse_query_key_value(block), config, parts) for block in blocks],
-        "head": pack_kernels(head(weights), config, parts),
-    }

@@ -1,6 +1,6 @@
 """Stacks of layers: their trees of arrays, and what their backward pass recomputes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from jaxformer.functional.linear.products import STORED
+
+Weights = Mapping[str, Any]
 
 
 def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:
@@ -32,7 +34,7 @@ def unstack(tree: Any, num_layers: int) -> list:
     return [treedef.unflatten(leaf[0] for leaf in layer) for layer in zip(*split, strict=True)]
 
 
-def stack(tree: Any) -> Any:
+def stack_trees(tree: Any) -> Any:
     """Stacks a list of one tree per layer; the inverse of `unstack`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *tree) if isinstance(tree, list) else tree
 

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxformer.functional.arguments import whole_number
-from jaxformer.functional.family import Weights
 from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.texts import (
     check_heads,
     checked_batch,

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.taps import Hooks
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.ablation import ablate_heads, check_measurement, row_losses
 from jaxformer.interpret.head_scores import (
     CrossScores,

@@ -21,10 +21,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.embedding import head
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_logits
 from jaxformer.models.language_model import LanguageModel, Variables
 

@@ -29,16 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.attention.contexts import sequence_contexts
+from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads
-from jaxformer.functional.attention.scores import Scores
-from jaxformer.functional.blocks import norm_before, queries_keys_values
-from jaxformer.functional.decoder import DECODER
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.affine import linear
+from jaxformer.functional.stack import Layer
 from jaxformer.functional.taps import Hooks, Patch
-from jaxformer.interpret.layers import by_setting, weights_of_layer
+from jaxformer.functional.trees import Weights
+from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer
 from jaxformer.interpret.metrics import Metric, checked_metric
 from jaxformer.interpret.sites import checked_pair, is_at, metric_of
 from jaxformer.models.check import AnyArray
@@ -208,19 +206,21 @@ def receiver_input(
     residual: Float[Array, "batch length dim"],
 ) -> Float[Array, "batch heads length d"]:
     """Computes the queries, keys or values of a layer from its input."""
-    contexts = sequence_contexts(inputs, model.self_attention_masks, Scores(), model.run())
+    tokens = Pass.of_sequences(inputs, model.run())
 
-    def run(setting: Any, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
-        normed = norm_before(block, "attention", x, setting)
-        found = queries_keys_values(block["attention"], normed, contexts.layers[0], setting)
-        return found[INPUTS.index(name)]
+    def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
+        attention = attention_of(layer)
+        normed = layer[0].input_of(attention, block, x)
+        context = attention.context(tokens, weights)
+        return attention.project(block["attention"], normed, context)[INPUTS.index(name)]
 
-    return by_setting(model.config, run, layer, weights_of_layer(weights, layer), residual)
+    stack = stack_of_model(model)
+    return by_layer(stack, run, layer, weights_of_layer(weights, layer), residual)
 
 
 def check_is_sum(model: LanguageModel) -> None:
     """Raises ValueError unless each head of the model adds its output to a residual stream."""
-    if type(model) is not Decoder or model.functions is not DECODER:
+    if type(model) is not Decoder:
         raise ValueError(f"model is a {type(model).__name__}; edges are those of a Decoder")
     if model.config.norm_position != "pre":
         raise ValueError(

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_inputs, read_logits
 from jaxformer.models.language_model import LanguageModel, Variables
 

@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxformer.functional.family import Weights
+from jaxformer.functional.layers.attention import Attention
+from jaxformer.functional.stack import Layer, Stack, sublayers_of
+from jaxformer.functional.transformer import Transformer
+from jaxformer.functional.trees import Weights
+from jaxformer.models.language_model import LanguageModel
 
 
 def weights_of_layer(weights: Weights, layer: Any) -> Weights:
@@ -16,15 +20,39 @@ def weights_of_layer(weights: Weights, layer: Any) -> Weights:
     return jax.tree.map(lambda leaf: leaf[layer], weights["blocks"])
 
 
-def by_setting(config: Any, run: Callable[..., Array], layer: Any, *arguments: Any) -> Array:
-    """Calls run(setting, *arguments) with the setting of a layer whose index may be traced.
+def by_layer(stack: Stack, run: Callable[..., Array], index: Any, *arguments: Any) -> Array:
+    """Calls run(layer, *arguments) with a layer whose index may be traced.
 
     Args:
-        config: the config of a Transformer.
-        run: the function to call. It is traced once for each different setting of `config.layers`.
-        layer: index of the layer.
+        stack: the layers.
+        run: the function to call. It is traced once for each different layer.
+        index: index of the layer.
         *arguments: the remaining arguments of `run`.
     """
-    settings = list(dict.fromkeys(config.layers))
-    index = jnp.asarray([settings.index(setting) for setting in config.layers])[layer]
-    return jax.lax.switch(index, [partial(run, setting) for setting in settings], *arguments)
+    layers = list(dict.fromkeys(stack.layers))
+    number = jnp.asarray([layers.index(layer) for layer in stack.layers])[index]
+    return jax.lax.switch(number, [partial(run, layer) for layer in layers], *arguments)
+
+
+def attention_of(layer: Layer) -> Attention:
+    """Returns the self-attention of a layer.
+
+    Raises:
+        ValueError: the layer has none.
+    """
+    for sublayer in sublayers_of(layer):
+        if isinstance(sublayer, Attention):
+            return sublayer
+    raise ValueError("the layer has no self-attention")
+
+
+def stack_of_model(model: LanguageModel) -> Stack:
+    """Returns the layers of a model.
+
+    Raises:
+        ValueError: the model is no Transformer.
+    """
+    architecture = model.architecture
+    if not isinstance(architecture, Transformer):
+        raise ValueError(f"model is a {type(model).__name__}; it must be a Transformer")
+    return architecture.stack

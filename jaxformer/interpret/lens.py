@@ -20,11 +20,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.encoder import transform
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
-from jaxformer.functional.transformer import normalize_last
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_inputs
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -151,7 +149,7 @@ def prediction(
     if translator is not None:
         state = state + state @ translator.kernel.astype(state.dtype)
         state = state + translator.bias.astype(state.dtype)
-    hidden = transform(weights, normalize_last(weights, state, model.config), model.config)
+    hidden = model.architecture.finish(weights, state)
     return jax.nn.log_softmax(model.logits(weights, hidden))
 
 

@@ -15,7 +15,7 @@ layer is known only at run time, so all layers share a program.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,30 +24,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional.attention.attend import Context, KeysValues
-from jaxformer.functional.attention.contexts import implementation_of, is_step
-from jaxformer.functional.attention.masks import Causal, DenseMask
+from jaxformer.functional.attention.attend import KeysValues
+from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.blocks import (
-    BLOCK_POINTS,
-    Tokens,
-    block,
-    norm_before,
-    queries_keys_values,
-)
-from jaxformer.functional.decoder import DECODER
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import NO_TAP, Hooks, Patch, Tap
-from jaxformer.functional.transformer import normalize_last, scores_of
-from jaxformer.interpret.layers import by_setting, weights_of_layer
+from jaxformer.functional.layers.residual import LayerAt
+from jaxformer.functional.stack import Layer, Stack, run_layer, sublayers_of
+from jaxformer.functional.taps import Hooks, Patch, Tap
+from jaxformer.functional.trees import Weights
+from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
 
-_AFTER_ATTENTION = BLOCK_POINTS[BLOCK_POINTS.index("attention.heads") :]
-_POINTS = ("block.input", *_AFTER_ATTENTION)
+_POINTS = ("block.input", "attention.heads", "attention.output", "block.middle")
+_POINTS += ("feedforward.hidden", "feedforward.output", "block.output")
 _MOST_STARTS = 8  # each start is a program to compile
 
 
@@ -87,30 +79,26 @@ class Plan:
     start: int
     is_last: bool
 
-    def context(self, layer: int, first: int) -> Context:
-        """Returns the context of the tokens from `first` on, which attend to the whole row."""
-        model, run = self.model, self.model.run()
+    @property
+    def stack(self) -> Stack:
+        """The layers of the model."""
+        return stack_of_model(self.model)
+
+    def at(
+        self, layer: Layer, weights: Weights, first: int, cached: KeysValues | None = None
+    ) -> LayerAt:
+        """Returns where a layer computes the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         slots = TokenInfo(self.length)
-        mask = model.self_attention_masks[layer]
-        at_once = is_step(run, new.length)
-        return Context(
-            DenseMask(mask(new, slots)) if at_once else mask,
-            new,
-            slots,
-            implementation=implementation_of(run),
-            written=jnp.int32(first),
-            positions=new.positions,
-            is_decoding_step=at_once,
-            placement=run.placement,
-        )
+        tokens = Pass(new, self.model.run(), slots, jnp.int32(first))
+        contexts = {x: x.context(tokens, weights) for x in sublayers_of(layer)}
+        return LayerAt(contexts, {"attention": cached})
 
 
 def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
     """Returns whether `resumed_effects` supports the sweep."""
     return (
         type(model) is Decoder
-        and model.functions is DECODER
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None
@@ -180,7 +168,7 @@ def resumed_metrics(
     def patched(site: Site) -> Float[Array, ""]:
         token = patched_token(plan, weights, corrupted, value, layer, site)
         hidden = token if plan.is_last else remaining(plan, weights, corrupted, layer, site, token)
-        hidden = normalize_last(weights, hidden, plan.model.config)
+        hidden = plan.model.architecture.finish(weights, hidden)
         return metric(plan.model.logits(weights, hidden)[:, 0])
 
     return jax.lax.map(patched, jax.tree.map(jnp.asarray, sites), batch_size=chunk)
@@ -198,7 +186,7 @@ def patched_token(
 
     The attention of the corrupted run is inserted, so that no other token is computed.
     """
-    config, grid = plan.model.config, plan.grid
+    grid = plan.grid
 
     def at_site(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jax.lax.dynamic_slice_in_dim(x[layer], site.position, 1, axis=-2)
@@ -209,14 +197,13 @@ def patched_token(
         return new
     replaced = {"attention.heads": at_site(corrupted.heads), grid.point: new}
     tap = Tap(Hooks(patch={name: Patch(True, x) for name, x in replaced.items()}))
-    tokens = Tokens(Context(Causal(), TokenInfo(1), TokenInfo(1)))
 
-    def run(setting: Any, blocks: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
-        return block(blocks, x, setting, tokens, tap=tap)[0]
+    def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
+        at = plan.at(layer, weights, plan.length - 1)
+        return run_layer(layer, block, x, at._replace(states={}, tap=tap)).x
 
-    return by_setting(
-        config, run, layer, weights_of_layer(weights, layer), at_site(corrupted.inputs)
-    )
+    inputs = at_site(corrupted.inputs)
+    return by_layer(plan.stack, run, layer, weights_of_layer(weights, layer), inputs)
 
 
 def remaining(
@@ -237,43 +224,32 @@ def remaining(
         site: the patched site.
         token: the input of the next layer at the site's position.
     """
-    config, model = plan.model.config, plan.model
     first = layer if plan.grid.point == "block.input" else layer + 1
-    scores = scores_of(weights, config)
 
-    def context(setting: Any, start: int) -> Context:
-        found = plan.context(config.layers.index(setting), start)
-        if not found.is_decoding_step:
-            return replace(found, scores=scores)
-        return replace(found, scores=scores.evaluated(found.queries, found.keys))
+    def all_tokens(layer: Layer, block: Weights, x: Array, cached: KeysValues) -> Array:
+        return run_layer(layer, block, x, plan.at(layer, weights, plan.start, cached)).x
 
-    def all_tokens(setting: Any, blocks: Weights, x: Array, cached: KeysValues) -> Array:
-        return block(blocks, x, setting, Tokens(context(setting, plan.start), cached))[0]
-
-    def last_token(setting: Any, blocks: Weights, x: Array, cached: KeysValues) -> Array:
-        cached = store(setting, blocks, x, cached, context(setting, plan.start))
-        tokens = Tokens(context(setting, plan.length - 1), cached)
-        return block(blocks, x[:, -1:], setting, tokens)[0]
+    def last_token(layer: Layer, block: Weights, x: Array, cached: KeysValues) -> Array:
+        cached = store(layer, block, x, plan.at(layer, weights, plan.start, cached))
+        at = plan.at(layer, weights, plan.length - 1, cached)
+        return run_layer(layer, block, x[:, -1:], at).x
 
     def run(layer_of: Callable, index: Any, x: Array) -> Array:
         cached = tuple(y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
-        return by_setting(config, layer_of, index, weights_of_layer(weights, index), x, cached)
+        return by_layer(plan.stack, layer_of, index, weights_of_layer(weights, index), x, cached)
 
     x = corrupted.inputs[first, :, plan.start : plan.length]
     x = jax.lax.dynamic_update_slice_in_dim(x, token, site.position - plan.start, axis=1)
-    last = model.config.num_layers - 1
+    last = len(plan.stack.layers) - 1
     x = jax.lax.fori_loop(first, last, partial(run, all_tokens), x)
     return run(last_token, last, x)
 
 
 def store(
-    setting: Any,
-    weights: Weights,
-    x: Float[Array, "batch new dim"],
-    cached: KeysValues,
-    context: Context,
+    layer: Layer, weights: Weights, x: Float[Array, "batch new dim"], at: LayerAt
 ) -> KeysValues:
     """Returns the keys and values of a layer with those of the tokens in x written to them."""
-    normed = norm_before(weights, "attention", x, setting)
-    _, key, value = queries_keys_values(weights["attention"], normed, context, setting)
-    return context.store(key, value, cached, NO_TAP)[0]
+    attention = attention_of(layer)
+    normed, context = layer[0].input_of(attention, weights, x), at.contexts[attention]
+    _, key, value = attention.project(weights["attention"], normed, context)
+    return context.store(key, value, at.states["attention"])[0]

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS, Hooks
+from jaxformer.functional.trees import Weights
 from jaxformer.models.check import as_array, checked_hooks, checked_inputs
 from jaxformer.models.language_model import LanguageModel
 

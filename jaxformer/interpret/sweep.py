@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.interpret.metrics import Metric, checked_metric
 from jaxformer.interpret.resumed import can_resume, resumed_effects
 from jaxformer.interpret.sites import (

@@ -60,9 +60,9 @@ class MeshPlacement:
     fuses_projections: bool
     head_axes: tuple[str, ...] = BATCH_AXES
 
-    def of_stack(self, config: Any) -> "MeshPlacement":
+    def of_stack(self, units: tuple[int, ...]) -> "MeshPlacement":
         """See `Placement`."""
-        return replace(self, head_axes=row_axes(*config.heads))
+        return replace(self, head_axes=row_axes(*units))
 
     def place(self, name: str, value: Array) -> Array:
         """See `Placement`."""

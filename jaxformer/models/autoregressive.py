@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 def unsupported_reason(model: LanguageModel) -> str | None:
     """Returns why a model cannot generate; None if it is autoregressive."""
-    if model.functions.start is None:
+    if not model.architecture.generates:
         return "it has no cache"
     if not model.config.causal:
         return "its kernels are centred: they see later tokens"

@@ -1,25 +1,23 @@
 """The kinds of model: for each one its config, its module and what depends on the kind."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional import encoder
 from jaxformer.functional.attention.masks import Mask
-from jaxformer.functional.convolution import CONVOLUTIONAL
-from jaxformer.functional.decoder import DECODER
-from jaxformer.functional.encoder import ENCODER
-from jaxformer.functional.encoder_decoder import ENCODER_DECODER
+from jaxformer.functional.convolution import ConvolutionalModel
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.recurrent import RECURRENT
-from jaxformer.functional.recurrent_encoder_decoder import RECURRENT_ENCODER_DECODER
+from jaxformer.functional.recurrent import RecurrentModel
+from jaxformer.functional.recurrent_encoder_decoder import RecurrentSequenceToSequence
+from jaxformer.functional.transformer import Pooler
 from jaxformer.models import config as configs
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
+from jaxformer.models.transformers import decoder_of, encoder_decoder_of, encoder_of
 
 
 class Decoder(LanguageModel):
@@ -30,7 +28,7 @@ class Decoder(LanguageModel):
     >>> logits = jax.jit(model.apply)(variables, tokens)  # [batch, length, vocab_size]
     """
 
-    functions = DECODER
+    builder = staticmethod(decoder_of)
     config_type = configs.DecoderConfig
     config: configs.DecoderConfig
 
@@ -43,7 +41,7 @@ class EncoderDecoder(LanguageModel):
     >>> generate(model, variables, [[begin]] * 2, max_new_tokens=64, source=[[5, 6, 7], [8, 9]])
     """
 
-    functions = ENCODER_DECODER
+    builder = staticmethod(encoder_decoder_of)
     config_type = configs.EncoderDecoderConfig
     config: configs.EncoderDecoderConfig
 
@@ -54,7 +52,8 @@ class Recurrent(LanguageModel):
     >>> model = Recurrent(RecurrentConfig(cell="lstm", num_layers=2))
     """
 
-    functions = RECURRENT
+    builder = staticmethod(lambda config, mask: RecurrentModel(config))
+    attends = False
     config_type = configs.RecurrentConfig
     config: configs.RecurrentConfig
 
@@ -65,7 +64,8 @@ class Convolutional(LanguageModel):
     >>> model = Convolutional(ConvolutionalConfig(num_layers=6, kernel_size=3, dilation_growth=2))
     """
 
-    functions = CONVOLUTIONAL
+    builder = staticmethod(lambda config, mask: ConvolutionalModel(config))
+    attends = False
     config_type = configs.ConvolutionalConfig
     config: configs.ConvolutionalConfig
 
@@ -76,7 +76,8 @@ class RecurrentEncoderDecoder(LanguageModel):
     >>> model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig(attends=True))
     """
 
-    functions = RECURRENT_ENCODER_DECODER
+    builder = staticmethod(lambda config, mask: RecurrentSequenceToSequence(config))
+    attends = False
     config_type = configs.RecurrentEncoderDecoderConfig
     config: configs.RecurrentEncoderDecoderConfig
 
@@ -92,7 +93,7 @@ class Encoder(LanguageModel):
     >>> vector = model.apply(variables, tokens, method="pooled")   # [batch, embed_dim]
     """
 
-    functions = ENCODER
+    builder = staticmethod(encoder_of)
     config_type = configs.EncoderConfig
     config: configs.EncoderConfig
 
@@ -104,8 +105,8 @@ class Encoder(LanguageModel):
     ) -> Float[Array, "batch length dim"]:
         """Computes a contextual vector for each token."""
         inputs = self.inputs(Inputs(tokens, segments, token_types))
-        run = self.run(self.dropout_key())
-        return encoder.encode(self.weights, inputs, self.config, run).hidden
+        layers = replace(encoder_of(self.config, self.mask), transform=None)
+        return layers.forward(self.weights, inputs, self.run(self.dropout_key())).hidden
 
     def pooled(
         self,
@@ -114,8 +115,8 @@ class Encoder(LanguageModel):
         token_types: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch dim"]:
         """Computes a vector for each row from the vector of its first token."""
-        self.require("pooler", self.config.pooler)
-        return encoder.pooled(self.weights, self.encode(tokens, segments, token_types), segments)
+        pooler = self.require("pooler", self.config.pooler)
+        return pooler(self.weights, self.encode(tokens, segments, token_types), segments)
 
     def classify(
         self,
@@ -124,15 +125,17 @@ class Encoder(LanguageModel):
         token_types: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch labels"]:
         """Computes float32 logits of each row's classes."""
-        self.require("num_labels", self.config.num_labels)
+        pooler = self.require("num_labels", self.config.num_labels)
         encoded = self.encode(tokens, segments, token_types)
-        return encoder.classified(self.weights, encoded, segments)
+        return pooler.classify(self.weights, encoded, segments)
 
     @nn.nowrap
-    def require(self, name: str, value: object) -> None:
-        """Raises ValueError unless the config has this part."""
-        if not value:
+    def require(self, name: str, value: object) -> Pooler:
+        """Returns the pooler. Raises ValueError unless the config has this part."""
+        pooler = encoder_of(self.config, self.mask).pooler
+        if not value or pooler is None:
             raise ValueError(f"{name} is {value}; this encoder has no weights for that")
+        return pooler
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Kind:
     @property
     def is_autoregressive(self) -> bool:
         """Whether models of this kind can generate."""
-        return self.model.functions.start is not None
+        return not self.config.bidirectional
 
 
 KINDS = (

@@ -8,11 +8,12 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import embedding
+from jaxformer.functional.architecture import Architecture, CacheSize, weight_shapes
 from jaxformer.functional.attention.masks import Mask
-from jaxformer.functional.family import CacheSize, Family, Weights
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
+from jaxformer.functional.trees import Weights
 from jaxformer.models.activation_sharding import placement_here
 from jaxformer.models.check import (
     check_own_mask,
@@ -30,7 +31,7 @@ Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": 
 
 
 class LanguageModel(nn.Module):
-    """Abstract class of all models; a final class names its `functions` and its `config_type`.
+    """Abstract class of all models; a final class names its `config_type` and its `builder`.
 
     Tokens are int [batch, length], or embeddings, float [batch, length, embed_dim]. A pass has
     dropout, its only randomness, only if `rngs` has a dropout key. An autoregressive model's output
@@ -51,8 +52,10 @@ class LanguageModel(nn.Module):
             sets it, `jf.save` stores it, and `jf.export` writes tensors of this dtype.
     """
 
-    functions: ClassVar[Family]
     config_type: ClassVar[type]
+    # (resolved config, mask or None) → the value with the functions of the model
+    builder: ClassVar[Callable[[Any, Mask | None], Architecture]]
+    attends: ClassVar[bool] = True  # whether a mask of self-attention has an effect
 
     config: Any
     execution: Execution = Execution()
@@ -78,8 +81,18 @@ class LanguageModel(nn.Module):
 
     def setup(self) -> None:
         """Creates the parameters, or takes them from the variables."""
-        parts = self.functions.initializers(self.config)
+        parts = self.architecture.initializers
         self.weights = {name: self._part(name, init) for name, init in parts.items()}
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the model computes, as a value: its embedding, layers and head.
+
+        Raises:
+            ValueError: the mask does not fit the config.
+        """
+        check_own_mask(self.mask, self.config, self.attends)
+        return type(self).builder(self.config, self.mask)
 
     def _part(self, name: str, init: Callable[[PRNGKeyArray], Any]) -> Any:
         """Returns some of the parameters: new ones, or the caller's after a check.
@@ -89,7 +102,7 @@ class LanguageModel(nn.Module):
         if not self.has_variable("params", name):
             return self.param(name, init)
         given = self.get_variable("params", name)
-        check_parameters(name, given, self.functions.weight_shapes(self.config)[name])
+        check_parameters(name, given, weight_shapes(self.architecture)[name])
         return given
 
     @nn.nowrap
@@ -204,10 +217,9 @@ class LanguageModel(nn.Module):
         is_decoding: bool = False,
     ) -> Run:
         """Returns how a pass of this model runs on the devices in context."""
-        check_own_mask(self.mask, self.config, self.functions.masks is not None)
         placement = placement_here(self.execution.attention)
         execution = self.execution.for_decoding if is_decoding else self.execution
-        return Run(execution, dropout_key, hooks, self.mask, placement, is_first)
+        return Run(execution, dropout_key, hooks, placement, is_first)
 
     @nn.nowrap
     def forward(
@@ -225,7 +237,7 @@ class LanguageModel(nn.Module):
         If the cache is empty (`is_first`), the tokens need not attend to its slots.
         """
         run = self.run(dropout_key, hooks, is_first=is_first, is_decoding=cache is not None)
-        passed = self.functions.forward(weights, inputs, self.config, run, cache)
+        passed = self.architecture.forward(weights, inputs, run, cache)
         return passed if cache is not None else self._nan_if_longer(passed, inputs)
 
     @nn.nowrap
@@ -246,17 +258,17 @@ class LanguageModel(nn.Module):
 
         Source i serves batch elements i * n to (i + 1) * n - 1, where n = batch_size / sources.
         """
-        if self.functions.start is None:
+        if not self.architecture.generates:
             raise ValueError(f"a {type(self).__name__} has no cache to start")
         run = self.run(None, hooks, is_decoding=True)
-        return self.functions.start(weights, source, self.config, run, size)
+        return self.architecture.start(weights, source, run, size)
 
     @nn.nowrap
     def prepare(self, params: Weights, parts: int = 1) -> Weights:
         """Repacks the weights for decoding, with each packed kernel split into `parts` parts."""
-        if self.functions.prepare is None:
+        if not self.architecture.generates:
             raise ValueError(f"a {type(self).__name__} has no weights for decoding")
-        return self.functions.prepare(params, self.config, parts)
+        return self.architecture.prepare(params, parts)
 
     @nn.nowrap
     def logits(
@@ -275,7 +287,7 @@ class LanguageModel(nn.Module):
     def check(self, variables: Variables) -> None:
         """Raises ValueError unless these are variables of this model."""
         check_variables(variables)
-        for name, shapes in self.functions.weight_shapes(self.config).items():
+        for name, shapes in weight_shapes(self.architecture).items():
             check_parameters(name, variables["params"].get(name, {}), shapes)
 
     @nn.nowrap
@@ -286,20 +298,17 @@ class LanguageModel(nn.Module):
     @property
     def points(self) -> tuple[str, ...]:
         """The names of the points to capture or patch, in the order of computation."""
-        return self.functions.points(self.config)
+        return self.architecture.points
 
     @property
     def layer_points(self) -> tuple[str, ...]:
         """The points that every layer has; captured values have the layer as their first axis."""
-        return self.functions.layer_points(self.config)
+        return self.architecture.layer_points
 
     @property
     def self_attention_masks(self) -> tuple[Mask, ...]:
         """The mask of each layer; none if the model has no self-attention."""
-        check_own_mask(self.mask, self.config, self.functions.masks is not None)
-        if self.functions.masks is None:
-            return ()
-        return self.functions.masks(self.config, self.mask)
+        return self.architecture.masks
 
     @property
     def minimum_prefill(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from jaxformer.functional.architecture import weight_shapes
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 
@@ -15,7 +16,7 @@ def init(model: LanguageModel, key: jax.Array) -> dict[str, Any]:
 
 def shape_tree(model: LanguageModel) -> dict:
     """Returns the shapes of the model's parameters without creating arrays."""
-    return model.functions.weight_shapes(model.config)
+    return dict(weight_shapes(model.architecture))
 
 
 def parameter_count(config: Any) -> int:

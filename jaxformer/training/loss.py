@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.losses.chunked import Losses, chunked_weighted_sums
+from jaxformer.functional.trees import Weights
 from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_axes, shard_rows
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.decoding.autoregressive import advance, start
-from jaxformer.functional.family import DecodingCache
+from jaxformer.functional.architecture import DecodingCache
 from jaxformer.verify.layers import distance
 from jaxformer.verify.subject import Result, Subject
 

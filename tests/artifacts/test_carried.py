@@ -9,7 +9,6 @@ import pytest
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, Window
 from jaxformer.functional.attention.masks import DenseMask
-from jaxformer.functional.decoder import DECODER
 from jaxformer.hub.gguf import export_gguf
 from jaxformer.models.config import KINDS
 from tests.errors import error_of
@@ -103,8 +102,8 @@ def test_a_replaced_function_is_refused(tmp_path, monkeypatch):
         patched.setattr(jf.Decoder, "logits", lambda *x: x, raising=False)
         assert error_of(jf.save, tmp_path / "a", model, {}).startswith("logits is a function")
     with monkeypatch.context() as patched:
-        patched.setattr(jf.Decoder, "functions", replace(DECODER, forward=lambda *x: x))
-        assert error_of(jf.save, tmp_path / "a", model, {}).startswith("forward is a function")
+        patched.setattr(jf.Decoder, "builder", staticmethod(lambda config, mask: None))
+        assert error_of(jf.save, tmp_path / "a", model, {}).startswith("builder is a function")
 
 
 @pytest.mark.parametrize("kind", KINDS.values())

@@ -14,8 +14,8 @@ from jaxformer.bench.attention import causal_flops
 from jaxformer.bench.plan import CPU, QUICK, plan_for
 from jaxformer.bench.steps import largest_that_fits
 from jaxformer.functional import Causal, dot_product_attention
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention import dot_product, platforms
-from jaxformer.functional.family import CacheSize
 from jaxformer.models.parameters import init, parameter_count
 from jaxformer.training.devices import DEVICES
 

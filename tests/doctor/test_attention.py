@@ -65,7 +65,7 @@ def traced_calls(config, target, segments):
     )
 
     def forward(params):
-        return model.functions.forward(params, inputs, model.config, run, None).hidden
+        return model.architecture.forward(params, inputs, run).hidden
 
     with as_if_on(target):
         jaxpr = jax.make_jaxpr(forward)(shape_tree(model)).jaxpr

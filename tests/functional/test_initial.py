@@ -12,6 +12,7 @@ import jaxformer as jf
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.layers import feedforward
 from jaxformer.functional.layers.feedforward import activate, activation_power
+from jaxformer.models.transformers import stack_of
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -82,9 +83,7 @@ def test_signal_and_gradient_pass_through_the_stack(changes):
 
 def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
     """N(0, 0.02²), and 0.02/√(2 · num_layers) for projections into the residual stream."""
-    from jaxformer.functional.initial import init_blocks
-
-    blocks = init_blocks(jax.random.key(0), replace(BASE, num_layers=8).resolved)
+    blocks = stack_of(replace(BASE, num_layers=8).resolved).init(jax.random.key(0))
     for part, name, stddev in (
         *(("attention", name, 0.02) for name in ("query", "key", "value")),
         ("attention", "output", 0.005),

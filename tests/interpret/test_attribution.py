@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.layers.norms import norm_of
 from jaxformer.interpret.attribution import _fixed_norm, attribute
 from tests.properties import tiny
 from tests.slow import mostly_rare
@@ -72,10 +72,11 @@ def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed
 def test_a_norm_of_fixed_size_is_the_norm_at_its_own_size(norm):
     x = tiny.embeddings(0, 5, 8)[0] * 3 + 1
     config = jf.DecoderConfig(norm=norm)
-    weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, 8), init_norm(norm, 8))
-    np.testing.assert_allclose(
-        _fixed_norm(weights, x, x, config), normalize(weights, x, config), rtol=1e-5, atol=1e-6
-    )
+    value = norm_of(config.resolved)
+    weights = {} if value is None else value.init(8)
+    weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, 8), weights)
+    wanted = x if value is None else value(weights, x)
+    np.testing.assert_allclose(_fixed_norm(weights, x, x, config), wanted, rtol=1e-5, atol=1e-6)
     twice = _fixed_norm(weights, 2 * x, x, config) - _fixed_norm(weights, x, x, config)
     wanted = _fixed_norm(weights, x, x, config) - _fixed_norm(weights, 0 * x, x, config)
     np.testing.assert_allclose(twice, wanted, rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.initial import init_blocks
+from jaxformer.models.transformers import stack_of
 
 WRONG = {
     "vocab_size is 0": {"vocab_size": 0},
@@ -146,9 +146,7 @@ def test_projections_into_the_residual_stream_start_small():
     """
     config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).resolved
     quick = {"xla_backend_optimization_level": 0}
-    blocks = jax.jit(lambda key: init_blocks(key, config), compiler_options=quick)(
-        jax.random.key(0)
-    )
+    blocks = jax.jit(stack_of(config).init, compiler_options=quick)(jax.random.key(0))
     for kernel, stddev in (
         (blocks["attention"]["query"]["kernel"], 0.02),
         (blocks["attention"]["output"]["kernel"], 0.02 / 4),

@@ -1,5 +1,7 @@
 """Our blocks give the outputs of torch's Transformer layers, with padding."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.functional import Causal, Packed, Padding, TokenInfo  # noqa: E402
-from jaxformer.functional.attention.attend import Context  # noqa: E402
-from jaxformer.functional.blocks import (  # noqa: E402
-    Source,
-    Tokens,
+from jaxformer.functional import (  # noqa: E402
+    TokenInfo,
     block,
-    cross_keys_values,
+    layer_at,
 )
+from jaxformer.functional.attention.contexts import Pass  # noqa: E402
+from jaxformer.functional.inputs import Inputs, Run  # noqa: E402
+from jaxformer.models.transformers import stack_of  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
@@ -33,9 +35,9 @@ def torch_attention(take, name):
     return {"query": query, "key": key, "value": value, "output": output}
 
 
-def row_attention(mask, segments):
-    info = TokenInfo(segments.shape[1], None, jnp.asarray(segments))
-    return Context(mask, info, info)
+def row(x, segments):
+    """The pass over padded rows, in which each row is one document."""
+    return Pass.of_sequences(Inputs(jnp.asarray(x), jnp.asarray(segments)), Run(jf.Execution()))
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -46,7 +48,8 @@ def test_block_is_torchs_encoder_layer(norm_position):
     x, take = peers.normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
     theirs = peer(torch.as_tensor(x), src_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0))
     config = jf.EncoderConfig(**SIZES, activation="relu", norm_position=norm_position)
-    ours, _ = block(
+    layer = stack_of(config.resolved).layers[0]
+    ours = block(
         jax.tree.map(
             jnp.asarray,
             {
@@ -60,9 +63,9 @@ def test_block_is_torchs_encoder_layer(norm_position):
             },
         ),
         jnp.asarray(x),
-        config.resolved,
-        Tokens(row_attention(Packed(), SOURCE_REAL)),
-    )
+        layer,
+        layer_at(layer, row(x, SOURCE_REAL)),
+    ).x
     peers.same(ours, theirs, SOURCE_REAL)
 
 
@@ -95,10 +98,8 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
             },
         },
     )
-    own = Tokens(row_attention(Causal() & Packed(), REAL))
-    keys = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-    context = Context(Padding(), TokenInfo(LENGTH), keys, point="cross_attention.weights")
-    config = config.resolved
-    cross = cross_keys_values(weights["cross_attention"], jnp.asarray(encoded), config)
-    ours, _ = block(weights, jnp.asarray(x), config, own, Source(context, cross))
+    layer = stack_of(config.resolved, reads_source=True).layers[0]
+    source = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
+    tokens = replace(row(x, REAL), source=source, encoded=jnp.asarray(encoded))
+    ours = block(weights, jnp.asarray(x), layer, layer_at(layer, tokens)).x
     peers.same(ours, theirs, REAL)

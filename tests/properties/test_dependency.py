@@ -4,8 +4,10 @@ Each test compares the whole model, from embeddings to logits, with `rules.compo
 Jacobian or by changing one input at a time.
 """
 
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional.attention.attend import Context
-from jaxformer.functional.attention.contexts import PassContexts
+from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import DenseMask
-from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.inputs import Run
-from jaxformer.functional.taps import NO_HOOKS
-from jaxformer.functional.transformer import run_layers
+from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.layers.attention import Attention
+from jaxformer.functional.stack import run_stack
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.witness import by_jacobian, changed, exactly, jacobian, one_number, within
@@ -130,21 +130,35 @@ def test_options_keep_the_mask(seed, segments):
     within(found, rule)
 
 
+@dataclass(frozen=True)
+class Tabled(Attention):
+    """Self-attention with a mask that is an array, which may be traced."""
+
+    table: Any = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, attention, table):
+        return cls(**vars(attention), table=table)
+
+    def context(self, tokens, shared):
+        return replace(super().context(tokens, shared), mask=DenseMask(self.table))
+
+
 @cache
 def jacobian_through_tables(attention, layers):
     """Compiles the blocks alone with an arbitrary mask table. Returns (model, function)."""
     model = tiny.build(attention=attention, layers=layers)
 
     def run(blocks, x, table):
-        config, info = model.config, TokenInfo(x.shape[1])
-        context = Context(DenseMask(table), info, info, implementation=attention)
-        row = PassContexts(jnp.arange(x.shape[1]), None, [context] * config.num_layers)
-        hooks = NO_HOOKS.of_layers(config.num_layers)
-        layers = (blocks, [None] * config.num_layers, None, None, hooks)
+        def with_table(layer):
+            return (replace(layer[0], sublayer=Tabled.of(layer[0].sublayer, table)), *layer[1:])
+
+        stack = model.architecture.stack
+        stack = replace(stack, layers=tuple(map(with_table, stack.layers)))
+        tokens = Pass.of_sequences(Inputs(x), Run(model.execution))
 
         def output(x):
-            y, *_ = run_layers(x, layers, config, Run(model.execution), row, None)
-            return one_number(y)
+            return one_number(run_stack(stack, {"blocks": blocks}, x, tokens).x)
 
         return by_jacobian(output, x)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.blockwise import blockwise_attention
+from jaxformer.functional.attention.formula import softmax
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.attention.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
@@ -26,7 +27,7 @@ from jaxformer.functional.linear.products import contract
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.symbolic import is_known
-from jaxformer.functional.taps import NO_TAP, Tap, TapFunction
+from jaxformer.functional.taps import NO_TAP, TapFunction
 
 KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
 Slots = tuple[Float[Array, "rows kv_heads slots d"], Float[Array, "rows kv_heads slots d"]]
@@ -67,7 +68,7 @@ class Context:
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
 
     def store(
-        self, key: Array, value: Array, cached: Slots | None, tap: Tap
+        self, key: Array, value: Array, cached: Slots | None
     ) -> tuple[KeysValues, Slots | None]:
         """Writes the keys and values of new tokens to the cache of a layer, if there is one.
 
@@ -81,7 +82,7 @@ class Context:
             for slots, new in zip(cached, (key, value), strict=True)
         )
         if self.written.ndim == 0:
-            keys, values = (tap.placement.place("cache.slots", x) for x in (keys, values))
+            keys, values = (self.placement.place("cache.slots", x) for x in (keys, values))
         return (keys, values) if self.sees_slots else (key, value), (keys, values)
 
 
@@ -147,14 +148,6 @@ def explicit_attention(
     weights = group_heads(weights, key).reshape(*key.shape[:-2], -1, key.shape[-2])
     output = contract("...qs,...sd->...qd", weights.astype(value.dtype), value)
     return ungroup_heads(output.reshape(*grouped.shape[:-1], -1), query.shape[:-2])
-
-
-def softmax(scores: Float[Array, "*batch keys"]) -> Float[Array, "*batch keys"]:
-    """Computes the softmax over the last axis; returns zeros where all scores are −∞."""
-    largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-    powers = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest))
-    total = powers.sum(axis=-1, keepdims=True)
-    return powers / jnp.where(total == 0.0, 1.0, total)
 
 
 def _zero_masked(

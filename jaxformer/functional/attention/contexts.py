@@ -1,10 +1,9 @@
 """The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.attend import Context
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
@@ -16,22 +15,6 @@ from jaxformer.functional.positions import DocumentCursor, continued_segments, d
 from jaxformer.functional.symbolic import Size, at_most
 
 FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
-
-
-class PassContexts(NamedTuple):
-    """The tokens of a pass, and what those of each layer attend to.
-
-    Attributes:
-        positions: the position of each token in its document.
-        documents: the document of each token, 0 for padding; None: one document.
-        layers: the context of each layer.
-        cache: the cache with slots marked for the tokens; None for complete sequences.
-    """
-
-    positions: Int[Array, "*batch length"]
-    documents: Int[Array, "batch length"] | None
-    layers: list[Context]
-    cache: Cache | None = None
 
 
 def implementation_of(run: Run, point: str = "attention.weights") -> str:
@@ -53,91 +36,103 @@ def is_step(run: Run, num_queries: Size, point: str = "attention.weights") -> bo
     return chosen and is_few(num_queries)
 
 
-def sequence_contexts(
-    inputs: Inputs, masks: tuple[Mask, ...], scores: Scores, run: Run
-) -> PassContexts:
-    """Returns the contexts of tokens that are complete sequences."""
-    length = inputs.tokens.shape[1]
-    positions, documents = jnp.arange(length, dtype=jnp.int32), None
-    if inputs.segments is not None:
-        begin = DocumentCursor.begin(inputs.segments.shape[0])
-        documents, positions, _ = document_positions(inputs.segments, begin)
-    contexts = {}
-    for mask in dict.fromkeys(masks):
-        contexts[mask] = row_context(mask, TokenInfo(length, positions, documents), scores, run)
-    return PassContexts(positions, documents, [contexts[mask] for mask in masks])
+@dataclass(frozen=True)
+class Pass:
+    """The tokens of a pass, and the earlier ones and the sources that its layers can read.
 
+    Attributes:
+        new: the tokens of the pass.
+        run: how the pass runs.
+        slots: the slots of the cache, with those of the new tokens; None: the tokens are complete
+            sequences.
+        written: the slots of the new tokens; see `cache.slots.write_rows`.
+        source: length and padding of the sources; None: the model reads none.
+        encoded: the encoder's output for the sources; None: the cache has read them.
+    """
 
-def row_context(mask: Mask, tokens: TokenInfo, scores: Scores, run: Run) -> Context:
-    """Returns the context of tokens that attend to each other, along a row."""
-    # The order within a document is the order along the row. Only a rule that counts positions (a
-    # window, a prefix) needs those in the document, which are not known while tracing.
-    counts = tokens.segments is not None and (mask.needs_positions or scores.bias is not None)
-    info = tokens if counts else replace(tokens, positions=None)
-    return Context(
-        mask,
-        info,
-        info,
-        scores,
-        implementation_of(run),
-        positions=tokens.positions,
-        in_order=True,
-        placement=run.placement,
-    )
+    new: TokenInfo
+    run: Run
+    slots: TokenInfo | None = None
+    written: Int[Array, "*tokens"] | None = None
+    source: TokenInfo | None = None
+    encoded: Float[Array, "sources source dim"] | None = None
 
+    @classmethod
+    def of_sequences(cls, inputs: Inputs, run: Run) -> "Pass":
+        """Returns the pass over complete sequences."""
+        length = inputs.tokens.shape[1]
+        positions, documents = jnp.arange(length, dtype=jnp.int32), None
+        if inputs.segments is not None:
+            begin = DocumentCursor.begin(inputs.segments.shape[0])
+            documents, positions, _ = document_positions(inputs.segments, begin)
+        return cls(TokenInfo(length, positions, documents), run)
 
-def cache_contexts(
-    inputs: Inputs, cache: Cache, masks: tuple[Mask, ...], scores: Scores, run: Run
-) -> PassContexts:
-    """Returns the contexts of tokens that continue a cache."""
-    segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
-    cache, new, slots, written = cache.append(segments)
-    at_once = is_step(run, new.length)
-    if at_once:  # all layers share the bias
-        scores = scores.evaluated(new, slots)
-    contexts = {}
-    # Captured weights have an axis of slots.
-    if run.is_first and not at_once and implementation_of(run) != "explicit":
-        for mask in dict.fromkeys(masks):
-            context = row_context(mask, new, scores, run)
-            contexts[mask] = replace(context, written=written, sees_slots=False)
-        return PassContexts(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
-    for mask in dict.fromkeys(masks):
-        rule = DenseMask(mask(new, slots)) if at_once else mask
-        contexts[mask] = Context(
-            rule,
-            new,
+    @classmethod
+    def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Pass", Cache]:
+        """Returns (the pass over tokens that continue a cache, the cache with their slots)."""
+        segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
+        cache, new, slots, written = cache.append(segments)
+        return cls(new, run, slots, written), cache
+
+    def self_attention(self, mask: Mask, scores: Scores) -> Context:
+        """Returns what the tokens attend to: each other and, with a cache, its slots."""
+        run, slots = self.run, self.slots
+        if slots is None:
+            return self._without_slots(mask, scores)
+        at_once = is_step(run, self.new.length)
+        if at_once:  # all layers share the bias and the mask
+            scores, mask = scores.evaluated(self.new, slots), DenseMask(mask(self.new, slots))
+        # Captured weights have an axis of slots.
+        elif run.is_first and implementation_of(run) != "explicit":
+            context = self._without_slots(mask, scores)
+            return replace(context, written=self.written, sees_slots=False)
+        return Context(
+            mask,
+            self.new,
             slots,
             scores,
             implementation_of(run),
-            written=written,
-            positions=new.positions,
+            written=self.written,
+            positions=self.new.positions,
             is_decoding_step=at_once,
             placement=run.placement,
         )
-    return PassContexts(new.positions, new.segments, [contexts[mask] for mask in masks], cache)
 
+    def _without_slots(self, mask: Mask, scores: Scores) -> Context:
+        """Returns the context of tokens that attend to each other only, along a row."""
+        # The order within a document is the order along the row. Only a rule that counts positions
+        # (a window, a prefix) needs those in the document, which are not known while tracing.
+        tokens = self.new
+        counts = tokens.segments is not None and (mask.needs_positions or scores.bias is not None)
+        info = tokens if counts else replace(tokens, positions=None)
+        return Context(
+            mask,
+            info,
+            info,
+            scores,
+            implementation_of(self.run),
+            positions=tokens.positions,
+            in_order=True,
+            placement=self.run.placement,
+        )
 
-def source_context(
-    source: TokenInfo, num_queries: Size, scores: Scores, run: Run, *, is_cached: bool
-) -> Context:
-    """Returns the context of queries that attend to a whole source, except to its padding.
+    def source_attention(self, scores: Scores) -> Context:
+        """Returns the context of tokens that attend to a whole source, except to its padding.
 
-    Args:
-        source: length and padding of the source.
-        num_queries: number of tokens of the pass.
-        scores: scale and cap.
-        run: how the pass runs.
-        is_cached: whether the source was read earlier, with zeros as keys and values of padding.
-    """
-    point = "cross_attention.weights"
-    return Context(
-        Padding(),
-        TokenInfo(num_queries),
-        source,
-        scores,
-        implementation_of(run, point),
-        point=point,
-        is_decoding_step=is_cached and is_step(run, num_queries, point),
-        placement=run.placement,
-    )
+        Raises:
+            ValueError: there is no source.
+        """
+        if self.source is None:
+            raise ValueError("source is None; cross-attention reads one")
+        point, run, num_queries = "cross_attention.weights", self.run, self.new.length
+        is_cached = self.encoded is None  # with zeros as keys and values of padding
+        return Context(
+            Padding(),
+            TokenInfo(num_queries),
+            self.source,
+            scores,
+            implementation_of(run, point),
+            point=point,
+            is_decoding_step=is_cached and is_step(run, num_queries, point),
+            placement=run.placement,
+        )

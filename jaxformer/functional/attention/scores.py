@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.token_info import Part, TokenInfo, cut
 from jaxformer.functional.linear.affine import soft_cap
+from jaxformer.functional.trees import Weights
 
 
 class Bias:
@@ -47,6 +48,10 @@ class Alibi(Bias):
 
     num_heads: int
 
+    def with_weights(self, shared: Weights) -> "Alibi":
+        """Returns the bias, which has no weights."""
+        return self
+
     def __call__(
         self, query: TokenInfo, key: TokenInfo
     ) -> Float[Array, "*batch heads queries keys"]:
@@ -62,6 +67,33 @@ def alibi_slopes(num_heads: int) -> list[float]:
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     between = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
     return slopes + between[: num_heads - power]
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """A `RelativeBias` without its table, which all layers of a stack share.
+
+    Attributes:
+        num_buckets: number of rows of the table.
+        num_heads: number of columns of the table.
+        max_distance: see `RelativeBias`.
+        bidirectional: see `RelativeBias`.
+    """
+
+    num_buckets: int
+    num_heads: int
+    max_distance: int = 128
+    bidirectional: bool = True
+
+    def init(self, key: PRNGKeyArray) -> Weights:
+        """Returns the initial table."""
+        shape = (self.num_buckets, self.num_heads)
+        return {"table": 0.02 * jax.random.normal(key, shape, jnp.float32)}
+
+    def with_weights(self, shared: Weights) -> "RelativeBias":
+        """Returns the bias with the table in the weights of a stack."""
+        table = shared["relative_bias"]["table"]
+        return RelativeBias(table, self.max_distance, self.bidirectional)
 
 
 @partial(

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Int, Shaped
+from jaxtyping import Array, ArrayLike, DTypeLike, Int, Shaped
 
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.ring import Ring
 from jaxformer.functional.cache.slots import overwrite, write_rows
-from jaxformer.functional.family import CacheSize
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
 
@@ -261,19 +261,22 @@ def checked_rows(
 _NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
 
 
-def init_cache(config: Any, size: CacheSize) -> Cache:
-    """Returns an empty cache for the layers of a Transformer.
+def init_cache(heads: Sequence[tuple[int, int]], size: CacheSize, dtype: DTypeLike) -> Cache:
+    """Returns an empty cache.
+
+    Args:
+        heads: (number of key heads, width of a head) of each layer.
+        size: the number of rows and slots.
+        dtype: the dtype of keys and values.
 
     Raises:
         ValueError: the cache is a ring with fewer slots than the window.
     """
     rows, slots, reach = size.batch_size, size.capacity, size.reach
-    shape = (rows, config.num_kv_heads, slots, config.head_dim)
     if reach is not None and slots < reach:
         raise ValueError(f"capacity is {slots}; a ring must have the window's {reach} slots")
-    keys, values = (
-        tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_layers)) for _ in range(2)
-    )
+    shapes = [(rows, kv_heads, slots, head_dim) for kv_heads, head_dim in heads]
+    keys, values = (tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(2))
     positions, documents = (jnp.zeros((rows, slots), jnp.int32) for _ in range(2))
     ring = None if reach is None else Ring.start(rows, reach)
     return Cache(keys, values, positions, documents, DocumentCursor.begin(rows), jnp.int32(0), ring)

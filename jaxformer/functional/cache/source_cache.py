@@ -52,6 +52,14 @@ class SourceCache:
         return TokenInfo(leaves[0].shape[-2] if leaves else 0, None, self.source_segments)
 
     @property
+    def layer_states(self) -> list[dict[str, Any]]:
+        """The states of each layer, by the names of its sub-layers."""
+        return [
+            {"attention": own, "cross_attention": cross}
+            for own, cross in zip(self.self_cache.layers, self.cross_keys_values, strict=True)
+        ]
+
+    @property
     def cursor(self) -> DocumentCursor:
         """How far each row has been read."""
         return self.self_cache.cursor

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.family import Weights
+from jaxformer.functional.trees import Weights
 
 State = tuple[Float[Array, "*batch hidden"], ...]  # of one layer; the first part is h
 

@@ -4,8 +4,8 @@ Reference:
     Notes, lecture 11 §2, and the lesson on LayerNorm.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.recomputed import recomputed
+from jaxformer.functional.trees import Weights
 
 
 @checks_arguments()
@@ -47,31 +48,94 @@ def rms_norm(
     return (x32 * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
 
 
-def init_norm(norm: str, dim: int, *, use_bias: bool = True) -> dict[str, Float[Array, " dim"]]:
-    """Returns γ = 1 and, for "layer" with use_bias, β = 0; no weights for "none".
+@runtime_checkable
+class Norm(Protocol):
+    """A norm as a value: frozen, hashable, with its options as fields."""
 
-    "rms_one_plus" stores γ − 1, as Gemma's checkpoints do: weight decay then pulls γ towards 1.
+    def init(self, dim: int) -> Weights:
+        """Returns the initial weights for `dim` features."""
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """Computes the norm of x."""
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """`layer_norm` with its weights, γ = 1 and β = 0 at first.
+
+    Attributes:
+        epsilon: added to the variance.
+        use_bias: whether there is β.
     """
-    if norm == "none":
-        return {}
-    weights = {
-        "scale": jnp.zeros(dim, jnp.float32)
-        if norm == "rms_one_plus"
-        else jnp.ones(dim, jnp.float32)
-    }
-    if norm == "layer" and use_bias:
-        weights["bias"] = jnp.zeros(dim, jnp.float32)
-    return weights
+
+    epsilon: float = 1e-5
+    use_bias: bool = True
+
+    def init(self, dim: int) -> Weights:
+        """See `Norm`."""
+        bias = {"bias": jnp.zeros(dim, jnp.float32)} if self.use_bias else {}
+        return {"scale": jnp.ones(dim, jnp.float32), **bias}
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """See `Norm`."""
+        return layer_norm(x, weights["scale"], weights.get("bias"), self.epsilon)
 
 
-def normalize(
-    weights: Mapping, x: Float[Array, "*batch dim"], config: Any
-) -> Float[Array, "*batch dim"]:
-    """Applies the norm of a config, with the weights of `init_norm`."""
-    if config.norm == "layer":
-        return layer_norm(x, weights["scale"], weights.get("bias"), config.norm_epsilon)
-    if config.norm == "rms":
-        return rms_norm(x, weights["scale"], config.norm_epsilon)
-    if config.norm == "rms_one_plus":
-        return rms_norm(x, 1.0 + weights["scale"], config.norm_epsilon)
-    return x
+@dataclass(frozen=True)
+class RMSNorm:
+    """`rms_norm` with its weight, γ = 1 at first.
+
+    Attributes:
+        epsilon: added to the mean square.
+        one_plus: whether γ − 1 is stored, as in Gemma's checkpoints: weight decay then pulls γ
+            towards 1.
+    """
+
+    epsilon: float = 1e-5
+    one_plus: bool = False
+
+    def init(self, dim: int) -> Weights:
+        """See `Norm`."""
+        return {"scale": (jnp.zeros if self.one_plus else jnp.ones)(dim, jnp.float32)}
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """See `Norm`."""
+        scale = 1.0 + weights["scale"] if self.one_plus else weights["scale"]
+        return rms_norm(x, scale, self.epsilon)
+
+
+def norm_of(config: Any) -> Norm | None:
+    """Returns the norm that a config describes; None if it has none."""
+    match config.norm:
+        case "none":
+            return None
+        case "layer":
+            return LayerNorm(config.norm_epsilon, getattr(config, "norm_bias", True))
+    return RMSNorm(config.norm_epsilon, one_plus=config.norm == "rms_one_plus")
+
+
+@dataclass(frozen=True)
+class Unapplied:
+    """The weights of a norm that is not applied.
+
+    Layers with equal weights are stacked. The first layer of ModernBERT has no norm before its
+    attention, and has the weights of one, so that it can be stacked with the others.
+    """
+
+    norm: Norm
+
+    def init(self, dim: int) -> Weights:
+        """See `Norm`."""
+        return self.norm.init(dim)
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """Returns x."""
+        return x

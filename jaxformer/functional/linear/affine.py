@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from jaxformer.functional.family import Weights
 from jaxformer.functional.linear.kernels import (
     Int8Table,
     is_kernel,
@@ -16,6 +15,7 @@ from jaxformer.functional.linear.kernels import (
     quantize_table,
 )
 from jaxformer.functional.linear.low_rank import concatenate_kernels
+from jaxformer.functional.trees import Weights
 
 
 def init_linear(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from jaxformer.models.config.check import (
     check_at_least,
@@ -22,7 +22,6 @@ Positions = Literal[
 ]
 
 _LINEAR_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias")
-_BIASES = (*_LINEAR_BIASES, "norm_bias")
 _NORMED = Is("norm", "layer", "rms", "rms_one_plus")
 _NEEDS = {
     "use_bias": (
@@ -45,6 +44,18 @@ _NEEDS = {
     "rotary_fraction": (Is("positions", "rotary"),),
     "rotary_interleaved": (Is("positions", "rotary"),),
 }
+
+
+class Sizes(NamedTuple):
+    """Fields of a config, each with its value where the field is None."""
+
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    query_key_value_bias: bool
+    attention_output_bias: bool
+    feedforward_bias: bool
+    norm_bias: bool
 
 
 @dataclass(frozen=True)
@@ -197,21 +208,33 @@ class TransformerConfig(ModelConfig):
         check_positive(self, "output_scale", "logits_cap")
 
     @property
+    def sizes(self) -> "Sizes":
+        """The values of the fields that may be None."""
+
+        def has_bias(own: bool | None) -> bool:
+            return self.use_bias if own is None else own
+
+        return Sizes(
+            self.num_kv_heads or self.num_heads,
+            self.head_dim or self.embed_dim // self.num_heads,
+            self.mlp_dim or 4 * self.embed_dim,
+            has_bias(self.query_key_value_bias),
+            has_bias(self.attention_output_bias),
+            has_bias(self.feedforward_bias),
+            has_bias(self.norm_bias),
+        )
+
+    @property
     def resolved(self) -> Self:
         """The same config with every size that is None replaced by its value."""
-        open_sizes = {
-            "num_kv_heads": self.num_heads,
-            "head_dim": self.head_dim or self.embed_dim // self.num_heads,
-            "mlp_dim": 4 * self.embed_dim,
-            **dict.fromkeys(_BIASES, self.use_bias),
-        }
-        missing = {name: x for name, x in open_sizes.items() if getattr(self, name) is None}
-        return replace(self, **missing) if missing else self
+        sizes = self.sizes._asdict()
+        is_open = any(getattr(self, name) is None for name in sizes)
+        return replace(self, **sizes) if is_open else self
 
     @property
     def heads(self) -> tuple[int, ...]:
         """See `ModelConfig`."""
-        return self.num_heads, self.num_kv_heads or self.num_heads
+        return self.num_heads, self.sizes.num_kv_heads
 
     @property
     def layers(self) -> tuple:

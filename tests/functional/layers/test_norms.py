@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional import layer_norm, rms_norm
-from jaxformer.functional.layers.norms import init_norm, normalize
+from jaxformer.functional.layers.norms import norm_of
 from tests.properties import oracle, tiny
 
 
@@ -73,16 +73,18 @@ def test_statistics_are_float32_whatever_the_dtype(seed, mean):
         np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-4)
 
 
-def test_normalize_applies_the_norm_of_a_config():
-    """`normalize` with weights of `init_norm`; "none" returns the input unchanged."""
+def test_a_config_describes_its_norm():
+    """Initial weights change nothing but the size; "none" is no norm."""
     x = jnp.asarray(random_inputs(0, dim=8)[0])
     for use_bias in (True, False):
         for name, expected in (
             ("layer", oracle.layer_norm(x, 1.0, epsilon=0.1)),
             ("rms", oracle.rms_norm(x, 1.0, epsilon=0.1)),
-            ("none", x),
+            ("rms_one_plus", oracle.rms_norm(x, 1.0, epsilon=0.1)),
         ):
-            weights = init_norm(name, 8, use_bias=use_bias)
+            config = jf.DecoderConfig(norm=name, norm_epsilon=0.1, norm_bias=use_bias)
+            norm = norm_of(config.resolved)
+            weights = norm.init(8)
             assert ("bias" in weights) == (name == "layer" and use_bias)
-            config = jf.DecoderConfig(norm=name, norm_epsilon=0.1)
-            tiny.close(normalize(weights, x, config), expected)
+            tiny.close(norm(weights, x), expected)
+    assert norm_of(jf.DecoderConfig(norm="none")) is None

@@ -245,7 +245,7 @@ BUGS = (
     ),
     Bug(
         "the softmax sums over an axis counted from the left",
-        "functional.attention.attend:softmax",
+        "functional.attention.formula:softmax",
         Replace("powers.sum(axis=-1, keepdims=True)", "powers.sum(axis=4, keepdims=True)"),
         f"{ATTENTION}::test_one_sequence_a_batch_and_vmap_agree",
     ),

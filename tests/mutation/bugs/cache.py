@@ -10,10 +10,10 @@ ANY_CHUNKING = f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass"
 
 
 def without_hooks(forward):
-    def broken(weights, inputs, config, run, cache=None, source=None):
+    def broken(self, weights, inputs, run, cache=None, *sources, **named):
         if cache is not None:
             run = replace(run, hooks=type(run.hooks)())
-        return forward(weights, inputs, config, run, cache, source)
+        return forward(self, weights, inputs, run, cache, *sources, **named)
 
     return broken
 
@@ -36,10 +36,11 @@ BUGS = (
     ),
     Bug(
         "a first pass sees padding of the prompts",
-        "functional.attention.contexts:cache_contexts",
+        "functional.attention.contexts:Pass.self_attention",
         Replace(
-            "row_context(mask, new, scores, run)",
-            "row_context(mask, TokenInfo(new.length, new.positions), scores, run)",
+            "context = self._without_slots(mask, scores)",
+            "context = replace(self, new=replace(self.new, segments=None))"
+            "._without_slots(mask, scores)",
         ),
         "decoding/test_prefill.py::test_it_reads_what_advance_reads",
     ),
@@ -70,12 +71,12 @@ BUGS = (
     Bug(
         "the cache ignores the config's dtype",
         "functional.cache.key_values:init_cache",
-        takes(config=lambda config: replace(config, dtype="float32")),
+        takes(dtype=lambda _: "float32"),
         f"{CHUNKING}::test_chunks_in_bfloat16_stay_near_one_pass_in_float32",
     ),
     Bug(
         "hooks are ignored in a step with a cache",
-        "functional.transformer:forward",
+        "functional.transformer:Transformer._run_layers",
         without_hooks,
         f"{INSPECT}::test_chunks_capture_what_one_pass_does "
         f"{INSPECT}::test_a_patch_at_positions_is_the_same_in_cached_decoding",

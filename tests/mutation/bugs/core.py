@@ -31,14 +31,15 @@ def functional():
     return import_module("jaxformer.functional")
 
 
-def long_chunks_from_zero(cache_contexts):
-    """Changes the positions of the queries only if they are many."""
+def long_chunks_from_zero(self_attention):
+    """Changes the positions of the queries only if they are many and there is a cache."""
 
     def from_zero(context):
         own = replace(context.queries, positions=None)
-        return context if context.is_decoding_step else replace(context, queries=own)
+        is_long = context.written is not None and not context.is_decoding_step
+        return replace(context, queries=own) if is_long else context
 
-    return then(lambda x: x._replace(layers=list(map(from_zero, x.layers))))(cache_contexts)
+    return then(from_zero)(self_attention)
 
 
 def zeroes_queries_only(zero_masked):
@@ -120,24 +121,22 @@ BUGS = (
     # ---- the block and its layers
     Bug(
         "post-norm runs as pre-norm",
-        "functional.blocks:norm_before",
-        takes(
-            config=lambda x: replace(x, norm_position="both") if x.norm_position == "post" else x
-        ),
+        "functional.layers.residual:Residual._norm_at",
+        takes(self=lambda x: replace(x, norm_position="pre") if x.norm_position == "post" else x),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(
         "unrolled layers take their dropout keys in reverse",
-        "functional.transformer:run_layers",
+        "functional.stack:run_stack",
         Replace(
-            "[unstack(part, num_layers) for part in layers]",
-            "[unstack(part, num_layers)[:: -1 if i == 1 else 1] for i, part in enumerate(layers)]",
+            "dropout_keys or [None] * num_layers",
+            "(dropout_keys or [None] * num_layers)[:: 1 if scanned else -1]",
         ),
         f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
     ),
     Bug(
         "the same dropout key in each layer",
-        "functional.transformer:forward",
+        "functional.transformer:Transformer._run_layers",
         inside("split_key", lambda _: lambda key, number: [key] * number),
         f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
     ),
@@ -156,13 +155,13 @@ BUGS = (
     ),
     Bug(
         "patches outside the blocks are dropped",
-        "functional.transformer:forward",
+        "functional.transformer:Transformer._run_layers",
         inside("Tap", lambda tap: lambda hooks, *rest: tap(replace(hooks, patch={}), *rest)),
         f"{DISCIPLINE}::test_patching_everything_at_the_embedding_is_the_other_text",
     ),
     Bug(
         "a declared point is never tapped",
-        "functional.blocks:self_attention",
+        "functional.layers.attention:Attention.__call__",
         Replace(
             'tap("attention.output", linear(weights["output"], merge_heads(heads)))',
             'linear(weights["output"], merge_heads(heads))',
@@ -195,7 +194,7 @@ BUGS = (
     ),
     Bug(
         "the encoder's points have the decoder's names",
-        "functional.encoder_decoder:encode",
+        "functional.transformer:Transformer.encode",
         inside("PREFIX", lambda _: ""),
         f"{INSPECT}::test_the_encoders_points_are_captured_once",
     ),
@@ -208,7 +207,7 @@ BUGS = (
     ),
     Bug(
         "a long chunk counts its positions from 0",
-        "functional.attention.contexts:cache_contexts",
+        "functional.attention.contexts:Pass.self_attention",
         long_chunks_from_zero,
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
@@ -258,7 +257,7 @@ BUGS = (
     ),
     Bug(
         "the source's padding is seen by cross-attention",
-        "functional.attention.contexts:source_context",
+        "functional.attention.contexts:Pass.source_attention",
         then(
             lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
         ),
@@ -266,7 +265,7 @@ BUGS = (
     ),
     Bug(
         "cached cross-attention sees the source's padding",
-        "functional.attention.contexts:source_context",
+        "functional.attention.contexts:Pass.source_attention",
         then(
             lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
         ),
@@ -290,7 +289,7 @@ BUGS = (
     ),
     Bug(
         "the encoder is causal",
-        "functional.transformer:self_attention_mask",
+        "models.transformers:self_attention_mask",
         lambda rule: (
             lambda config, mask=None: (
                 functional().Causal() & rule(config, mask)
@@ -302,7 +301,7 @@ BUGS = (
     ),
     Bug(
         "an encoder sees other documents",
-        "functional.transformer:self_attention_mask",
+        "models.transformers:self_attention_mask",
         lambda rule: (
             lambda config, mask=None: (
                 functional().Padding() if config.bidirectional else rule(config, mask)

@@ -43,11 +43,12 @@ def begins_late(key_range):
     return lambda self, start, stop, length: key_range(self, start + 1, stop, length)
 
 
-def causal_alone(cache_contexts):
-    def broken(inputs, cache, masks, scores, run):
+def causal_alone(self_attention):
+    def broken(self, mask, scores):
         from jaxformer.functional.attention.masks import Causal, Packed
 
-        return cache_contexts(inputs, cache, tuple(Causal() & Packed() for _ in masks), scores, run)
+        mask = mask if self.slots is None else Causal() & Packed()
+        return self_attention(self, mask, scores)
 
     return broken
 
@@ -176,7 +177,7 @@ BUGS = (
     ),
     Bug(
         "a fully masked query gives NaN",
-        "functional.attention.attend:softmax",
+        "functional.attention.formula:softmax",
         lambda _: lambda scores: jax.nn.softmax(scores),
         f"{ATTENTION}::test_who_sees_nothing_gets_zeros_and_finite_gradients",
     ),
@@ -228,14 +229,14 @@ BUGS = (
     ),
     Bug(
         "the caller's mask gets indices, not positions",
-        "functional.attention.contexts:row_context",
+        "functional.attention.contexts:Pass._without_slots",
         Replace("mask.needs_positions", "False"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "cached attention uses the causal mask only",  # not a window, a prefix or a caller's mask
-        "functional.attention.contexts:cache_contexts",
+        "functional.attention.contexts:Pass.self_attention",
         causal_alone,
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "

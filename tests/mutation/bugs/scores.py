@@ -9,9 +9,9 @@ SCORES = "functional/attention/test_scores.py"
 ENCODER = "models/test_encoder.py"
 
 
-def takes_first_step(scan_layers):
-    def broken(steps, x, layers, settings):
-        return scan_layers(dict.fromkeys(steps, steps[settings[0]]), x, layers, settings)
+def takes_first_step(scan):
+    def broken(stack, steps, x, weights, inputs):
+        return scan(stack, dict.fromkeys(steps, steps[stack.layers[0]]), x, weights, inputs)
 
     return broken
 
@@ -49,7 +49,7 @@ BUGS = (
     ),
     Bug(
         "the bias uses indices, not positions",
-        "functional.attention.contexts:row_context",
+        "functional.attention.contexts:Pass._without_slots",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
@@ -61,7 +61,7 @@ BUGS = (
     ),
     Bug(
         "a scan uses the first layer's settings everywhere",
-        "functional.transformer:scan_layers",
+        "functional.stack:_scan",
         takes_first_step,
         f"{INVARIANCE}::test_how_a_model_runs_changes_nothing",
     ),
@@ -73,14 +73,14 @@ BUGS = (
     ),
     Bug(
         "position_offset is ignored",
-        "functional.embedding:add_positions",
-        takes(config=lambda config: replace(config, position_offset=0)),
+        "functional.embedding:LearnedPositions.add",
+        takes(self=lambda positions: replace(positions, offset=0)),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
     Bug(
         "first_attention_norm is ignored",
-        "functional.blocks:norm_before",
-        takes(config=lambda config: replace(config, first_attention_norm=True)),
+        "functional.layers.norms:Unapplied.__call__",
+        lambda _: lambda self, weights, x: self.norm(weights, x),
         f"{ENCODER}::test_the_encoder_is_its_formula",
     ),
     Bug(

@@ -68,8 +68,8 @@ BUGS = (
     ),
     Bug(
         "the pooler may read padding",
-        "functional.encoder:pooled",
-        lambda pooled: lambda weights, encoded, segments=None: pooled(weights, encoded),
+        "functional.transformer:Pooler.__call__",
+        lambda call: lambda self, weights, encoded, segments=None: call(self, weights, encoded),
         f"{ENCODER}::test_pooled_is_of_the_first_token",
     ),
     Bug(

@@ -1,0 +1,124 @@
+"""Sub-layers as values: a function of the residual stream, with everything that depends on it.
+
+A sub-layer is a frozen dataclass. Its fields are its sizes and options; its methods are what a
+stack of layers needs to know about it. Nothing else asks which kind of sub-layer it is.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxformer.functional.attention.contexts import Pass
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.trees import Weights
+
+
+class At(NamedTuple):
+    """Where a sub-layer is called: in which pass, and after which earlier tokens.
+
+    Attributes:
+        context: the result of the sub-layer's `context` for this pass.
+        state: what the layer kept of earlier tokens; None: there are none.
+        tap: captures and replaces the values at the sub-layer's points.
+    """
+
+    context: Any
+    state: Any = None
+    tap: TapFunction = NO_TAP
+
+
+class Output(NamedTuple):
+    """What a sub-layer, or a part of a layer, returns.
+
+    Attributes:
+        x: the output.
+        state: what the next tokens need of these; for a part of a layer, by the sub-layer's name.
+        auxiliary: sums for the objective, by name, such as the balance loss of a router.
+    """
+
+    x: Float[Array, "*batch length dim"]
+    state: Any = None
+    auxiliary: dict[str, Array] = {}  # noqa: RUF012 (never changed)
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The size of the initial weights in a layer.
+
+    With a residual, kernels are drawn from N(0, 0.02²). The standard deviation of kernels that
+    write into the residual stream is 0.02/√(2 · num_layers), so that its variance does not grow
+    with depth (GPT-2, Radford et al. 2019).
+
+    Without a residual such kernels multiply the signal by less than 1 in each layer, and after four
+    layers the gradients are 1e-14. Every kernel therefore preserves the variance of its input:
+    W ~ N(0, 1 / fan_in), times 1 / E[act(z)²] after an activation (He et al. 2015).
+
+    Attributes:
+        num_layers: the number of layers of the stack; None: layers have no residual.
+        is_normed: whether a norm stands between the sub-layers.
+        input_stddev: the standard deviation of the layer's input.
+    """
+
+    num_layers: int | None
+    is_normed: bool = True
+    input_stddev: float = 1.0
+
+    def reading(self, fan_in: int) -> float:
+        """Returns the standard deviation of a kernel that reads features of variance 1."""
+        return fan_in**-0.5 if self.num_layers is None else 0.02
+
+    def writing(self, fan_in: int, power: float = 1.0) -> float:
+        """Returns the standard deviation of a kernel that computes the output of a sub-layer.
+
+        Args:
+            fan_in: the number of features that the kernel reads.
+            power: the mean square of these features.
+        """
+        if self.num_layers is None:
+            return (power * fan_in) ** -0.5
+        return 0.02 / (2 * self.num_layers) ** 0.5
+
+
+@dataclass(frozen=True)
+class SubLayer(ABC):
+    """Base class of sub-layers. Subclasses are frozen dataclasses with hashable fields.
+
+    Attributes:
+        name: the name of its weights in a layer, which has one sub-layer of each name.
+        points: the names of the values that can be captured or patched, in order.
+    """
+
+    name: ClassVar[str]
+    points: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
+        """Returns initial weights for a residual stream of `dim` features."""
+
+    @abstractmethod
+    def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
+        """Computes the function, the state after the tokens, and auxiliary sums."""
+
+    def context(self, tokens: Pass, shared: Weights) -> Any:
+        """Returns what all layers with this sub-layer share in a pass; None: nothing.
+
+        Args:
+            tokens: the pass.
+            shared: the weights of the model, of which all layers share some.
+        """
+        return None
+
+    def prepare(self, weights: Weights) -> Weights:
+        """Repacks the weights for decoding."""
+        return weights
+
+    def rule(self) -> Mask | None:
+        """Returns which other tokens an output depends on; None: on no other token."""
+        return None
+
+    def units(self) -> tuple[int, ...]:
+        """Returns numbers of units, such as heads, that tensor parallelism can divide."""
+        return ()

@@ -1,0 +1,459 @@
+"""A stack of layers, unrolled or as a scan.
+
+    x → layer 1 → layer 2 → … → norm
+
+A layer is a sequence of parts (`layers.residual`): the Transformer block is attention, then the
+feed-forward layer, each with its norm and residual. The layers of a stack may differ.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxformer.functional.arguments import checks_arguments
+from jaxformer.functional.attention.contexts import Pass, is_few
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.scores import RelativePositions
+from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.layers.residual import LayerAt, Parallel, Residual
+from jaxformer.functional.layers.sublayer import Initial, Output, SubLayer
+from jaxformer.functional.linear.kernels import is_kernel
+from jaxformer.functional.taps import Hooks, Patch, Tap
+from jaxformer.functional.trees import (
+    REMAT,
+    Weights,
+    find_period,
+    split_key,
+    stack_trees,
+    unstack,
+)
+
+Layer = tuple[Residual | Parallel, ...]
+
+
+def run_layer(
+    layer: Layer, weights: Weights, x: Float[Array, "*batch length dim"], at: LayerAt
+) -> Output:
+    """Computes one layer: x ← x + F(Norm(x)) for each of its sub-layers F.
+
+    Args:
+        layer: the parts of the layer.
+        weights: the weights of its sub-layers and norms, by name.
+        x: the residual stream.
+        at: what the sub-layers read, besides x.
+
+    Returns:
+        The residual stream after the layer, and the state of each sub-layer that has one, by name.
+    """
+    states, auxiliary, sums = {}, {}, sum_points(layer)
+    keys = split_key(at.dropout_key, len(layer))
+    x = at.tap("block.input", x)
+    for part, key in zip(layer, keys, strict=True):
+        here, sums = sums[: len(part.sublayers)], sums[len(part.sublayers) :]
+        output = part(weights, x, at._replace(dropout_key=key, sums=here))
+        x = output.x
+        states, auxiliary = {**states, **output.state}, {**auxiliary, **output.auxiliary}
+    return Output(x, states, auxiliary)
+
+
+def check_block(weights: Any, x: Float[Any, "*batch dim"], layer: tuple, **_: object) -> None:
+    """Raises ValueError unless the weights are those of the layer."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights is a {type(weights).__name__}; it must be a dictionary")
+    if not all(isinstance(part, Residual | Parallel) for part in layer):
+        raise TypeError("layer must be a tuple of Residual and Parallel")
+    wanted = dict(_weight_shapes(layer, x.shape[-1]))
+    leaves = jax.tree_util.tree_leaves_with_path(dict(weights), is_leaf=is_kernel)
+    given = {jax.tree_util.keystr(p, simple=True, separator="/"): y.shape for p, y in leaves}
+    for name in wanted.keys() | given.keys():
+        if wanted.get(name) != given.get(name):
+            is_, must = (shapes.get(name, "absent") for shapes in (given, wanted))
+            raise ValueError(f"weights: {name} is {is_}; for this layer it must be {must}")
+
+
+@checks_arguments(check_block)
+def block(
+    weights: Weights, x: Float[Array, "*batch length dim"], layer: tuple, at: LayerAt
+) -> Output:
+    """Computes one layer, as `run_layer` does, after checking that the weights fit it.
+
+    Args:
+        weights: the weights of its sub-layers and norms, by name.
+        x: the residual stream.
+        layer: the parts of the layer, each a `Residual` or a `Parallel`.
+        at: what the sub-layers read, besides x; see `layer_at`.
+
+    Raises:
+        ValueError: a size or a part of the weights does not fit.
+        TypeError: an argument has another type.
+    """
+    return run_layer(layer, weights, x, at)
+
+
+def layer_at(layer: Layer, tokens: Pass, shared: Weights | None = None) -> LayerAt:
+    """Returns what the sub-layers of a layer read in a pass, without earlier tokens.
+
+    Args:
+        layer: the parts of the layer.
+        tokens: the tokens of the pass.
+        shared: the weights that all layers of a stack share, if there are any.
+    """
+    return LayerAt({x: x.context(tokens, shared or {}) for x in sublayers_of(layer)})
+
+
+def sublayers_of(layer: Layer) -> list[SubLayer]:
+    """Returns the sub-layers of a layer, in order."""
+    return [sublayer for part in layer for sublayer in part.sublayers]
+
+
+@cache
+def sum_points(layer: Layer) -> tuple[str, ...]:
+    """Returns the names of the residual stream after each sub-layer of a layer."""
+    num = len(sublayers_of(layer))
+    return (*("block.middle", *["block.crossed"] * (num - 2))[: num - 1], "block.output")
+
+
+@cache
+def layer_points(layer: Layer) -> tuple[str, ...]:
+    """Returns the names of the values of a layer that can be captured or patched, in order."""
+    parts = zip(sublayers_of(layer), sum_points(layer), strict=True)
+    return ("block.input", *(x for sublayer, point in parts for x in (*sublayer.points, point)))
+
+
+class Segment(NamedTuple):
+    """The layers that a scan runs: those from `first` to `last` repeat with a period."""
+
+    first: int
+    period: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack of layers.
+
+    Attributes:
+        layers: the layers, each a sequence of parts.
+        dim: the number of features of the residual stream.
+        final_norm: the norm after the last layer, or None.
+        output_scale: a factor of the result, or None.
+        relative: relative positions that all layers share, or None.
+        initial: the size of the initial weights; its `input_stddev` is that of the first layer.
+    """
+
+    layers: tuple[Layer, ...]
+    dim: int
+    final_norm: Norm | None = None
+    output_scale: float | None = None
+    relative: RelativePositions | None = None
+    initial: Initial = Initial(None)  # noqa: RUF009 (frozen)
+
+    @cached_property
+    def sublayers(self) -> tuple[SubLayer, ...]:
+        """The different sub-layers of all layers."""
+        return tuple(dict.fromkeys(x for layer in self.layers for x in sublayers_of(layer)))
+
+    @cached_property
+    def points(self) -> tuple[str, ...]:
+        """The points of the layers; see `layer_points`."""
+        return tuple(dict.fromkeys(x for layer in self.layers for x in layer_points(layer)))
+
+    @cached_property
+    def masks(self) -> tuple[Mask, ...]:
+        """The mask of each sub-layer that has one."""
+        masks = [x.rule() for layer in self.layers for x in sublayers_of(layer)]
+        return tuple(mask for mask in masks if mask is not None)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Numbers of units that tensor parallelism can divide; see `SubLayer`."""
+        return tuple(dict.fromkeys(x for sublayer in self.sublayers for x in sublayer.units()))
+
+    @cached_property
+    def segment(self) -> Segment:
+        """How a scan runs the layers."""
+        first, period = find_period(self.layers)
+        num_layers = len(self.layers)
+        return Segment(first, period, num_layers - (num_layers - first) % period)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the layers whose weights have equal shapes, for each such group."""
+        groups: dict[tuple, list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            groups.setdefault(_weight_shapes(layer, self.dim), []).append(number)
+        return tuple(map(tuple, groups.values()))
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        """Returns the initial weights of all layers, as `group_trees` stacks them."""
+        keys, numbers = jax.random.split(key, len(self.layers)), {}
+        for number, layer in enumerate(self.layers):
+            initial = self.initial if number == 0 else replace(self.initial, input_stddev=1.0)
+            numbers.setdefault((layer, initial), []).append(number)
+        trees = {
+            number: tree
+            for (layer, initial), some in numbers.items()
+            for number, tree in zip(
+                some,
+                unstack(
+                    jax.vmap(partial(init_layer, layer, initial, self.dim))(keys[np.array(some)]),
+                    len(some),
+                ),
+                strict=True,
+            )
+        }
+        return self.group_trees([trees[number] for number in range(len(self.layers))])
+
+    def group_trees(self, trees: Sequence[Weights]) -> Any:
+        """Stacks the weights of layers with equal shapes; the inverse of `layer_trees`.
+
+        Returns:
+            One tree if all layers have equal shapes. Otherwise {number of the first layer of a
+            group: tree}. The arrays have the layer of the group as their first axis.
+        """
+        stacked = {
+            str(some[0]): stack_trees([trees[number] for number in some]) for some in self.groups
+        }
+        return stacked if len(stacked) > 1 else stacked["0"]
+
+    def by_group(self, weights: Any) -> dict[tuple[int, ...], Weights]:
+        """Returns the stacked tree of each group, by the numbers of its layers."""
+        weights = self.group_trees(weights) if isinstance(weights, list) else weights
+        if len(self.groups) == 1:
+            return {self.groups[0]: weights}
+        return {some: weights[str(some[0])] for some in self.groups}
+
+    def layer_trees(self, weights: Any) -> list[Weights]:
+        """Returns the weights of each layer; a list is returned unchanged.
+
+        Call this once before a decoding loop: slicing stacked weights inside the loop is slow.
+        """
+        if isinstance(weights, list):
+            return weights
+        trees = {
+            number: tree
+            for some, stacked in self.by_group(weights).items()
+            for number, tree in zip(some, unstack(stacked, len(some)), strict=True)
+        }
+        return [trees[number] for number in range(len(self.layers))]
+
+    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """Applies the final norm and the output scale to the last layer's output."""
+        x = x if self.final_norm is None else self.final_norm(weights["final_norm"], x)
+        return x if self.output_scale is None else x * jnp.asarray(self.output_scale, x.dtype)
+
+    def prepare(self, weights: Any) -> list[Weights]:
+        """Returns the weights of each layer in the form for decoding; see `SubLayer.prepare`."""
+        trees = self.layer_trees(weights)
+        return [
+            {**tree, **{x.name: x.prepare(tree[x.name]) for x in sublayers_of(layer)}}
+            for layer, tree in zip(self.layers, trees, strict=True)
+        ]
+
+
+def init_layer(layer: Layer, initial: Initial, dim: int, key: PRNGKeyArray) -> Weights:
+    """Returns the initial weights of a layer, by the names of its sub-layers and norms."""
+    keys, weights = jax.random.split(key, len(layer)), {}
+    for part, part_key in zip(layer, keys, strict=True):
+        weights |= part.init(part_key, dim, initial)
+    return weights
+
+
+@cache
+def _weight_shapes(layer: Layer, dim: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns (path, shape) of the weights of a layer."""
+    init = partial(init_layer, layer, Initial(None), dim)
+    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0)))
+    return tuple(
+        (jax.tree_util.keystr(path, simple=True, separator="/"), x.shape) for path, x in leaves
+    )
+
+
+class LayerInputs(NamedTuple):
+    """What one layer reads besides x and its weights."""
+
+    dropout_key: PRNGKeyArray | None
+    states: Mapping[str, Any]
+    hooks: Hooks
+
+
+class LayerOutputs(NamedTuple):
+    """What one layer returns besides x."""
+
+    states: Mapping[str, Any]
+    captured: dict[str, Array]
+    auxiliary: dict[str, Array]
+
+
+class StackOutput(NamedTuple):
+    """What the layers of a stack return.
+
+    Attributes:
+        x: the output of the last layer, before the final norm.
+        states: the states of each layer, by the names of its sub-layers.
+        captured: {name: value}; the first axis is that of the layers that have the point.
+        auxiliary: sums over the layers, for the objective.
+    """
+
+    x: Float[Array, "batch length dim"]
+    states: list[Mapping[str, Any]]
+    captured: dict[str, Array]
+    auxiliary: dict[str, Array]
+
+
+def run_stack(
+    stack: Stack,
+    weights: Weights,
+    x: Float[Array, "batch length dim"],
+    tokens: Pass,
+    states: Sequence[Mapping[str, Any]] | None = None,
+    dropout_keys: Sequence[PRNGKeyArray | None] | None = None,
+) -> StackOutput:
+    """Runs all layers, by a scan or unrolled.
+
+    Args:
+        stack: the layers.
+        weights: the weights of the model: those of the layers, in "blocks", and what they share.
+        x: the input of the first layer.
+        tokens: the tokens of the pass.
+        states: what each layer kept of earlier tokens, by sub-layer; None: nothing.
+        dropout_keys: a key for each layer; None: no dropout.
+    """
+    num_layers, run = len(stack.layers), tokens.run
+    decodes = tokens.slots is not None
+    scanned = run.execution.scans(num_layers, decodes and is_few(x.shape[1]))
+    contexts = {x: x.context(tokens, weights) for x in stack.sublayers}
+
+    def step(
+        layer: Layer, x: Float[Array, "batch length dim"], weights: Weights, inputs: LayerInputs
+    ) -> tuple[Float[Array, "batch length dim"], LayerOutputs]:
+        tap = Tap(inputs.hooks, tokens.new.positions, tokens.new.segments, run.placement)
+        at = LayerAt(contexts, inputs.states, inputs.dropout_key, tap)
+        x, states, auxiliary = run_layer(layer, weights, x, at)
+        return x, LayerOutputs(states, tap.captured, auxiliary)
+
+    # A pass over a cache is always inside a compiled program: there equal layers are traced once.
+    # Outside of a compiled program this would compile it at every call. In a scan the forward and
+    # the backward pass are separate loops, so no barrier is needed to prevent common subexpression
+    # elimination between them.
+    compiled = jax.jit if decodes else lambda step: step
+    remat = partial(REMAT[run.execution.remat], prevent_cse=not scanned)
+    steps = {x: compiled(remat(partial(step, x))) for x in dict.fromkeys(stack.layers)}
+    columns = (
+        dropout_keys or [None] * num_layers,
+        states or [{}] * num_layers,
+        layer_hooks(stack, run.hooks),
+    )
+    inputs = [LayerInputs(*each) for each in zip(*columns, strict=True)]
+    if scanned:
+        x, outputs = _scan(stack, steps, x, weights["blocks"], inputs)
+    else:
+        x, outputs = _unrolled(stack.layers, steps, x, stack.layer_trees(weights["blocks"]), inputs)
+    captured = _stacked([output.captured for output in outputs])
+    auxiliary = _stacked([output.auxiliary for output in outputs])
+    sums = {name: value.sum(axis=0) for name, value in auxiliary.items()}
+    return StackOutput(x, [output.states for output in outputs], captured, sums)
+
+
+def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
+    """Returns the hooks of each layer.
+
+    The first axis of a patch is that of the layers that have its point.
+
+    Raises:
+        ValueError: the first axis of a patch has another size.
+    """
+    hooks = hooks.of(stack.points)
+    patches: list[dict[str, Patch]] = [{} for _ in stack.layers]
+    for name, patch in hooks.patch.items():
+        having = [n for n, layer in enumerate(stack.layers) if name in layer_points(layer)]
+        for number, entry in zip(having, patch.of_layers(name, len(having)), strict=True):
+            patches[number][name] = entry
+    return [replace(hooks, patch=patch) for patch in patches]
+
+
+def _unrolled(
+    layers: Sequence[Layer],
+    steps: Mapping[Layer, Callable],
+    x: Float[Array, "batch length dim"],
+    weights: Sequence[Weights],
+    inputs: Sequence[LayerInputs],
+) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+    """Runs one layer after the other."""
+    outputs = []
+    for layer, *parts in zip(layers, weights, inputs, strict=True):
+        x, output = steps[layer](x, *parts)
+        outputs.append(output)
+    return x, outputs
+
+
+def _scan(
+    stack: Stack,
+    steps: Mapping[Layer, Callable],
+    x: Float[Array, "batch length dim"],
+    weights: Any,
+    inputs: Sequence[LayerInputs],
+) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+    """Runs the layers by a scan over the periods of the stack, and the others unrolled."""
+    layers, (first, period, last) = stack.layers, stack.segment
+    groups = stack.by_group(weights)
+
+    def alone(
+        x: Float[Array, "batch length dim"], numbers: range
+    ) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+        trees = [_weights_of_layer(groups, number) for number in numbers]
+        some = [inputs[number] for number in numbers]
+        return _unrolled([layers[number] for number in numbers], steps, x, trees, some)
+
+    def one_period(
+        x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
+    ) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+        trees, some = part
+        numbers = {n: place for group in trees for place, n in enumerate(group)}
+        members = {n: group for group in trees for n in group}
+        unstacked = {group: unstack(tree, len(group)) for group, tree in trees.items()}
+        ordered = [unstacked[members[n]][numbers[n]] for n in range(first, first + period)]
+        return _unrolled(layers[first : first + period], steps, x, ordered, some)
+
+    x, before = alone(x, range(first))
+    periods = range(first, last, period)
+    by_place = [stack_trees([inputs[n + place] for n in periods]) for place in range(period)]
+    trees = dict(_periods(stack.segment, some, tree) for some, tree in groups.items())
+    trees = {some: tree for some, tree in trees.items() if some}
+    x, outputs = jax.lax.scan(one_period, x, (trees, by_place))
+    unstacked = [unstack(output, len(periods)) for output in outputs]
+    repeated = [unstacked[place][n] for n in range(len(periods)) for place in range(period)]
+    x, after = alone(x, range(last, len(layers)))
+    return x, [*before, *repeated, *after]
+
+
+def _periods(
+    segment: Segment, numbers: tuple[int, ...], tree: Weights
+) -> tuple[tuple[int, ...], Weights]:
+    """Returns the layers of a group in the first period, and its weights [periods, those, …]."""
+    first, period, last = segment
+    some = tuple(n for n in numbers if first <= n < first + period)
+    start, stop = (sum(n < end for n in numbers) for end in (first, last))
+    if not some:
+        return some, tree
+    return some, jax.tree.map(
+        lambda leaf: leaf[start:stop].reshape(-1, len(some), *leaf.shape[1:]), tree
+    )
+
+
+def _weights_of_layer(groups: Mapping[tuple[int, ...], Weights], number: int) -> Weights:
+    """Returns the weights of one layer."""
+    some, tree = next((some, tree) for some, tree in groups.items() if number in some)
+    return jax.tree.map(lambda leaf: leaf[some.index(number)], tree)
+
+
+def _stacked(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Stacks the values of all layers that have one, by name."""
+    names = dict.fromkeys(name for each in values for name in each)
+    return {name: jnp.stack([each[name] for each in values if name in each]) for name in names}

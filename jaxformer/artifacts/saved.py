@@ -7,7 +7,7 @@ settings files are beside it.
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from inspect import isfunction, unwrap
+from inspect import isfunction
 from pathlib import Path
 
 import jax
@@ -201,7 +201,8 @@ def _replaced(model: LanguageModel) -> Iterator[str]:
     for owner in classes:
         for name, value in vars(owner).items():
             plain = value.fget if isinstance(value, property) else value
-            function = unwrap(getattr(plain, "__func__", plain))  # of static and cached functions
+            function = getattr(plain, "__func__", plain)  # of a static method
+            function = getattr(function, "__wrapped__", function)  # of a cached one
             if isfunction(function) and not function.__module__.startswith(_LIBRARIES):
                 yield name
 

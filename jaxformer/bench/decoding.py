@@ -53,8 +53,11 @@ def weight_bytes(weights: Weights) -> int:
 
 
 def cache_bytes(model: LanguageModel, weights: Weights, batch_size: int, live: float) -> float:
-    """Returns the bytes of the keys and values of `live` tokens in each row of a cache."""
-    one_token = CacheSize(batch_size, 1)
+    """Returns the bytes of the keys and values of `live` tokens in each row of a cache.
+
+    Layers with a window are counted like the others.
+    """
+    one_token = CacheSize(batch_size, 1, ring=False)
     cache, _ = jax.eval_shape(lambda x: model.start(x, None, one_token), weights)
     return live * _num_bytes((cache.keys, cache.values))
 

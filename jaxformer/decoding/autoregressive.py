@@ -59,9 +59,11 @@ def start(
     capacity: int,
     source: Any = None,
     *,
-    ring: bool = False,
+    ring: bool | None = None,
 ) -> DecodingCache:
     """Returns an empty cache for `batch_size` rows.
+
+    A layer with a sliding window keeps the last tokens only, if that needs fewer slots.
 
     Args:
         model: an autoregressive model.
@@ -71,17 +73,18 @@ def start(
         source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
             length]. Each source is encoded once. Source i serves rows i * n to (i + 1) * n - 1,
             where n = batch_size / sources.
-        ring: whether to reuse slots, for a model with a sliding window. Rows then have no limit,
-            except that of learned positions, max_length. One call may read at most capacity −
-            window + 1 tokens.
+        ring: True: all layers reuse `capacity` slots, for a model whose layers all have a window.
+            Rows then have no limit, except that of learned positions, max_length. False: every
+            layer keeps all tokens, so that they can be dropped again, or their weights captured.
+            None: a layer with a window keeps its window and 64 more tokens.
 
     Raises:
         ValueError: an argument is not accepted.
     """
     require_autoregressive(model)
     batch_size = whole_number("batch_size", batch_size, 1)
-    size = CacheSize(batch_size, whole_number("capacity", capacity, 1))
-    return start_captured(model, variables, source, size, NO_HOOKS, ring=ring)[0]
+    size = CacheSize(batch_size, whole_number("capacity", capacity, 1), ring)
+    return start_captured(model, variables, source, size, NO_HOOKS)[0]
 
 
 def start_captured(
@@ -90,8 +93,6 @@ def start_captured(
     source: Any,
     size: CacheSize,
     hooks: Hooks,
-    *,
-    ring: bool = False,
 ) -> tuple[DecodingCache, dict[str, Array]]:
     """Returns (the cache, the values captured while the source was read); see `start`."""
     read = model.read_source(source)
@@ -100,11 +101,10 @@ def start_captured(
             f"source has {len(read.tokens)} rows; batch_size, {size.batch_size}, must be a "
             "multiple of that"
         )
-    if ring and model.reach is None:
+    if size.ring and model.reach is None:
         raise ValueError(
             f"ring is True; this {type(model).__name__} has no window, so it needs every slot"
         )
-    size = replace(size, reach=model.reach if ring else None)
     return start_cache(model, weights_of(variables), read, size, hooks)
 
 

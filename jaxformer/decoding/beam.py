@@ -17,7 +17,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start
+from jaxformer.decoding.autoregressive import (
+    check_finite_logits,
+    check_not_traced,
+    start_captured,
+)
 from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, rows_at_once
 from jaxformer.decoding.beam_steps import Ending, Limits, _begin, _best, _go_on, _with_room
 from jaxformer.decoding.cache_slots import live_slots, slots
@@ -25,7 +29,9 @@ from jaxformer.decoding.constraints import constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.steps import prefill
+from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.check import whole_number
@@ -143,7 +149,8 @@ def _search(
     """
     (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
     live = slots(width + 1)
-    cache = start(model, {"prepared": weights}, rows, live, source)
+    size = CacheSize(rows, live, most=slots(width + max_new_tokens))
+    cache, _ = start_captured(model, {"prepared": weights}, source, size, NO_HOOKS)
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache)
     search = _begin(passed, beam_width, live - width, np.int32(batch.batch_size))
     until, over = 0, False

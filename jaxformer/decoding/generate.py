@@ -20,7 +20,14 @@ from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, one_b
 from jaxformer.decoding.cache_slots import live_slots, slots, with_slots
 from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
 from jaxformer.decoding.prepared import prepare, weights_of
-from jaxformer.decoding.result import Generation, by_position, collected, first_rows, new_tokens
+from jaxformer.decoding.result import (
+    WEIGHTS,
+    Generation,
+    by_position,
+    collected,
+    first_rows,
+    new_tokens,
+)
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler
 from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
 from jaxformer.functional.architecture import CacheSize
@@ -172,11 +179,13 @@ def _continued(call: _Call, batch: Batch) -> Generation:
     model, weights, hooks, most = call.model, call.weights, call.hooks, call.max_new_tokens
     (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
     first_slots = slots(width + (STEPS if most > 1 else 0))
-    size, ready = CacheSize(rows, first_slots), {"prepared": weights}
+    num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
+    # Attention weights have one axis of keys in all layers.
+    ring = False if WEIGHTS in (*hooks.capture, *hooks.patch) else None
+    size, ready = CacheSize(rows, first_slots, ring, num_keys), {"prepared": weights}
     cache, read = start_captured(model, ready, source, size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], most
-    num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
     rules = rules_of(call.constraints, texts, width, most, call.stops, source)
     choice = Choice(call.arrays, call.key, call.stops, rules, batch.rows.astype(np.int32))
     generated = None if rules is None else np.full((rows, num_keys), NO_TOKEN, np.int32)

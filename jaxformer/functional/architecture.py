@@ -56,12 +56,15 @@ class CacheSize:
     Attributes:
         batch_size: number of rows.
         capacity: the most tokens of a row, padding included.
-        reach: how many tokens a token of a ring sees, itself included; None: this is no ring.
+        ring: True: every layer has a window, and a ring of `capacity` slots. False: all layers have
+            `capacity` slots. None: layers with a window have a ring if that is smaller.
+        most: the capacity to which the cache may grow; None: it does not grow.
     """
 
     batch_size: int
     capacity: int
-    reach: int | None = None
+    ring: bool | None = None
+    most: int | None = None
 
 
 @runtime_checkable

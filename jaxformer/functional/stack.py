@@ -454,6 +454,18 @@ def _weights_of_layer(groups: Mapping[tuple[int, ...], Weights], number: int) ->
 
 
 def _stacked(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Stacks the values of all layers that have one, by name."""
+    """Stacks the values of all layers that have one, by name.
+
+    Raises:
+        ValueError: the layers have values of different shapes.
+    """
     names = dict.fromkeys(name for each in values for name in each)
-    return {name: jnp.stack([each[name] for each in values if name in each]) for name in names}
+    found = {name: [each[name] for each in values if name in each] for name in names}
+    for name, each in found.items():
+        if len(shapes := dict.fromkeys(x.shape for x in each)) > 1:
+            raise ValueError(
+                f"{name} has different shapes in different layers, {', '.join(map(str, shapes))}, "
+                "so it cannot be captured; with a cache, start it with ring=False, so that all "
+                "layers keep all tokens"
+            )
+    return {name: jnp.stack(each) for name, each in found.items()}

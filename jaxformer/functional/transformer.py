@@ -30,7 +30,7 @@ from jaxformer.functional.architecture import CacheSize, Initializers
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.key_values import Cache, init_cache
+from jaxformer.functional.cache.key_values import Cache, LayerSlots, init_cache
 from jaxformer.functional.cache.source_cache import SourceCache
 from jaxformer.functional.embedding import Embedding, Head, head, pack_kernels
 from jaxformer.functional.inputs import Forward, Inputs, Run
@@ -289,8 +289,12 @@ class Transformer:
             ValueError: there is no source, but the model reads one.
         """
         sublayers = [x for layer in self.stack.layers for x in sublayers_of(layer)]
-        heads = [(x.num_kv_heads, x.head_dim) for x in sublayers if isinstance(x, Attention)]
-        cache = init_cache(heads, size, self.embedding.dtype)
+        layers = [
+            LayerSlots(x.num_kv_heads, x.head_dim, x.mask.reach)
+            for x in sublayers
+            if isinstance(x, Attention)
+        ]
+        cache = init_cache(layers, size, self.embedding.dtype)
         if self.encoder is None:
             return cache, {}
         if source is None:

@@ -27,6 +27,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jaxformer.functional.attention.attend import KeysValues
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.residual import LayerAt
 from jaxformer.functional.stack import Layer, Stack, run_layer, sublayers_of
@@ -89,8 +90,8 @@ class Plan:
     ) -> LayerAt:
         """Returns where a layer computes the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
-        slots = TokenInfo(self.length)
-        tokens = Pass(new, self.model.run(), slots, jnp.int32(first))
+        row = SlotView(TokenInfo(self.length), jnp.int32(first))
+        tokens = Pass(new, self.model.run(), {None: row})
         contexts = {x: x.context(tokens, weights) for x in sublayers_of(layer)}
         return LayerAt(contexts, {"attention": cached})
 

@@ -201,7 +201,7 @@ def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 10)
     _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
-    unseen = (cache.documents == 0)[:, None, :, None]
+    unseen = (cache.tables[0].documents == 0)[:, None, :, None]
 
     def poisoned(arrays):
         return tuple(jnp.where(unseen, jnp.nan, array) for array in arrays)

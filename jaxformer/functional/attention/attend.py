@@ -10,6 +10,7 @@ head then serves num_heads / num_kv_heads consecutive query heads.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,9 @@ class Context:
         is_decoding_step: whether `mask` already excludes padding and the values of masked keys are
             zero. `attend` then omits both steps and computes all scores at once.
         in_order: whether positions count the tokens of each document along the row.
-        sees_slots: for a cache, whether the queries see its slots; otherwise, new tokens only.
+        reads: for a cache, the keys that the queries see: its slots after the new tokens are
+            written, the new tokens only, or the slots before they are written and then the new
+            tokens.
         placement: the fused kernels of the platform, and how arrays are sharded.
     """
 
@@ -64,7 +67,7 @@ class Context:
     point: str = "attention.weights"
     is_decoding_step: bool = False
     in_order: bool = False
-    sees_slots: bool = True
+    reads: Literal["slots", "new tokens", "slots before, and new tokens"] = "slots"
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
 
     def store(
@@ -83,7 +86,13 @@ class Context:
         )
         if self.written.ndim == 0:
             keys, values = (self.placement.place("cache.slots", x) for x in (keys, values))
-        return (keys, values) if self.sees_slots else (key, value), (keys, values)
+        if self.reads == "new tokens":
+            return (key, value), (keys, values)
+        if self.reads == "slots":
+            return (keys, values), (keys, values)
+        old = (x.astype(new.dtype) for x, new in zip(cached, (key, value), strict=True))
+        both = [jnp.concatenate(x, axis=-2) for x in zip(old, (key, value), strict=True)]
+        return (both[0], both[1]), (keys, values)
 
 
 def attend(

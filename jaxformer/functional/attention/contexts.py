@@ -1,15 +1,17 @@
 """The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.functional.attention.attend import Context
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import Cache
+from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.symbolic import Size, at_most
@@ -43,17 +45,15 @@ class Pass:
     Attributes:
         new: the tokens of the pass.
         run: how the pass runs.
-        slots: the slots of the cache, with those of the new tokens; None: the tokens are complete
+        slots: the slots of the cache for the layers of each reach; None: the tokens are complete
             sequences.
-        written: the slots of the new tokens; see `cache.slots.write_rows`.
         source: length and padding of the sources; None: the model reads none.
         encoded: the encoder's output for the sources; None: the cache has read them.
     """
 
     new: TokenInfo
     run: Run
-    slots: TokenInfo | None = None
-    written: Int[Array, "*tokens"] | None = None
+    slots: Mapping[int | None, SlotView] | None = None
     source: TokenInfo | None = None
     encoded: Float[Array, "sources source dim"] | None = None
 
@@ -71,28 +71,33 @@ class Pass:
     def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Pass", Cache]:
         """Returns (the pass over tokens that continue a cache, the cache with their slots)."""
         segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
-        cache, new, slots, written = cache.append(segments)
-        return cls(new, run, slots, written), cache
+        cache, new, slots = cache.append(segments)
+        return cls(new, run, slots), cache
 
     def self_attention(self, mask: Mask, scores: Scores) -> Context:
         """Returns what the tokens attend to: each other and, with a cache, its slots."""
-        run, slots = self.run, self.slots
-        if slots is None:
+        run = self.run
+        if self.slots is None:
             return self._without_slots(mask, scores)
+        view = self.slots[mask.reach if mask.reach in self.slots else None]
+        keys, reads = view.slots, "slots"
+        if view.earlier is not None:
+            keys, reads = view.earlier.followed_by(self.new), "slots before, and new tokens"
         at_once = is_step(run, self.new.length)
         if at_once:  # all layers share the bias and the mask
-            scores, mask = scores.evaluated(self.new, slots), DenseMask(mask(self.new, slots))
+            scores, mask = scores.evaluated(self.new, keys), DenseMask(mask(self.new, keys))
         # Captured weights have an axis of slots.
         elif run.is_first and implementation_of(run) != "explicit":
             context = self._without_slots(mask, scores)
-            return replace(context, written=self.written, sees_slots=False)
+            return replace(context, written=view.written, reads="new tokens")
         return Context(
             mask,
             self.new,
-            slots,
+            keys,
             scores,
             implementation_of(run),
-            written=self.written,
+            written=view.written,
+            reads=reads,
             positions=self.new.positions,
             is_decoding_step=at_once,
             placement=run.placement,

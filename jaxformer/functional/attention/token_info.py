@@ -1,6 +1,6 @@
 """Positions and documents of tokens, and parts of rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,6 +78,14 @@ class TokenInfo:
         if segments is not None:
             segments = jax.numpy.expand_dims(segments, axis)
         return TokenInfo(self.length, positions, segments)
+
+    def followed_by(self, other: "TokenInfo") -> "TokenInfo":
+        """Returns the `TokenInfo` of these tokens and then the others, both [batch, length]."""
+        return jax.tree.map(
+            lambda *x: jax.numpy.concatenate(x, axis=-1),
+            replace(self, length=self.length + other.length),
+            replace(other, length=self.length + other.length),
+        )
 
     def repeat_rows(self, rows: int) -> "TokenInfo":
         """Returns the `TokenInfo` of `rows` batch elements, each row repeated equally often."""

@@ -1,14 +1,17 @@
 """Key/value cache for incremental decoding.
 
 The cache is an immutable pytree: a pass takes one and returns the updated one. Each layer has one
-array of keys and one of values, in which the axis of heads precedes that of slots. Each slot
-records the position and the document of its token (document 0: empty, or padding). One code path
-therefore serves rows of different lengths, several new tokens per call, and packed documents.
+array of keys and one of values, in which the axis of heads precedes that of slots. A table records
+the position and the document of the token in each slot. One code path therefore serves rows of
+different lengths, several new tokens per call, and packed documents.
+
+Layers without a window share a table of all tokens. Layers with a window share a table that is a
+ring: it has slots for the window and for `SPARE` more tokens, and reuses them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +20,13 @@ from jaxtyping import Array, ArrayLike, DTypeLike, Int, Shaped
 
 from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.ring import Ring
-from jaxformer.functional.cache.slots import overwrite, write_rows
+from jaxformer.functional.cache.slots import overwrite
+from jaxformer.functional.cache.table import SlotTable, SlotView
 from jaxformer.functional.positions import DocumentCursor, document_positions
+
+# Slots of a window beyond its size: as many tokens can be read at once, or dropped, without
+# further work.
+SPARE = 64
 
 
 @jax.tree_util.register_dataclass
@@ -30,67 +37,54 @@ class Cache:
     Attributes:
         keys: [batch, kv_heads, slots, head_dim] for each layer.
         values: [batch, kv_heads, slots, head_dim] for each layer.
-        positions: int [batch, slots].
-        documents: int [batch, slots].
+        tables: the tokens in the slots, for layers of one reach each.
         cursor: the segment, document and position at which each row stopped.
-        length: int [], number of slots used so far, padding included.
-        ring: which tokens the slots still hold, if slots are reused; None if they are not.
+        length: int [], number of tokens read so far, padding included.
+        reaches: the reach of each table, None for that of all tokens.
+        layer_tables: the number of the table of each layer.
         is_prefix: True for the result of `live_prefix`, whose empty slots are zero already.
     """
 
     keys: Any  # not annotated as arrays: JAX also fills the fields with placeholders
     values: Any
-    positions: Any
-    documents: Any
+    tables: tuple[SlotTable, ...]
     cursor: Any
     length: Any
-    ring: Ring | None = None
+    reaches: tuple[int | None, ...] = field(metadata={"static": True})
+    layer_tables: tuple[int, ...] = field(metadata={"static": True})
     is_prefix: bool = field(default=False, metadata={"static": True})
 
     @property
-    def slots(self) -> int:
-        """Number of slots of a row."""
-        return self.positions.shape[1]
-
-    @property
     def reach(self) -> int | None:
-        """How many tokens a token of a ring sees, itself included; None if this is no ring."""
-        return None if self.ring is None else self.ring.reach
+        """How many tokens a token sees, itself included; None if a layer sees all of them."""
+        return None if None in self.reaches else max(x for x in self.reaches if x is not None)
 
     @property
     def capacity(self) -> int | None:
         """The largest number of tokens of a row, padding included; None if there is no limit."""
-        return self.slots if self.ring is None else None
+        return self.tables[self.reaches.index(None)].slots if None in self.reaches else None
 
     @property
-    def layers(self) -> list:
+    def layers(self) -> list[tuple[Array, Array]]:
         """(keys, values) of each layer."""
         return list(zip(self.keys, self.values, strict=True))
 
     def append(
         self, segments: Int[Array, "batch new"]
-    ) -> tuple["Cache", TokenInfo, TokenInfo, Int[Array, "*tokens"]]:
+    ) -> tuple["Cache", TokenInfo, dict[int | None, SlotView]]:
         """Marks slots as those of the next tokens, whose segment ids are `segments`.
 
         Returns:
-            (cache, new, all slots, written). The cache's keys and values are not written yet. The
-            `TokenInfo`s describe the new tokens and all slots. `written` has the slots to write
-            (see `write_slots`).
+            (cache, new, views). The cache's keys and values are not written yet. `new` describes
+            the new tokens. `views` has the slots of the layers of each reach.
         """
         documents, positions, cursor = document_positions(segments, self.cursor)
-        ring, written = self.ring, self.length
-        if ring is not None:
-            ring, written = ring.append(documents != 0, self.slots)
-        cache = replace(
-            self,
-            positions=write_rows(self.positions, positions, written),
-            documents=write_rows(self.documents, documents, written),
-            cursor=cursor,
-            length=self.length + segments.shape[1],
-            ring=ring,
-        )
-        slots = TokenInfo(self.slots, cache.positions, cache.documents)
-        return cache, TokenInfo(segments.shape[1], positions, documents), slots, written
+        new = TokenInfo(segments.shape[1], positions, documents)
+        appended = [table.append(new, self.length) for table in self.tables]
+        tables, views = zip(*appended, strict=True)
+        length = self.length + segments.shape[1]
+        cache = replace(self, tables=tables, cursor=cursor, length=length)
+        return cache, new, dict(zip(self.reaches, views, strict=True))
 
     def with_layers(self, layers: Iterable[tuple[Array, Array]]) -> "Cache":
         """Returns the cache with these (keys, values) of each layer."""
@@ -102,67 +96,68 @@ class Cache:
 
         A step attends to all slots of the cache that it gets, so its cost grows with `slots` and
         not with the capacity. `merge_prefix` copies the prefix back. Empty slots are set to zero
-        here, once for many steps, because 0 × NaN is NaN.
+        here, once for many steps, because 0 × NaN is NaN. A ring with fewer slots remains whole;
+        one with more has reused none of them.
 
         Raises:
-            ValueError: this is a ring, which needs every slot, and `slots` is smaller.
+            ValueError: all layers have a window, and `slots` is smaller than a ring.
         """
-        if self.ring is not None and slots is not None and slots < self.slots:
-            raise ValueError(f"slots is {slots}; a ring needs all of its {self.slots} slots")
-        if self.is_prefix and slots in (None, self.slots):
+        fewest = min(table.slots for table in self.tables)
+        if self.capacity is None and slots is not None and slots < fewest:
+            raise ValueError(f"slots is {slots}; a ring needs all of its {fewest} slots")
+        if self.is_prefix and slots in (None, self.capacity):
             return self
-        used = self.documents[:, None, :slots, None] != 0
+        tables = tuple(table.part(slots) for table in self.tables)
 
         def zeroed(
-            x: Shaped[Array, "batch kv_heads slots d"],
+            x: Shaped[Array, "batch kv_heads slots d"], table: SlotTable
         ) -> Shaped[Array, "batch kv_heads live d"]:
-            return jnp.where(used, x[:, :, :slots], 0)
+            return jnp.where(table.documents[:, None, :, None] != 0, x[:, :, : table.slots], 0)
 
-        return replace(
-            self,
-            keys=tuple(map(zeroed, self.keys)),
-            values=tuple(map(zeroed, self.values)),
-            positions=self.positions[:, :slots],
-            documents=self.documents[:, :slots],
-            is_prefix=True,
-        )
+        return replace(self._mapped(zeroed, tables), tables=tables, is_prefix=True)
 
     def merge_prefix(self, prefix: "Cache") -> "Cache":
         """Returns `prefix` followed by the remaining slots of this cache."""
-        if self.is_prefix and prefix.slots == self.slots:
+        if self.is_prefix and prefix.capacity == self.capacity:
             return prefix
-
         return replace(
             prefix,
             keys=tuple(map(overwrite, self.keys, prefix.keys)),
             values=tuple(map(overwrite, self.values, prefix.values)),
-            positions=overwrite(self.positions, prefix.positions),
-            documents=overwrite(self.documents, prefix.documents),
+            tables=tuple(
+                table.merge(part) for table, part in zip(self.tables, prefix.tables, strict=True)
+            ),
             is_prefix=self.is_prefix,
         )
 
     def grow(self, slots: int) -> "Cache":
         """Returns the cache with empty slots appended, so that it has `slots` of them.
 
+        Rings grow up to the slots that they need; they have reused none while they are smaller.
+
         Raises:
-            ValueError: this is a ring, whose tokens would be in other slots then.
+            ValueError: all layers have a window, so that tokens would be in other slots then.
         """
-        if self.ring is not None:
+        if self.capacity is None:
             raise ValueError("a ring reuses its slots; it cannot grow")
-        added = slots - self.slots
+        sizes = [
+            slots if reach is None else max(table.slots, min(slots, reach + SPARE))
+            for reach, table in zip(self.reaches, self.tables, strict=True)
+        ]
+        tables = tuple(map(SlotTable.grow, self.tables, sizes))
 
-        def grown(x: Array, axis: int) -> Array:
-            widths = [(0, 0)] * x.ndim
-            widths[axis] = (0, added)
-            return jnp.pad(x, widths)
+        def grown(
+            x: Shaped[Array, "batch kv_heads slots d"], table: SlotTable
+        ) -> Shaped[Array, "batch kv_heads more d"]:
+            return jnp.pad(x, ((0, 0), (0, 0), (0, table.slots - x.shape[2]), (0, 0)))
 
-        return replace(
-            self,
-            keys=tuple(grown(x, -2) for x in self.keys),
-            values=tuple(grown(x, -2) for x in self.values),
-            positions=grown(self.positions, 1),
-            documents=grown(self.documents, 1),
-        )
+        return replace(self._mapped(grown, tables), tables=tables)
+
+    def _mapped(self, function: Callable, tables: Sequence[SlotTable]) -> "Cache":
+        """Returns the cache with function(x, table of its layer) for all keys and values x."""
+        of_layers = [tables[number] for number in self.layer_tables]
+        keys, values = (tuple(map(function, x, of_layers)) for x in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
 
     def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "Cache":
         """Returns a cache whose row i is row rows[i] of this one; the number of rows may change.
@@ -173,23 +168,8 @@ class Cache:
         Raises:
             ValueError: outside jit, if an entry of `rows` is no row of this cache.
         """
-        batch_size = len(self.positions)
-        rows = checked_rows(rows, batch_size)
-
-        def gathered(x: Shaped[Array, "batch ..."]) -> Shaped[Array, "rows ..."]:
-            return x[rows]
-
-        each_row = (self.positions, self.documents, self.cursor, self.ring)
-        positions, documents, cursor, ring = jax.tree.map(lambda x: x[rows], each_row)
-        return replace(
-            self,
-            keys=tuple(map(gathered, self.keys)),
-            values=tuple(map(gathered, self.values)),
-            positions=positions,
-            documents=documents,
-            cursor=cursor,
-            ring=ring,
-        )
+        rows = checked_rows(rows, len(self.cursor.position))
+        return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
 
     def rewind(self, lengths: ArrayLike | Sequence[Any]) -> "Cache":
         """Drops the last lengths[i] tokens of row i, which must belong to its current document.
@@ -206,7 +186,9 @@ class Cache:
         """
         position = self.cursor.position
         lengths = _lengths_of_rows(lengths, len(position))
-        longest = position if self.ring is None else self.ring.longest_rewind(position)
+        longest = position
+        for table in self.tables:
+            longest = jnp.minimum(longest, table.longest_rewind(position))
         longest = jnp.maximum(longest, 0)
         is_refused = (lengths < 0) | (lengths > longest)
         if not isinstance(is_refused, jax.core.Tracer) and is_refused.any():
@@ -218,16 +200,14 @@ class Cache:
             )
         lengths = jnp.where(is_refused, 0, lengths)
         remaining = position - lengths
-        is_current = self.documents == self.cursor.document[:, None]
-        forgotten = is_current & (self.positions >= remaining[:, None])
-        documents = jnp.where(forgotten, 0, self.documents)
+        tables = tuple(table.rewind(lengths, remaining, self.cursor) for table in self.tables)
         cursor = self.cursor._replace(position=jnp.where(is_refused, _NOWHERE, remaining))
-        if self.ring is not None:
-            ring = self.ring.rewind(lengths)
-            return replace(self, documents=documents, cursor=cursor, ring=ring)
-        used = (documents != 0).any(axis=0)
-        length = jnp.where(used, jnp.arange(1, self.slots + 1, dtype=jnp.int32), 0).max()
-        return replace(self, documents=documents, cursor=cursor, length=length)
+        cache = replace(self, tables=tables, cursor=cursor)
+        if None not in self.reaches:
+            return cache
+        used = (tables[self.reaches.index(None)].documents != 0).any(axis=0)
+        numbers = jnp.arange(1, len(used) + 1, dtype=jnp.int32)
+        return replace(cache, length=jnp.where(used, numbers, 0).max())
 
 
 def _lengths_of_rows(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int[Array, " batch"]:
@@ -261,22 +241,60 @@ def checked_rows(
 _NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
 
 
-def init_cache(heads: Sequence[tuple[int, int]], size: CacheSize, dtype: DTypeLike) -> Cache:
+class LayerSlots(NamedTuple):
+    """What a layer keeps of each token: the number and width of its key heads, and its reach."""
+
+    kv_heads: int
+    head_dim: int
+    reach: int | None = None
+
+
+def init_cache(layers: Sequence[LayerSlots], size: CacheSize, dtype: DTypeLike) -> Cache:
     """Returns an empty cache.
 
     Args:
-        heads: (number of key heads, width of a head) of each layer.
+        layers: what each layer keeps.
         size: the number of rows and slots.
         dtype: the dtype of keys and values.
 
     Raises:
         ValueError: the cache is a ring with fewer slots than the window.
     """
-    rows, slots, reach = size.batch_size, size.capacity, size.reach
-    if reach is not None and slots < reach:
-        raise ValueError(f"capacity is {slots}; a ring must have the window's {reach} slots")
-    shapes = [(rows, kv_heads, slots, head_dim) for kv_heads, head_dim in heads]
+    sizes = _table_sizes(tuple(dict.fromkeys(layer.reach for layer in layers)), size)
+    reaches, numbers = tuple(sizes), [list(sizes).index(_kept(x.reach, sizes)) for x in layers]
+    shapes = [
+        (size.batch_size, layer.kv_heads, sizes[reaches[number]], layer.head_dim)
+        for layer, number in zip(layers, numbers, strict=True)
+    ]
     keys, values = (tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(2))
-    positions, documents = (jnp.zeros((rows, slots), jnp.int32) for _ in range(2))
-    ring = None if reach is None else Ring.start(rows, reach)
-    return Cache(keys, values, positions, documents, DocumentCursor.begin(rows), jnp.int32(0), ring)
+    tables = tuple(SlotTable.empty(size.batch_size, sizes[reach], reach) for reach in reaches)
+    cursor = DocumentCursor.begin(size.batch_size)
+    return Cache(keys, values, tables, cursor, jnp.int32(0), reaches, tuple(numbers))
+
+
+def _kept(reach: int | None, sizes: Mapping[int | None, int]) -> int | None:
+    """Returns the reach of the table of a layer: its own, or that of all tokens."""
+    return reach if reach in sizes else None
+
+
+def _table_sizes(reaches: Sequence[int | None], size: CacheSize) -> dict[int | None, int]:
+    """Returns the number of slots of each table, by its reach.
+
+    A window has a ring where that has fewer slots than the cache may ever have.
+    """
+    if size.ring:
+        largest = max(reach for reach in reaches if reach is not None)
+        if size.capacity < largest:
+            raise ValueError(
+                f"capacity is {size.capacity}; a ring must have the window's {largest} slots"
+            )
+        return dict.fromkeys(reaches, size.capacity)
+    most = max(size.capacity, size.most or 0)
+    rings: dict[int | None, int] = {
+        reach: reach + SPARE
+        for reach in reaches
+        if size.ring is None and reach is not None and reach + SPARE < most
+    }
+    if len(rings) == len(reaches):
+        return rings  # they never grow
+    return {None: size.capacity} | {x: min(n, size.capacity) for x, n in rings.items()}

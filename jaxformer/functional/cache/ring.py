@@ -44,22 +44,15 @@ class Ring:
 
         Returns:
             (ring, written): the ring with the tokens, and the slot of each token. The slot of
-            padding is `slots`, which does not exist.
-
-        Raises:
-            ValueError: the last new token overwrites slots that the first one sees.
+            padding, and of a token that a later one of these overwrites, is `slots`, which does not
+            exist.
         """
-        new, most = is_real.shape[1], slots - self.reach + 1
-        if new > most:
-            raise ValueError(
-                f"tokens are {new} a row; a ring of {slots} slots and a window of {self.reach} "
-                f"takes at most {most} at once"
-            )
         numbers = self.next_token[:, None] + jnp.cumsum(is_real, axis=1) - 1
         next_token = self.next_token + is_real.sum(axis=1)
         oldest = jnp.maximum(self.oldest, next_token - slots)
         ring = replace(self, next_token=next_token, oldest=oldest)
-        return ring, jnp.where(is_real, numbers % slots, slots)
+        is_kept = is_real & (numbers >= next_token[:, None] - slots)
+        return ring, jnp.where(is_kept, numbers % slots, slots)
 
     def longest_rewind(self, position: Int[Array, " batch"]) -> Int[Array, " batch"]:
         """Returns how many tokens each row can drop such that the next token sees its full window.

@@ -1,0 +1,114 @@
+"""Which tokens the slots of a cache hold."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.ring import Ring
+from jaxformer.functional.cache.slots import overwrite, write_rows
+from jaxformer.functional.positions import DocumentCursor
+
+
+class SlotView(NamedTuple):
+    """The slots of some layers in a pass.
+
+    Attributes:
+        slots: the tokens in the slots, with those of the pass.
+        written: the slots of the tokens of the pass; see `cache.slots.write_rows`.
+        earlier: the slots without the tokens of the pass, if these overwrite some that they see;
+            None: all tokens that they see are in `slots`.
+    """
+
+    slots: TokenInfo
+    written: Int[Array, "*tokens"]
+    earlier: TokenInfo | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SlotTable:
+    """Positions and documents of the tokens in slots; document 0 is an empty slot, or padding.
+
+    Attributes:
+        positions: int [batch, slots].
+        documents: int [batch, slots].
+        ring: which tokens the slots still hold, if slots are reused; None if they are not.
+    """
+
+    positions: Any  # not annotated as arrays: JAX also fills the fields with placeholders
+    documents: Any
+    ring: Ring | None = None
+
+    @classmethod
+    def empty(cls, rows: int, slots: int, reach: int | None) -> "SlotTable":
+        """Returns a table of empty slots; with a reach, it is a ring."""
+        positions, documents = (jnp.zeros((rows, slots), jnp.int32) for _ in range(2))
+        return cls(positions, documents, None if reach is None else Ring.start(rows, reach))
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of a row."""
+        return self.positions.shape[1]
+
+    def append(self, tokens: TokenInfo, used: Int[Array, ""]) -> tuple["SlotTable", SlotView]:
+        """Marks slots as those of the next tokens.
+
+        Args:
+            tokens: their positions and documents.
+            used: the number of slots used so far.
+        """
+        ring, written, earlier = self.ring, used, None
+        if ring is not None:
+            if tokens.length > self.slots - ring.reach + 1:
+                earlier = TokenInfo(self.slots, self.positions, self.documents)
+            ring, written = ring.append(tokens.segments != 0, self.slots)
+        table = SlotTable(
+            write_rows(self.positions, tokens.positions, written),
+            write_rows(self.documents, tokens.segments, written),
+            ring,
+        )
+        slots = TokenInfo(self.slots, table.positions, table.documents)
+        return table, SlotView(slots, written, earlier)
+
+    def part(self, slots: int | None) -> "SlotTable":
+        """Returns the table of the first `slots` slots; None: all."""
+        return replace(
+            self, positions=self.positions[:, :slots], documents=self.documents[:, :slots]
+        )
+
+    def merge(self, part: "SlotTable") -> "SlotTable":
+        """Returns `part` followed by the remaining slots of this table."""
+        return replace(
+            part,
+            positions=overwrite(self.positions, part.positions),
+            documents=overwrite(self.documents, part.documents),
+        )
+
+    def grow(self, slots: int) -> "SlotTable":
+        """Returns the table with empty slots appended, so that it has `slots` of them."""
+        widths = ((0, 0), (0, slots - self.slots))
+        positions, documents = (jnp.pad(x, widths) for x in (self.positions, self.documents))
+        return replace(self, positions=positions, documents=documents)
+
+    def longest_rewind(self, position: Int[Array, " batch"]) -> Int[Array, " batch"]:
+        """Returns how many tokens each row can drop, of `position` in its current document."""
+        return position if self.ring is None else self.ring.longest_rewind(position)
+
+    def rewind(
+        self,
+        lengths: Int[Array, " batch"],
+        remaining: Int[Array, " batch"],
+        cursor: DocumentCursor,
+    ) -> "SlotTable":
+        """Drops the last lengths[i] tokens of row i, so that `remaining` of its document stay."""
+        is_current = self.documents == cursor.document[:, None]
+        forgotten = is_current & (self.positions >= remaining[:, None])
+        return replace(
+            self,
+            documents=jnp.where(forgotten, 0, self.documents),
+            ring=None if self.ring is None else self.ring.rewind(lengths),
+        )

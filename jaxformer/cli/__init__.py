@@ -9,7 +9,6 @@ from io import TextIOWrapper
 from traceback import format_exception
 from types import TracebackType
 
-from jaxformer.cli.arguments import UsageError
 from jaxformer.terminal import say, visible
 
 VERBS = {
@@ -82,8 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        is_input = isinstance(error, ValueError | UsageError)
-        status = 2 if is_input else getattr(error, "status", 1)
+        status = 2 if isinstance(error, ValueError) else getattr(error, "status", 1)
         return _fail(str(error) or type(error).__name__, status)
 
 

@@ -1,35 +1,26 @@
-"""Parser of the command line. tyro fills in a dataclass, and its errors become one line."""
+"""Parser of the command line: it fills in the dataclass of a verb's arguments."""
 
-import io
-import json
 import re
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jaxformer.artifacts.files import json_text
+from jaxformer.cli.flags import Flag, flags_of, is_section, key_of, value_in
+from jaxformer.cli.help import asks_for_help, help_text, usage_of
+from jaxformer.cli.values import read_value
+from jaxformer.models.config.needs import Need, check_read
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
-    from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
+    from _typeshed import DataclassInstance
 
-    from jaxformer.training.mesh_sizes import MeshSizes
-
-T = TypeVar("T")
-
-
-class UsageError(Exception):
-    """The command line could not be parsed. The message is one line."""
+T = TypeVar("T", bound="DataclassInstance")
+_FLAG = re.compile(r"(?!-inf$)-+[A-Za-z][\w-]*(=.*)?", re.DOTALL)  # no number, and no text
 
 
-def parse(
-    kind: type[T],
-    verb: str,
-    argv: list[str],
-    default: T | None = None,
-    main_flags: tuple[str, ...] = (),
-) -> T:
+def parse(kind: type[T], verb: str, argv: list[str]) -> T:
     """Returns an instance of the dataclass `kind`.
 
     A field of a nested dataclass becomes a flag without a prefix.
@@ -38,134 +29,172 @@ def parse(
         kind: The dataclass of the arguments.
         verb: The name of the verb.
         argv: The words after the verb. --help and --help-all print the flags and exit.
-        default: An instance whose values are the defaults; None: the defaults of the class.
-        main_flags: The flags that --help lists; (): all flags.
 
     Raises:
-        UsageError: The words cannot be parsed.
-        ValueError: Nothing would read a flag.
+        ValueError: The words cannot be parsed, or nothing would read a flag.
     """
-    from jaxformer.cli.help import asks_for_help, flags_of, help_text, likely_meant
-    from jaxformer.cli.unread import refuse_unread
-
-    if asks_for_help(argv):
-        say(help_text(kind, verb, argv, default, main_flags))
-        raise SystemExit(0)
-    import tyro
-
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(_scaling_rule)
-    registry.primitive_rule(_mesh_rule)
-    errors = io.StringIO()
-    try:
-        with redirect_stderr(errors):
-            found = tyro.cli(
-                kind,
-                prog=f"jaxformer {verb}",
-                args=argv,
-                config=(tyro.conf.OmitArgPrefixes,),
-                registry=registry,
-                add_help=False,
-                default=tyro.MISSING_NONPROP if default is None else default,
-            )
-    except SystemExit:
-        meant = likely_meant(argv, flags_of(kind, default))
-        message = f"Unrecognized option {meant}" if meant else _one_line(errors.getvalue())
-        raise UsageError(message) from None
-    refuse_unread(found, argv)
-    return found
+    return complete(kind, read_given(kind, verb, argv))
 
 
-def check_positive(arguments: object, *names: str) -> None:
-    """Raises ValueError if one of these optional fields is less than 1."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
-def _scaling_rule(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec | None":
-    """Makes tyro read a RotaryScaling from one word: yarn,factor=4,original_length=4096."""
-    from jaxformer.models.config.check import from_fields
-    from jaxformer.models.config.rotary import RotaryScaling, Scaling
-
-    def read(word: str) -> RotaryScaling:
-        kind, *parts = word.split(",")
-        pairs = _pairs(word, parts, "after the kind, each part must be NAME=VALUE")
-        values = {name: json.loads(value) for name, value in pairs.items()}
-        scaling = from_fields(RotaryScaling, {"kind": kind} | values)
-        for name in values:
-            if not all(need.holds({"kind": kind}) for need in RotaryScaling.needs.get(name, ())):
-                raise ValueError(f"{word!r}: {kind} does not use {name}")
-        return scaling
-
-    def write(scaling: RotaryScaling) -> str:
-        given = [(x.name, getattr(scaling, x.name)) for x in fields(scaling) if x.name != "kind"]
-        return ",".join([scaling.kind, *(f"{k}={json_text(v)}" for k, v in given)])
-
-    return _spec("KIND,FACTOR=X,…", RotaryScaling, read, write) if info.type is Scaling else None
-
-
-def _mesh_rule(info: "PrimitiveTypeInfo") -> "PrimitiveConstructorSpec | None":
-    """Makes tyro read MeshSizes from one word: data=2,fsdp=4."""
-    from jaxformer.cli.help import words_of
-    from jaxformer.training.mesh_sizes import Mesh, MeshSizes
-
-    return _spec("AXIS=SIZE,…", MeshSizes, read_mesh, words_of) if info.type is Mesh else None
-
-
-def _spec(
-    metavar: str, kind: type[T], read: Callable[[str], T], write: Callable[[T], str]
-) -> "PrimitiveConstructorSpec[T]":
-    """Returns the specification of an argument that is one word.
+def read_given(
+    kind: type, verb: str, argv: list[str], default: object = None, main: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Returns the values of the arguments that a command line gives, by key.
 
     Args:
-        metavar: Its placeholder.
-        kind: The class of its values.
-        read: Maps a word to a value.
-        write: Maps a value to a word.
+        kind: The dataclass of the arguments.
+        verb: The name of the verb.
+        argv: The words after the verb. --help and --help-all print the flags and exit.
+        default: An instance whose values are the defaults; None: the defaults of the class.
+        main: The flags that --help lists; (): all flags.
+
+    Raises:
+        ValueError: A flag is unknown, lacks its value or has a wrong one, or a word is missing.
     """
-    import tyro
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: read(words[0]),
-        is_instance=lambda x: isinstance(x, kind),
-        str_from_instance=lambda x: [write(x)],
-    )
-
-
-def read_mesh(word: str) -> "MeshSizes":
-    """Returns the `MeshSizes` of a word such as data=2,fsdp=4; raises ValueError otherwise."""
-    from jaxformer.training.mesh_sizes import MeshSizes
-
-    axes = MeshSizes.__dataclass_fields__
-    sizes = _pairs(word, word.split(","), "each axis must be NAME=SIZE")
-    if sizes.keys() - axes.keys():
-        raise ValueError(f"{word!r} has an unknown axis; the axes are {', '.join(axes)}")
-    if not all(map(str.isdecimal, sizes.values())):
-        raise ValueError(f"{word!r}: each size must be a whole number")
-    return MeshSizes(**{name: int(size) for name, size in sizes.items()})
+    flags = flags_of(kind, default)
+    if asks_for_help(argv):
+        say(help_text(kind, verb, flags, "--help-all" in argv, main))
+        raise SystemExit(0)
+    line = split(flags, argv)
+    if line.unknown:
+        raise ValueError(_about_unknown(line.unknown, flags, verb))
+    words = line.given | _positional(verb, flags, line.others)
+    for flag in flags:
+        if flag.is_required and flag.key not in words:
+            raise ValueError(f"{flag.name.rstrip('…')} is missing; give {flag.text}")
+    return values_of(flags, words)
 
 
-def _pairs(word: str, parts: list[str], rule: str) -> dict[str, str]:
-    """Returns the values of NAME=VALUE parts by name; raises ValueError with `rule` otherwise."""
-    pairs = dict(part.split("=", 1) for part in parts if "=" in part)
-    if len(pairs) < len(parts):
-        raise ValueError(f"{word!r}: {rule}, and no name may occur twice")
-    return pairs
+class Line(NamedTuple):
+    """The words of a command line."""
+
+    given: dict[str, list[str]]  # those of each known flag, by key
+    others: list[str]  # those that belong to no flag
+    unknown: list[str]  # unknown flags
 
 
-def _one_line(box: str) -> str:
-    """Returns the first section of tyro's error box as one line.
+def split(flags: list[Flag], argv: list[str]) -> Line:
+    """Splits a command line into flags with their words, and other words.
 
-    The box's upper edge and a horizontal rule enclose this section. In a terminal that lacks
-    box-drawing characters, both are dashes.
+    A word that starts with - and a letter is a flag, unless it has a space. Its value is the next
+    word, or follows an equals sign. All words after -- belong to no flag.
+
+    Args:
+        flags: The known flags.
+        argv: The words after the verb.
+
+    Raises:
+        ValueError: A known flag lacks its value, or has one although it takes none.
     """
-    inside = "\n".join(line.strip(" │╭╮╰╯") for line in box.splitlines())
-    _, *parts = re.split(r"(?m)^(?:─.*|-{3,})$", inside)
-    message = " ".join(parts[0].split()) if parts else "the command line could not be parsed"
-    message = re.sub(r"no type matching .*- <class '[\w.]+'>: ", "", message)  # leaves the reason
-    message = re.sub(r" - tuple\[jaxformer\..*", "", message)  # the same value, read as a pattern
-    return re.sub(r"^Error parsing [A-Za-z.]+: ", "", message)  # config errors name the field
+    known = {name: flag for flag in flags if not flag.is_positional for name in flag.names}
+    line, words = Line({}, [], []), deque(argv)
+    while words and (word := words.popleft()) != "--":
+        is_flag = _FLAG.fullmatch(word) is not None
+        # A word such as -oFILE.png has a value without an equals sign.
+        name, equals, value = word.partition("=") if is_flag else (word[:2], "=", word[2:])
+        if (flag := known.get(name.replace("_", "-"))) is None:
+            (line.unknown if is_flag else line.others).append(name if is_flag else word)
+            continue
+        following = _words_of(flag, name, [value] * bool(equals), words)
+        repeated = line.given.get(flag.key, []) if flag.spelling.is_repeated else []
+        line.given[flag.key] = repeated + following
+    line.others.extend(words)
+    return line
+
+
+def _words_of(flag: Flag, name: str, attached: list[str], words: deque[str]) -> list[str]:
+    """Returns the words of a flag's value.
+
+    Args:
+        flag: The flag.
+        name: Its spelling in the command line.
+        attached: The word after its equals sign, if there is one.
+        words: The following words; those of the value are removed.
+    """
+    if flag.hint is bool:
+        if attached:
+            raise ValueError(f"{name} is {attached[0]!r}; it takes no value")
+        return [str(name.replace("_", "-") != flag.names[-1] or len(flag.names) == 1)]
+    following = list(attached)
+    while words and words[0] != "--" and not _FLAG.fullmatch(words[0]):
+        if following and not flag.takes_several:
+            break
+        following.append(words.popleft())
+    if following or flag.takes_several:
+        return following
+    dash = f"; a value that starts with - is written {name}={words[0]}" if words else ""
+    raise ValueError(f"{name} has no value; give {name} {flag.placeholder}{dash}")
+
+
+def _positional(verb: str, flags: list[Flag], words: list[str]) -> dict[str, list[str]]:
+    """Returns the words of each positional argument; raises ValueError if some are left."""
+    given, left = {}, deque(words)
+    for flag in flags:
+        if flag.is_positional and left:
+            number = len(left) if flag.takes_several else 1
+            given[flag.key] = [left.popleft() for _ in range(number)]
+    if left:
+        raise ValueError(f"unexpected word {left[0]!r}; usage: {usage_of(verb, flags)}")
+    return given
+
+
+def _about_unknown(names: list[str], flags: list[Flag], verb: str) -> str:
+    """Returns a message about unknown flags, with the known flags that resemble them."""
+    known = [name for flag in flags if not flag.is_positional for name in flag.names]
+    alike = {x: "--" + x.lstrip("-").replace("_", "-").lower() for x in names}
+    close = {x: get_close_matches(alike[x], known, n=1, cutoff=0.75) for x in names}
+    meant = [f"{name}; did you mean {found[0]}?" for name, found in close.items() if found]
+    told = " ".join(meant) or f"{', '.join(names)}; jaxformer {verb} --help-all lists the options"
+    return f"unknown option {told}"
+
+
+def values_of(flags: list[Flag], words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Returns the values of the flags that have words; raises ValueError for a wrong word."""
+    known = {flag.key: flag for flag in flags}
+    return {key: read_value(known[key].name, known[key].hint, words[key]) for key in words}
+
+
+def complete(kind: type[T], given: Mapping[str, Any], default: T | None = None) -> T:
+    """Returns an instance of a dataclass with the given values.
+
+    Args:
+        kind: The dataclass.
+        given: Values by key, also those of nested dataclasses.
+        default: An instance with the remaining values; None: the defaults of the class.
+
+    Raises:
+        ValueError: The dataclass refuses a value, or nothing would read it.
+    """
+    arguments = _filled(kind, given, default)
+    refuse_unread(arguments, given)
+    return arguments
+
+
+def _filled(kind: type[T], given: Mapping[str, Any], default: object) -> T:
+    values = {}
+    for field in fields(kind):
+        value = value_in(default, field)
+        if is_section(value):
+            values[field.name] = _filled(type(value), given, value)
+        else:
+            values[field.name] = given.get(key_of(kind, field.name), value)
+    return kind(**values)
+
+
+def refuse_unread(arguments: object, given: Collection[str]) -> None:
+    """Checks that something reads each argument of a command line.
+
+    Args:
+        arguments: The dataclass. Its property `implied`, if it has one, adds values by name.
+        given: The keys of the arguments that the command line gives.
+
+    Raises:
+        ValueError: A condition (`needs`) of such an argument does not hold.
+    """
+    flags = flags_of(type(arguments), arguments)
+    needs: dict[str, tuple[Need, ...]] = {}
+    for group in dict.fromkeys(flag.group for flag in flags):
+        for name, conditions in getattr(group, "needs", {}).items():
+            needs[name] = (*needs.get(name, ()), *conditions)
+    values = {flag.key: flag.value for flag in flags} | getattr(arguments, "implied", {})
+    check_read(needs, values, given)

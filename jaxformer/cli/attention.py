@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
+from jaxformer.cli.flags import OutFile, positional
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
@@ -22,9 +21,9 @@ class AttentionArguments(TextArguments):
     For a model that translates, the text is the source, and its translation is the model's own.
     """
 
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    text: Annotated[str, positional("TEXT")]
     """the text to read"""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    out: OutFile = None
     """the .png file to write; None: attention.png, or attention-2.png, … if that exists"""
     layer: int | None = None
     """draw only this layer, counted from 0; None: all layers"""

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from jaxformer.artifacts.files import json_text, require_new, write_json
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.flags import OutFile, Switch
 from jaxformer.cli.outputs import check_out
 from jaxformer.terminal import say
 
@@ -28,16 +27,16 @@ class BenchArguments:
     a table, and writes a JSON file and, beside it, a roofline picture (.png).
     """
 
-    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    out: OutFile = None
     """the .json file to write, which must not exist; None: bench.json, or bench-2.json, … if that
     exists"""
     dtype: Literal["float32", "bfloat16"] | None = None
     """dtype of the models and of attention; None: float32 on CPUs, bfloat16 elsewhere"""
     seconds: float = 480.0
     """time budget; a part that would probably end later is skipped"""
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    quick: Switch = False
     """measure tiny programs in a few seconds, to see that everything works"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import tyro
-
 from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
 from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
+from jaxformer.cli.flags import Switch, positional
 from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.generation import GenerationDefaults
@@ -39,7 +38,7 @@ if TYPE_CHECKING:  # these import JAX
 class RunArguments:
     """Arguments of every verb that uses a model."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, positional("RUN")]
     """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
     mesh: Mesh | None = field(default=None, kw_only=True)
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
@@ -54,9 +53,7 @@ class RunArguments:
 class TextArguments(RunArguments):
     """Arguments of every verb that reads a text with the model's tokenizer."""
 
-    parse_special: Annotated[bool, tyro.conf.FlagCreatePairsOff] = field(
-        default=False, kw_only=True
-    )
+    parse_special: Switch = field(default=False, kw_only=True)
     """read special tokens that the text spells out, such as <|im_start|>, as these tokens, not as
     plain text; a run that was trained with --parse-special always does"""
 

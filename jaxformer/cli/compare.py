@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.flags import OutFile, Switch, positional
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.terminal import say
 
@@ -16,17 +15,15 @@ from jaxformer.terminal import say
 class CompareArguments:
     """Print the results and differing settings of runs, and draw their losses in one picture."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")]
-    """run folders"""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    runs: Annotated[tuple[Path, ...], positional("RUN…")]
+    """folders of one or more runs"""
+    out: OutFile = None
     """the .png file to write; None: compare.png, or compare-2.png, … if that exists"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if not self.runs:
-            raise ValueError("RUN is missing; give the folders of one or more runs")
         check_out(self.out, ".png")
 
 

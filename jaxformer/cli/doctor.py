@@ -3,16 +3,16 @@
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Annotated, Any, ClassVar, Literal
-
-import tyro
+from typing import Any, ClassVar, Literal
 
 from jaxformer.artifacts.files import json_text
-from jaxformer.cli.arguments import check_positive, parse
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.flags import Switch
 from jaxformer.cli.help import text_width
 from jaxformer.doctor.machines import Target, parse_target, start_for
 from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
 from jaxformer.models.config import KINDS, Execution
+from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
@@ -60,16 +60,16 @@ class DoctorArguments:
     dtype: Literal["float32", "bfloat16"] | None = None
     """dtype of activations; None: float32 on CPUs, bfloat16 elsewhere"""
     execution: Execution = field(default_factory=Execution)
-    decode: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    decode: Switch = False
     """examine the decoding loop instead of the training step"""
-    explain_attention: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    explain_attention: Switch = False
     """show which attention runs in each layer, and why no fused kernel does; compiles nothing"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_positive(self, "batch_size", "length")
+        check_at_least(1, self, "batch_size", "length")
         if self.model not in (None, *KINDS):
             raise ValueError(f"model is {self.model!r}; it must be one of {', '.join(KINDS)}")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import tyro
-
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.cli.arguments import check_positive, parse
+from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
+from jaxformer.cli.flags import Switch, positional
+from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.needs import Given, Is, Needs, flag_of
 from jaxformer.terminal import say
 from jaxformer.training.data.records import HasRecords
@@ -50,7 +50,7 @@ class EvaluateArguments(DecodingArguments):
         "bleu_tokenize": (Given("source"),),
     }
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
+    files: Annotated[tuple[Path, ...], positional("FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
     text_field: str | None = None
     """field or column of .jsonl and .parquet files that holds the text; None: the run's setting, or
@@ -70,16 +70,16 @@ class EvaluateArguments(DecodingArguments):
     setting, or 13a"""
     batch_size: int | None = None
     """windows of text per batch; None: 16, or fewer if they have more than 16,384 tokens"""
-    score_first_token: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    score_first_token: Switch = False
     """score the first token of each document too, after the beginning- or end-of-text token;
     without this flag, as in transformers, only if the model's tokenizer puts a token before a
     text"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_positive(self, "batch_size", "beam_width", "stride")
+        check_at_least(1, self, "batch_size", "beam_width", "stride")
 
 
 def main(argv: list[str]) -> int:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import tyro
-
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
+from jaxformer.cli.flags import OutFile, positional
 from jaxformer.cli.outputs import check_out, free_path
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
@@ -28,9 +27,9 @@ class ExplainArguments(DecodingArguments):
 
     needs: ClassVar[Needs] = {"ignore_generation_config": (Is("target", None),)}
 
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    text: Annotated[str, positional("TEXT")]
     """text to show; for models that translate, the source"""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    out: OutFile = None
     """the .html file to write, which replaces one of this name; None: page.html, or page-2.html, …
     if that exists"""
     target: str | None = None

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-import tyro
-
 from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.flags import Switch, positional
 from jaxformer.models.config.model import CheckpointDType
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.runtime import start_jax
@@ -23,9 +22,9 @@ class ExportArguments:
         "adapter": (Is("format", "transformers"),),
     }
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, positional("RUN")]
     """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, positional("OUT")]
     """path to create: a folder for transformers, a file for gguf"""
     format: Literal["transformers", "gguf"] = "transformers"
     """format to write"""
@@ -36,7 +35,7 @@ class ExportArguments:
     """dtype of the tensors: for transformers float32, bfloat16 or float16 (default: that of the
     checkpoint that the model was imported from, otherwise float32); for the matrices of a gguf file
     f32 (default) or q8_0"""
-    adapter: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    adapter: Switch = False
     """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
     added to the weights"""
 

@@ -1,13 +1,12 @@
 """`jaxformer fill RUN --text "if x is [MASK] None:"`: predicts the masked tokens of a text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
+from jaxformer.cli.flags import Switch
 from jaxformer.terminal import say, write
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class FillArguments(TextArguments):
     """text with at least one [MASK]"""
     top_k: int = 5
     """number of predictions to show for each [MASK]"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.cli.arguments import parse
+from jaxformer.cli.arguments import complete, read_given, refuse_unread
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
-from jaxformer.cli.unread import refuse_unread
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.needs import Above, Needs
 from jaxformer.terminal import write
@@ -64,13 +63,14 @@ class GenerateArguments(DecodingArguments):
 
 def main(argv: list[str]) -> int:
     """Loads the model and prints the generated text token by token."""
-    arguments = parse(GenerateArguments, "generate", argv)
+    given = read_given(GenerateArguments, "generate", argv)
+    arguments = complete(GenerateArguments, given)
     from jaxformer.decoding.sampling import Sampler
 
     Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
     with load_model(arguments) as checkpoint:
         sampler = _sampler(checkpoint.model.generation, arguments.sampling)
-        refuse_unread(replace(arguments, temperature=sampler.temperature), argv)
+        refuse_unread(replace(arguments, temperature=sampler.temperature), given)
         _print(checkpoint, arguments, sampler)
     return 0
 

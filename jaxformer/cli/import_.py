@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
+from jaxformer.cli.flags import positional
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 
@@ -24,9 +23,9 @@ class ImportArguments:
     transformers, and the differences are printed.
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    source: Annotated[str, positional("SOURCE")]
     """a folder in Hugging Face format or a hub id"""
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[str, positional("OUT")]
     """the folder to create"""
 
 

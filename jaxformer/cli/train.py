@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, next_free
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.cli.arguments import complete
 from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation
 from jaxformer.cli.help import asks_for_help
 from jaxformer.cli.train_arguments import (
@@ -20,9 +21,8 @@ from jaxformer.cli.train_arguments import (
     attributed,
     check_unchanged,
     field_values,
-    fields_set_in,
-    parse_train,
     read_selection,
+    read_train,
 )
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder_decoder import ReadsSource
@@ -70,8 +70,9 @@ def _resume(selection: Selection, argv: list[str]) -> int:
     if selection.model not in (None, kind):
         raise ValueError(f"--model is {selection.model!r}, but {folder.path} is of kind {kind}")
     default = TrainArguments(training, kind=kind, preset=selection.preset, out=selection.out)
-    with attributed(training, fields_set_in(argv, training), "the run's"):
-        arguments = parse_train(kind, argv, default)
+    given = read_train(argv, default)
+    with attributed(training, given, "the run's"):
+        arguments = complete(TrainArguments, given, default)
         _require_out(arguments)
         check_unchanged(folder, training, arguments)
         inputs = inputs._replace(origin=_ignoring(inputs.origin, arguments))
@@ -86,12 +87,12 @@ def _start(selection: Selection, argv: list[str]) -> int:
     base = None if selection.base is None else open_base(selection.base, selection)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
     kind = selection.kind if base is None else base.kind
-    set_fields = fields_set_in(argv, preset)
-    with attributed(preset, set_fields, "the preset's" if base is None else "the checkpoint's"):
-        values, names = set_fields.values, set_fields.names
-        training = fit_preset(preset, values, names, model_is_fixed=base is not None)
-        default = TrainArguments(training, base=selection.base, kind=kind, preset=selection.preset)
-        arguments = parse_train(kind, argv, default)
+    default = TrainArguments(preset, base=selection.base, kind=kind, preset=selection.preset)
+    given = read_train(argv, default)
+    of_run = {name: given[name] for name in field_values(preset) if name in given}
+    with attributed(preset, given, "the preset's" if base is None else "the checkpoint's"):
+        training = fit_preset(preset, of_run, model_is_fixed=base is not None)
+        arguments = complete(TrainArguments, given, replace(default, training=training))
         _require_out(arguments)
         name = run_name(arguments.inputs, kind, tuned=base is not None)
         folder = RunFolder(arguments.out or next_free(RUNS, name))

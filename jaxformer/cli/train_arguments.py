@@ -1,36 +1,22 @@
 """Command line of `train`: the model kind and preset determine its flags and their defaults."""
 
-import argparse
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-    get_origin,
-)
-
-import tyro
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.arguments import UsageError, parse, read_mesh
-from jaxformer.cli.unread import flags_in
+from jaxformer.cli.arguments import read_given, split, values_of
+from jaxformer.cli.flags import Spelling, Switch, flags_of, positional
+from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
-from jaxformer.models.config.check import type_hints
 from jaxformer.models.config.needs import Given, Needs
 from jaxformer.training.config import RESUMABLE, Inputs, PairTraining, TrainingConfig, differences
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.data.records import HasRecords
-from jaxformer.training.mesh_sizes import Mesh
-from jaxformer.training.presets import TRAININGS, kinds_of, training_preset, usual_preset
+from jaxformer.training.presets import kinds_of, training_preset, usual_preset
 from jaxformer.training.processes import Processes
 
 # The flags that --help lists. --help-all lists all flags.
@@ -38,14 +24,11 @@ MAIN_FLAGS = ("--model", "--preset", "--from", "--out", "--resume", "--steps", "
 MAIN_FLAGS += ("--learning-rate", "--num-layers", "--embed-dim")
 
 # Names of options, one for each --ignore-generation-config.
-IgnoredOptions = Annotated[
-    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME")
-]
-Training = TypeVar("Training")
+IgnoredOptions = Annotated[tuple[str, ...], Spelling(placeholder="NAME", is_repeated=True)]
 
 
 @dataclass(frozen=True)
-class TrainArguments(Generic[Training]):
+class TrainArguments:
     """Train a model on text or on pairs of sentences, and write everything to a run folder.
 
     Without TEXT, it trains on the source code of the Python standard library. The kinds
@@ -57,8 +40,8 @@ class TrainArguments(Generic[Training]):
         "text_field": (HasRecords("text"),),
     }
 
-    training: Training
-    text: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT…")] = ()
+    training: TrainingConfig = field(default_factory=lambda: training_preset("stdlib", "decoder"))
+    text: Annotated[tuple[Path, ...], positional("TEXT…")] = ()
     """files or folders of UTF-8 text; .jsonl and .parquet files hold one text per record; .gz and
     .zst files are decompressed; hf:OWNER/NAME is a dataset of the Hugging Face hub"""
     source: Path | None = None
@@ -66,11 +49,11 @@ class TrainArguments(Generic[Training]):
     .gz"""
     target: Path | None = None
     """file with the translation of each line of --source"""
-    base: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    base: Annotated[str | None, Spelling("from")] = None
     """checkpoint to start from, with its tokenizer: a run folder, a saved folder, a folder in
     Hugging Face format or a hub id; None: fresh parameters"""
     # pyrefly: ignore[invalid-literal] (the choices are computed)
-    kind: Annotated[Literal[tuple(KINDS)], tyro.conf.arg(name="model")] = "decoder"
+    kind: Annotated[Literal[tuple(KINDS)], Spelling("model")] = "decoder"
     """kind of model"""
     preset: str = "stdlib"
     """named settings, such as stdlib or tiny, which other flags override; sizes of the model that
@@ -82,7 +65,7 @@ class TrainArguments(Generic[Training]):
     is not implemented; may be repeated"""
     out: Path | None = None
     """run folder; None: runs/NAME, where NAME comes from the text and the kind of model"""
-    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    resume: Switch = False
     """continue the run in --out; without --out, the unfinished run below runs/ that was trained
     last (of the kind --model, if given)"""
     processes: Processes = field(default_factory=Processes)
@@ -95,11 +78,31 @@ class TrainArguments(Generic[Training]):
         return Inputs(text, source, target)
 
 
-def parse_train(kind: str, argv: list[str], default: TrainArguments) -> TrainArguments:
-    """Returns the arguments; their flags are those of that kind of model and of its training."""
-    arguments = TrainArguments[TRAININGS[kind][KINDS[kind]]]
+def read_train(argv: list[str], default: TrainArguments) -> dict[str, Any]:
+    """Returns the values of the arguments that the command line gives, by key.
+
+    Args:
+        argv: The words after `train`. --help and --help-all print the flags and exit.
+        default: The arguments without the command line. Their kind of model determines the flags.
+
+    Raises:
+        ValueError: A flag belongs to other kinds of model, or the command line cannot be parsed.
+    """
+    line = None if asks_for_help(argv) else split(flags_of(TrainArguments, default), argv)
+    for name in line.unknown if line else ():
+        if kinds := [kind for kind in KINDS if name.replace("_", "-") in _names_of(kind)]:
+            raise ValueError(
+                f"{name} has no effect here; it needs --model {' or '.join(kinds)} (--model is "
+                f"{default.kind})"
+            )
     sides = ("--source", "--target") if isinstance(default.training, PairTraining) else ()
-    return parse(arguments, "train", argv, default, (*sides, *MAIN_FLAGS))
+    return read_given(TrainArguments, "train", argv, default, (*sides, *MAIN_FLAGS))
+
+
+def _names_of(kind: str) -> set[str]:
+    """Returns the spellings of all flags for a kind of model."""
+    default = TrainArguments(training_preset(usual_preset(kind), kind))
+    return {name for flag in flags_of(TrainArguments, default) for name in flag.names}
 
 
 def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArguments) -> None:
@@ -137,25 +140,23 @@ def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArgu
 
 
 class Selection(NamedTuple):
-    """The arguments that determine the flags and their defaults.
-
-    Attributes:
-        model: The value of --model; None if it was not given.
-        named_preset: The value of --preset; None if it was not given.
-        base: The value of --from; None if it was not given.
-        kind: The kind of model: that of --model, otherwise the first kind of the preset.
-        preset: The preset: that of --preset, otherwise the first one for the kind.
-        out: The run folder; None if --out was not given.
-        resume: Whether --resume was given.
-    """
+    """The arguments that determine the flags and their defaults; None if they are not given."""
 
     model: str | None
     named_preset: str | None
     base: str | None
-    kind: str
-    preset: str
     out: Path | None
-    resume: bool
+    resume: bool | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of model: that of --model, otherwise the first kind of the preset."""
+        return self.model or next(iter(kinds_of(self.named_preset or "stdlib")), "decoder")
+
+    @property
+    def preset(self) -> str:
+        """The preset: that of --preset, otherwise the first one for the kind."""
+        return self.named_preset or usual_preset(self.kind)
 
 
 def read_selection(argv: list[str]) -> Selection:
@@ -165,79 +166,29 @@ def read_selection(argv: list[str]) -> Selection:
         argv: The words after `train`.
 
     Raises:
-        UsageError: A flag lacks its value.
-        ValueError: --model or --preset has an unknown value.
+        ValueError: A flag lacks its value, or --model or --preset has an unknown value.
     """
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--model")
-    parser.add_argument("--preset")
-    parser.add_argument("--from", dest="base")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    try:
-        parsed, _ = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UsageError(str(error)) from None
-    if parsed.model not in (None, *KINDS):
-        raise ValueError(f"--model is {parsed.model!r}; it must be one of {', '.join(KINDS)}")
-    kind = parsed.model or next(iter(kinds_of(parsed.preset or "stdlib")), "decoder")
-    preset = parsed.preset or usual_preset(kind)
-    training_preset(preset, kind)
-    named = parsed.model, parsed.preset, parsed.base
-    return Selection(*named, kind, preset, parsed.out, parsed.resume)
-
-
-class SetFields(NamedTuple):
-    """The fields of a run that the command line sets.
-
-    Attributes:
-        names: Names of all these fields.
-        values: Their values, except those that only the parser can read (patterns, mistakes).
-    """
-
-    names: frozenset[str]
-    values: dict[str, Any]
-
-
-def fields_set_in(argv: list[str], training: TrainingConfig) -> SetFields:
-    """Returns the fields that flags set.
-
-    Args:
-        argv: The command line.
-        training: The config whose fields, and whose nested dataclasses' fields, count.
-    """
-    hints, names, values = _hints(training), set(), {}
-    for flag, words in flags_in(argv):
-        name = flag.replace("-", "_")
-        field = name if name in hints else name.removeprefix("no_")
-        if field in hints:
-            names.add(field)
-            with suppress(ValueError):
-                values[field] = _value(hints[field], field == name, words)
-    return SetFields(frozenset(names), values)
+    names = ("model", "preset", "from", "out", "resume")
+    flags = [flag for flag in flags_of(TrainArguments) if flag.key in names]
+    selection = Selection(*map(values_of(flags, split(flags, argv).given).get, names))
+    training_preset(selection.preset, selection.kind)  # raises ValueError for an unknown preset
+    return selection
 
 
 def field_values(training: TrainingConfig) -> dict[str, Any]:
     """Returns the fields of a run and of its nested dataclasses by name."""
-    values = {}
-    for entry in fields(training):
-        value = getattr(training, entry.name)
-        if is_dataclass(value) and not isinstance(value, Mesh):
-            values |= {inner.name: getattr(value, inner.name) for inner in fields(value)}
-        else:
-            values[entry.name] = value
-    return values
+    return {flag.key: flag.value for flag in flags_of(type(training), training)}
 
 
 @contextmanager
-def attributed(training: TrainingConfig, set_fields: SetFields, owner: str) -> Iterator[None]:
+def attributed(training: TrainingConfig, given: Collection[str], owner: str) -> Iterator[None]:
     """Adds the origin of a value to error messages about fields that the command line did not set.
 
     For example, "window_length is 128" becomes "the preset's window_length is 128".
 
     Args:
         training: The settings before the command line changed them.
-        set_fields: The fields that the command line sets.
+        given: The keys of the arguments that the command line gives.
         owner: The words to add, such as "the preset's".
 
     Yields:
@@ -245,42 +196,11 @@ def attributed(training: TrainingConfig, set_fields: SetFields, owner: str) -> I
     """
     try:
         yield
-    except (ValueError, UsageError) as error:
-        others = field_values(training).keys() - set_fields.names
+    except ValueError as error:
+        others = field_values(training).keys() - set(given)
         names = "|".join(sorted(map(re.escape, others), key=len, reverse=True))
         pattern = rf"(?<![\w-])(?<!'s )({names})(?= is -?[\d'\"NTF]| \(-?\d)"
         message = re.sub(pattern, rf"{owner} \1", str(error))
         if message == str(error):
             raise
-        kind = UsageError if isinstance(error, UsageError) else ValueError
-        raise kind(message) from error
-
-
-def _hints(training: TrainingConfig) -> dict[str, Any]:
-    """Returns the types of the fields of a run and of its nested dataclasses."""
-    hints = type_hints(type(training)).copy()
-    for entry in fields(training):
-        value = getattr(training, entry.name)
-        if is_dataclass(value) and not isinstance(value, Mesh):
-            hints |= type_hints(type(value))
-    return hints
-
-
-def _value(hint: Any, positive: bool, words: list[str]) -> Any:
-    """Returns the value of a flag; raises ValueError if only the parser can read it."""
-    accepted = get_args(hint) or (hint,)  # the members of a Union or the choices of a Literal
-    if bool in accepted:
-        return positive
-    word = words[0] if words else ""
-    if word == "None" and type(None) in accepted:
-        return None
-    if Mesh in accepted:
-        return read_mesh(word)
-    if any(get_origin(member) is tuple for member in accepted):
-        raise ValueError("a pattern")
-    for number in (int, float):
-        if number in accepted:
-            return number(word)
-    if word in accepted:
-        return word
-    raise ValueError("none of these")
+        raise ValueError(message) from error

@@ -11,12 +11,12 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from jaxformer.artifacts.files import BYTE_ORDER_MARK
 from jaxformer.artifacts.spelled_tokens import spelled_tokens
-from jaxformer.cli.arguments import check_positive, parse
+from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
+from jaxformer.cli.flags import positional
+from jaxformer.models.config.check import check_at_least
 from jaxformer.terminal import write
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TranslateArguments(DecodingArguments):
     Each input line gives one line on standard output.
     """
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE…")] = ()
+    files: Annotated[tuple[Path, ...], positional("FILE…")] = ()
     """UTF-8 text files with one sentence per line; may be .gz"""
     beam_width: int | None = None
     """beam width; 1: greedy decoding; None: the checkpoint's setting, or 4"""
@@ -41,7 +41,7 @@ class TranslateArguments(DecodingArguments):
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        check_positive(self, "beam_width", "batch_size")
+        check_at_least(1, self, "beam_width", "batch_size")
 
 
 def main(argv: list[str]) -> int:

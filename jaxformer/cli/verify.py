@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
+from jaxformer.cli.flags import Switch
 from jaxformer.terminal import say
 from jaxformer.training.config import check_seed
 
@@ -33,7 +32,7 @@ class VerifyArguments(RunArguments):
     """dtype of the activations, which replaces that of the model's config"""
     seed: int = 0
     """random seed for the tokens of the sequences"""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: Switch = False
     """print one JSON object and nothing else"""
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Fits presets to the user's values: sizes follow them, and values that contradict them change."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import lcm
 from typing import Any
@@ -47,7 +47,6 @@ class Settings:
 def fit_preset(
     training: TrainingConfig,
     values: dict[str, Any],
-    names: Collection[str] = (),
     model_is_fixed: bool = False,
 ) -> TrainingConfig:
     """Returns a preset with the user's values.
@@ -60,7 +59,6 @@ def fit_preset(
         training: The preset.
         values: The user's values by the names of fields. Fields of the optimizer, the execution
             and LoRA are ignored, except `optimizer`.
-        names: Further fields that the user set, whose values no rule needs.
         model_is_fixed: Whether the model comes from a checkpoint, so that its fields must not
             change.
 
@@ -71,7 +69,7 @@ def fit_preset(
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
     of_run = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
-    settings = Settings({**of_model, **of_run}, frozenset({*values, *names, *fixed}), of_model)
+    settings = Settings({**of_model, **of_run}, frozenset({*values, *fixed}), of_model)
     known = settings.values.keys() - fixed.keys()
     settings.values |= {name: value for name, value in values.items() if name in known}
     for follow in _rules_of(training):

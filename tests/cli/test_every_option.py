@@ -13,10 +13,10 @@ import pytest
 
 from jaxformer.cli import VERBS, evaluate, explain, main, train
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.help import flags_of
+from jaxformer.cli.flags import flags_of
 from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, DecoderConfig
-from jaxformer.training.presets import TRAININGS, training_preset, usual_preset
+from jaxformer.training.presets import training_preset, usual_preset
 
 ACTS = {
     "train": """
@@ -171,10 +171,10 @@ def options_of(verb):
     if verb != "train":
         return {flag.name for flag in flags_of(arguments_of(verb)) if not flag.is_positional}
     options = set()
-    for kind, training in TRAININGS.items():
+    for kind in KINDS:
         preset = usual_preset(kind)
         default = TrainArguments(training_preset(preset, kind), kind=kind, preset=preset)
-        flags = flags_of(TrainArguments[training[KINDS[kind]]], default)
+        flags = flags_of(TrainArguments, default)
         options |= {flag.name for flag in flags if not flag.is_positional}
     return options
 

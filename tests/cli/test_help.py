@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 
 from jaxformer.cli import VERBS, main
+from jaxformer.cli.flags import flags_of
 from jaxformer.cli.generate import GenerateArguments
-from jaxformer.cli.help import flags_of, words_of
 from jaxformer.cli.train_arguments import MAIN_FLAGS, field_values
+from jaxformer.cli.values import default_text
 from jaxformer.cli.verify import VerifyArguments
 from jaxformer.models.config import KINDS
 from jaxformer.training.presets import training_preset, usual_preset
@@ -68,11 +69,11 @@ def test_every_field_is_listed_once_with_a_readable_default(kind, capsys):
 
 
 def test_defaults_are_written_as_a_user_writes_them():
-    assert [words_of(x) for x in (0.0006, 1e-5, 10_000.0, (), "", True, None, (8, None))] == [
+    assert [default_text(x) for x in (0.0006, 1e-5, 10_000.0, (), "", True, None, (8, None))] == [
         *("0.0006", "1e-05", "10000", "none", "empty", "on", "None", "8 None")
     ]
     flags = {flag.name: flag for flag in flags_of(VerifyArguments)}
-    assert flags["--json"].names == ("--json",) and flags["RUN"].default is None
+    assert flags["--json"].names == ("--json",) and flags["RUN"].is_required
     assert len(flags_of(GenerateArguments)) == len(fields(GenerateArguments))
 
 
@@ -87,7 +88,7 @@ def test_defaults_are_written_as_a_user_writes_them():
         ("train --Steps 3 --embed-dims 8", "--Steps; did you mean --steps? --embed-dims; did"),
         ("evaluate run a.txt --jsn", "--jsn; did you mean --json?"),
         ("trian", "did you mean train?"),
-        ("train --colour red", "Unrecognized options: --colour, red"),
+        ("train --colour red", "unknown option --colour; jaxformer train --help-all lists"),
     ],
 )
 def test_a_misspelled_word_gives_a_suggestion(words, said, capsys):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 # Libraries that the package and its tests import, not the package itself.
 LIBRARIES = """
     _pytest.config beartype chex flax.linen hypothesis jax jax.numpy jaxtyping matplotlib.figure
-    numpy optax orbax.checkpoint pytest rich.console rich.progress safetensors.numpy tokenizers tyro
+    numpy optax orbax.checkpoint pytest rich.console rich.progress safetensors.numpy tokenizers
 """.split()
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(LIBRARIES)

@@ -8,7 +8,8 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from jaxformer.cli import main, train
-from jaxformer.cli.train_arguments import field_values, fields_set_in
+from jaxformer.cli.arguments import read_given
+from jaxformer.cli.train_arguments import field_values
 from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.prepare import _check_new_model
@@ -43,6 +44,11 @@ def settings_of(run):
                 yield from ((name, value) for value in (True, False))
             elif get_origin(hint) is Literal:
                 yield from ((name, value) for value in get_args(hint))
+
+
+def values_in(words, run):
+    """Returns the values of the flags of a run."""
+    return read_given(type(run), "train", words.split(), run)
 
 
 def accepted(run, changes):
@@ -134,15 +140,13 @@ def test_a_new_kind_of_model_may_have_num_heads_alone(monkeypatch):
 def test_a_run_of_few_minutes_has_few_batch_lengths(words, lengths):
     """A program is compiled for each of them."""
     preset = training_preset("translation", "encoder-decoder")
-    found = fields_set_in(words.split(), preset)
-    assert fit_preset(preset, found.values, found.names).lengths == lengths
+    assert fit_preset(preset, values_in(words, preset)).lengths == lengths
 
 
 @pytest.mark.parametrize("mesh, batch", [("data=3", 9), ("fsdp=4,data=2", 8), ("fsdp=5", 10)])
 def test_batch_size_is_rounded_up_to_the_mesh(mesh, batch):
     run = training_preset("stdlib", "decoder")
-    found = fields_set_in(["--mesh", mesh], run)
-    assert fit_preset(run, found.values).batch_size == batch
+    assert fit_preset(run, values_in(f"--mesh {mesh}", run)).batch_size == batch
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,9 +177,8 @@ def test_given_flags_are_recognized_like_in_the_parser(kind, monkeypatch):
 def test_the_learning_rate_of_a_preset_follows_the_optimizer(words, expected):
     """The preset's is for AdamW. The ratio is that of the optimizers' default learning rates."""
     preset = training_preset("tiny", "decoder")
-    found = fields_set_in(words.split(), preset)
-    optimizer = fit_preset(preset, found.values, found.names).optimizer
-    if "--learning-rate" not in words:  # the parser reads it later
+    optimizer = fit_preset(preset, values_in(words, preset)).optimizer
+    if "--learning-rate" not in words:  # fields of the optimizer are set later
         assert (optimizer.optimizer, optimizer.peak) == (words.split()[1], expected)
     else:
         assert optimizer == preset.optimizer

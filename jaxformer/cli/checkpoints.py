@@ -25,7 +25,7 @@ from jaxformer.training.fine_tuning import (
     check_tokenizer,
     fine_tuning,
 )
-from jaxformer.training.mesh_sizes import Mesh
+from jaxformer.training.mesh_sizes import MeshSizes
 
 if TYPE_CHECKING:  # these import JAX
     import jax
@@ -40,7 +40,7 @@ class RunArguments:
 
     run: Annotated[str, positional("RUN")]
     """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
-    mesh: Mesh | None = field(default=None, kw_only=True)
+    mesh: MeshSizes | None = field(default=None, kw_only=True)
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
     device"""
 

@@ -16,7 +16,7 @@ from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
-from jaxformer.training.mesh_sizes import Mesh, MeshSizes
+from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.presets import kinds_of, training_preset
 
 _PRESET, _COMPILES = Given("preset"), Is("explain_attention", False)
@@ -51,7 +51,7 @@ class DoctorArguments:
     target: str | None = None
     """machine: gpu:h100:8 (GPUs of one host), tpu:v5e:4x4 (a TPU slice) or cpu:8 (simulated
     devices); None: cpu with the devices of --mesh"""
-    mesh: Mesh | None = None
+    mesh: MeshSizes | None = None
     """devices along each mesh axis: data=2,fsdp=4; None: data=N for all N devices of the target"""
     batch_size: int | None = None
     """sequences in the whole batch; None: 8 × data × fsdp"""
@@ -124,7 +124,7 @@ def _explain_attention(preset: str, arguments: DoctorArguments) -> int:
 
 def _requested(
     preset: str, arguments: DoctorArguments
-) -> tuple[ModelConfig, Target, Mesh, int, int]:
+) -> tuple[ModelConfig, Target, MeshSizes, int, int]:
     """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
     config = training_preset(preset, arguments.kind).model
     num_devices = prod(asdict(arguments.mesh or MeshSizes()).values())

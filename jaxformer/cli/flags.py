@@ -9,9 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from jaxformer.cli.values import placeholder_of, takes_several
-from jaxformer.models.config.rotary import Scaling
-from jaxformer.training.mesh_sizes import Mesh
+from jaxformer.cli.values import WORDS, placeholder_of, takes_several
 
 
 class Spelling(NamedTuple):
@@ -112,7 +110,7 @@ def value_in(instance: object, field: Field) -> Any:
 
 def is_section(value: object) -> bool:
     """Returns whether a value is a dataclass whose fields are flags."""
-    return is_dataclass(value) and not isinstance(value, Mesh | Scaling)
+    return is_dataclass(value) and type(value) not in WORDS
 
 
 def key_of(kind: type, field: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from jaxformer.artifacts.files import parse_json
 from jaxformer.models.config.check import from_fields, shown
-from jaxformer.models.config.rotary import RotaryScaling, Scaling
-from jaxformer.training.mesh_sizes import Mesh, MeshSizes
+from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.training.mesh_sizes import MeshSizes
 
 
 class Words(NamedTuple):
@@ -78,7 +78,7 @@ def _words_of(entries: tuple) -> Words:
     """Returns the words for the one of these types that is not None."""
     (kind,) = (entry for entry in entries if entry is not NoneType)
     if get_origin(kind) is not Literal:
-        return _WORDS[kind]
+        return WORDS[kind]
     choices = {str(choice): choice for choice in get_args(kind)}
     return Words("{" + ",".join(choices) + "}", choices.__getitem__, tuple(choices))
 
@@ -121,14 +121,14 @@ def _number(word: str) -> object:
         return word
 
 
-_WORDS = {
+WORDS = {
     bool: Words("{True,False}", {"True": True, "False": False}.__getitem__, ("True", "False")),
     int: Words("INT", int, ("a whole number",)),
     float: Words("FLOAT", float, ("a number",)),
     str: Words("TEXT", str),
     Path: Words("PATH", Path),
-    Mesh: Words("AXIS=SIZE,…", _read_mesh),
-    Scaling: Words("KIND,FACTOR=X,…", _read_scaling),
+    MeshSizes: Words("AXIS=SIZE,…", _read_mesh),
+    RotaryScaling: Words("KIND,FACTOR=X,…", _read_scaling),
 }
 
 

@@ -16,7 +16,7 @@ from jaxformer.models.config.check import check_fields, check_fraction, check_po
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Is, Needs
-from jaxformer.training.mesh_sizes import Mesh
+from jaxformer.training.mesh_sizes import MeshSizes
 
 Model = TypeVar("Model", bound=ModelConfig)
 LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
@@ -159,7 +159,7 @@ class TrainingConfig(Generic[Model]):
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    mesh: Mesh | None = None
+    mesh: MeshSizes | None = None
     """devices per axis: data=2,fsdp=4,tensor=1; None: data=N for all N available devices"""
     steps: int | None = 1000
     """total number of updates; None: only the minutes limit the run"""

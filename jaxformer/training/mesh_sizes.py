@@ -1,28 +1,12 @@
 """Sizes of a mesh of devices, as in configs and on the command line. Does not import JAX."""
 
-from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass
-from typing import ClassVar
+from dataclasses import dataclass
 
 from jaxformer.models.config.check import check_at_least, check_fields
 
 
-class Mesh(ABC):
-    """Annotation of a field that holds `MeshSizes`.
-
-    The command line reads such a field from one word instead of one flag per axis.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field]]  # those of `MeshSizes`, for `asdict`
-
-    @property
-    @abstractmethod
-    def parts(self) -> int:
-        """Number of parts into which the mesh divides a batch."""
-
-
 @dataclass(frozen=True)
-class MeshSizes(Mesh):
+class MeshSizes:
     """Number of devices along each axis of a mesh (see `models.mesh`)."""
 
     data: int = 1
@@ -39,5 +23,5 @@ class MeshSizes(Mesh):
 
     @property
     def parts(self) -> int:
-        """See `Mesh`."""
+        """Number of parts into which the mesh divides a batch."""
         return self.data * self.fsdp

@@ -20,8 +20,7 @@ from jaxformer.cli.generate import GenerateArguments
 from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, RotaryScaling
 from jaxformer.models.config.check import shown
-from jaxformer.models.config.rotary import Scaling
-from jaxformer.training.mesh_sizes import Mesh, MeshSizes
+from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.presets import training_preset
 from tests.cli.test_every_option import arguments_of
 
@@ -30,7 +29,6 @@ FIELDS = {"model": "kind", "from": "base"}  # of the flags whose fields have oth
 
 NUMBERS = st.sampled_from([1, 2, 8, 64, 300]) | st.integers(-3, 2**40)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda x: x != "None")
-SCALINGS = st.builds(RotaryScaling, st.just("yarn"), st.floats(0.5, 8), st.integers(1, 99))
 # For each type of value: the values, and how they are written as a word.
 SIMPLE = {
     int: (NUMBERS, str),
@@ -39,11 +37,14 @@ SIMPLE = {
     Path: (TEXTS.map(Path).filter(lambda path: str(path) != "None"), str),
     bool: (st.booleans(), str),
     NoneType: (st.none(), str),
-    Mesh: (
+    MeshSizes: (
         st.builds(MeshSizes, *[st.integers(1, 4)] * 3),
         lambda x: f"tensor={x.tensor},data={x.data},fsdp={x.fsdp}",
     ),
-    Scaling: (SCALINGS, lambda x: f"yarn,original_length={x.original_length},factor={x.factor!r}"),
+    RotaryScaling: (
+        st.builds(RotaryScaling, st.just("yarn"), st.floats(0.5, 8), st.integers(1, 99)),
+        lambda x: f"yarn,original_length={x.original_length},factor={x.factor!r}",
+    ),
 }
 
 
@@ -120,7 +121,7 @@ def replaced(instance, values):
     """Returns the dataclass with these values, also in the dataclasses in its fields."""
     parts = {field.name: getattr(instance, field.name) for field in fields(instance)}
     for name, part in parts.items():
-        if is_dataclass(part) and not isinstance(part, Mesh | Scaling):
+        if is_dataclass(part) and not isinstance(part, MeshSizes | RotaryScaling):
             parts[name] = replaced(part, values)
         else:
             parts[name] = values.get(name, part)
@@ -188,7 +189,7 @@ def test_a_wrong_word_is_named_with_its_flag_and_with_what_is_accepted(parser, d
     assert said.startswith(f"{flag.name} is {shown(word)}; ")
     accepted = {int: ["a whole number"], float: ["a number"], NoneType: ["None"], bool: ["True"]}
     members = {x for member in members_of(flag.hint) for x in entries_of(member)}
-    if not {Mesh, Scaling} & members:  # these have their own errors
+    if not {MeshSizes, RotaryScaling} & members:  # these have their own errors
         for member in members:
             assert all(word in said for word in accepted.get(member, get_args(member)))
 

@@ -7,16 +7,8 @@ from jaxformer.models.config.check import check_at_least, check_fields, check_po
 from jaxformer.models.config.needs import Is, Needs
 
 
-class Scaling:
-    """Marker class that annotates a field of type `RotaryScaling`.
-
-    The command line reads such a field as one word. With a dataclass annotation it would instead
-    create one flag for each field of the dataclass.
-    """
-
-
 @dataclass(frozen=True)
-class RotaryScaling(Scaling):
+class RotaryScaling:
     """Scaling of rotary frequencies by one of three methods.
 
     A frequency is the angle, in radians per position, by which a pair of features is rotated. Its

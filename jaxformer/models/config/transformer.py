@@ -12,7 +12,7 @@ from jaxformer.models.config.check import (
 )
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import AllOf, AnyOf, Is
-from jaxformer.models.config.rotary import Scaling
+from jaxformer.models.config.rotary import RotaryScaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
 Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh"]
@@ -122,7 +122,7 @@ class TransformerConfig(ModelConfig):
     rotary_base: float | tuple[float | None, ...] = 10_000.0
     """rotary positions: pair i of a head's features is rotated by rotary_base^(−2i / head_dim)
     radians per position; None in a pattern: no positions in this layer (SmolLM 3)"""
-    rotary_scaling: Scaling | tuple[Scaling | None, ...] | None = None
+    rotary_scaling: RotaryScaling | tuple[RotaryScaling | None, ...] | None = None
     """rotary positions: scaling of the frequencies for longer texts, such as yarn,factor=4; the
     kinds are linear, llama3 and yarn"""
     rotary_fraction: float = 1.0

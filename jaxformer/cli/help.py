@@ -45,9 +45,7 @@ def table_of(rows: dict[str, str]) -> str:
 def usage_of(verb: str, flags: list[Flag]) -> str:
     """Returns the command line of a verb with placeholders."""
     options = [flag for flag in flags if not flag.is_positional]
-    words = [
-        flag.name if flag.is_required else f"[{flag.name}]" for flag in flags if flag.is_positional
-    ]
+    words = [x.name if x.is_required else f"[{x.name}]" for x in flags if x.is_positional]
     words += [f"{flag.name} {flag.placeholder}" for flag in options if flag.is_required]
     return " ".join(["jaxformer", verb, *words, *["[OPTIONS]"] * bool(options)])
 

@@ -88,8 +88,8 @@ def read_train(argv: list[str], default: TrainArguments) -> dict[str, Any]:
     Raises:
         ValueError: A flag belongs to other kinds of model, or the command line cannot be parsed.
     """
-    line = None if asks_for_help(argv) else split(flags_of(TrainArguments, default), argv)
-    for name in line.unknown if line else ():
+    flags = flags_of(TrainArguments, default)
+    for name in () if asks_for_help(argv) else split(flags, argv).unknown:
         if kinds := [kind for kind in KINDS if name.replace("_", "-") in _names_of(kind)]:
             raise ValueError(
                 f"{name} has no effect here; it needs --model {' or '.join(kinds)} (--model is "

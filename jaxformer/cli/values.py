@@ -17,7 +17,7 @@ class Words(NamedTuple):
 
     placeholder: str
     read: Callable[[str], object]  # raises ValueError or KeyError for other words
-    accepted: tuple[str, ...] = ()  # or a description of them; (): the errors of `read` say it
+    accepted: str = ""  # describes the words for error messages; "": the errors of `read` do
 
 
 def read_value(name: str, hint: Any, words: list[str]) -> Any:
@@ -57,9 +57,7 @@ def _read_word(name: str, hint: Any, word: str) -> object:
     try:
         return words.read(word)
     except (ValueError, KeyError) as error:
-        *others, last = [*words.accepted, *["None"] * optional] or [""]
-        accepted = f"{', '.join(others)} or {last}" if others else last
-        reason = f"it must be {accepted}" if words.accepted else error
+        reason = f"it must be {words.accepted}{' or None' * optional}" if words.accepted else error
         raise ValueError(f"{name} is {shown(word)}; {reason}") from None
 
 
@@ -80,7 +78,7 @@ def _words_of(entries: tuple) -> Words:
     if get_origin(kind) is not Literal:
         return WORDS[kind]
     choices = {str(choice): choice for choice in get_args(kind)}
-    return Words("{" + ",".join(choices) + "}", choices.__getitem__, tuple(choices))
+    return Words("{" + ",".join(choices) + "}", choices.__getitem__, f"one of {', '.join(choices)}")
 
 
 def _read_mesh(word: str) -> MeshSizes:
@@ -89,9 +87,7 @@ def _read_mesh(word: str) -> MeshSizes:
     sizes = _pairs(word.split(","), "each axis must be NAME=SIZE")
     if sizes.keys() - axes.keys():
         raise ValueError(f"the axes are {', '.join(axes)}")
-    if not all(map(str.isdecimal, sizes.values())):
-        raise ValueError("each size must be a whole number")
-    return MeshSizes(**{name: int(size) for name, size in sizes.items()})
+    return MeshSizes(**{name: _number(size) for name, size in sizes.items()})
 
 
 def _read_scaling(word: str) -> RotaryScaling:
@@ -113,7 +109,7 @@ def _pairs(parts: list[str], rule: str) -> dict[str, str]:
     return pairs
 
 
-def _number(word: str) -> object:
+def _number(word: str) -> Any:
     """Returns the JSON value of a word, or the word, which the check of its field then refuses."""
     try:
         return parse_json(word)
@@ -122,9 +118,9 @@ def _number(word: str) -> object:
 
 
 WORDS = {
-    bool: Words("{True,False}", {"True": True, "False": False}.__getitem__, ("True", "False")),
-    int: Words("INT", int, ("a whole number",)),
-    float: Words("FLOAT", float, ("a number",)),
+    bool: Words("{True,False}", {"True": True, "False": False}.__getitem__, "one of True, False"),
+    int: Words("INT", int, "a whole number"),
+    float: Words("FLOAT", float, "a number"),
     str: Words("TEXT", str),
     Path: Words("PATH", Path),
     MeshSizes: Words("AXIS=SIZE,…", _read_mesh),

@@ -48,6 +48,11 @@ SIMPLE = {
 }
 
 
+def id_of(parser):
+    """Returns the name of the verb or, for `train`, of the kind of model."""
+    return parser.split()[-1]
+
+
 def defaults_of(parser):
     """Returns the dataclass of a verb, and its instance whose values are the defaults, or None."""
     verb, *kind = parser.split(" --model ")
@@ -136,7 +141,7 @@ def outcome(compute):
         return str(error)
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", PARSERS, ids=id_of)
 @given(data=st.data())
 def test_the_arguments_are_the_defaults_with_the_given_values_replaced(parser, data):
     """A value that a dataclass refuses gives the same message as in Python."""
@@ -179,7 +184,7 @@ def checked_flags(parser):
     ]
 
 
-@pytest.mark.parametrize("parser", filter(checked_flags, PARSERS))
+@pytest.mark.parametrize("parser", filter(checked_flags, PARSERS), ids=id_of)
 @given(data=st.data())
 def test_a_wrong_word_is_named_with_its_flag_and_with_what_is_accepted(parser, data):
     flag = data.draw(st.sampled_from(checked_flags(parser)))
@@ -194,7 +199,7 @@ def test_a_wrong_word_is_named_with_its_flag_and_with_what_is_accepted(parser, d
             assert all(word in said for word in accepted.get(member, get_args(member)))
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", PARSERS, ids=id_of)
 def test_a_flag_without_a_value_and_a_switch_with_one_are_refused(parser):
     for flag in flags_of(*defaults_of(parser)):
         for name in () if flag.is_positional or flag.takes_several else flag.names:
@@ -240,6 +245,12 @@ def test_a_mistake_is_named_with_what_is_accepted(words, said):
 def test_positional_words_may_stand_between_and_after_flags():
     found = parse(CompareArguments, "compare", "a --json -oall.png b --out=x.png -- --c".split())
     assert found == CompareArguments((Path("a"), Path("b"), Path("--c")), Path("x.png"), True)
+
+
+def test_a_repeated_flag_collects_its_values():
+    words = "run --ignore-generation-config a --seed 3 --ignore-generation-config=b --seed 4"
+    found = parse(GenerateArguments, "generate", words.split())
+    assert found == GenerateArguments("run", ignore_generation_config=("a", "b"), seed=4)
 
 
 @pytest.mark.parametrize("prompt", ["-5", "-1e5", "- a", "-x y", "--x y", "-", "a=b", ""])

@@ -150,7 +150,7 @@ def test_batch_size_is_rounded_up_to_the_mesh(mesh, batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_given_flags_are_recognized_like_in_the_parser(kind, monkeypatch):
+def test_flags_of_every_spelling_reach_the_run(kind, monkeypatch):
     """Flags with dashes, underscores or equals signs, negated flags, and flags before a text."""
     taken = []
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ from tests.mutation.bugs import (
     attention,
     bench,
     cache,
+    cli,
     core,
     data,
     fused,
@@ -51,6 +52,7 @@ BUGS = (
     *hub.BUGS,
     *tuning.BUGS,
     *bench.BUGS,
+    *cli.BUGS,
 )
 
 

@@ -1,0 +1,45 @@
+"""Bugs of the command line: how its words become the arguments of a verb."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace
+
+ARGUMENTS = "cli/test_arguments.py"
+
+BUGS = (
+    Bug(
+        "a flag of a nested dataclass is ignored",
+        "cli.arguments:_filled",
+        Replace("_filled(type(value), given, value)", "value"),
+        f"{ARGUMENTS}::test_the_arguments_are_the_defaults_with_the_given_values_replaced[decoder]",
+    ),
+    Bug(
+        "a repeated flag loses its first values",
+        "cli.arguments:split",
+        Replace("repeated + following", "following"),
+        f"{ARGUMENTS}::test_a_repeated_flag_collects_its_values",
+    ),
+    Bug(
+        "a word after -- is read as a flag",
+        "cli.arguments:split",
+        Replace("(word := words.popleft()) != '--'", "(word := words.popleft()) != '---'"),
+        f"{ARGUMENTS}::test_positional_words_may_stand_between_and_after_flags",
+    ),
+    Bug(
+        "a negated flag turns its field on",
+        "cli.arguments:_words_of",
+        Replace("name.replace('_', '-') != flag.names[-1]", "True"),
+        "training/test_fitting.py::test_flags_of_every_spelling_reach_the_run[decoder]",
+    ),
+    Bug(
+        "a switch with a value is accepted",
+        "cli.arguments:_words_of",
+        Replace("flag.hint is bool", "False"),
+        f"{ARGUMENTS}::test_a_flag_without_a_value_and_a_switch_with_one_are_refused[verify]",
+    ),
+    Bug(
+        "a flag of another kind of model is unknown without a reason",
+        "cli.train_arguments:read_train",
+        Replace("asks_for_help(argv)", "True"),
+        f"{ARGUMENTS}::test_a_mistake_is_named_with_what_is_accepted",
+    ),
+)

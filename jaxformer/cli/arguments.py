@@ -103,14 +103,7 @@ def split(flags: list[Flag], argv: list[str]) -> Line:
 
 
 def _words_of(flag: Flag, name: str, attached: list[str], words: deque[str]) -> list[str]:
-    """Returns the words of a flag's value.
-
-    Args:
-        flag: The flag.
-        name: Its spelling in the command line.
-        attached: The word after its equals sign, if there is one.
-        words: The following words; those of the value are removed.
-    """
+    """Returns the words of a flag's value: `attached`, and those that it removes from `words`."""
     if flag.hint is bool:
         if attached:
             raise ValueError(f"{name} is {attached[0]!r}; it takes no value")

@@ -15,12 +15,6 @@ _COLUMN = 26  # the column where descriptions start
 _WIDTHS = (40, 100)  # minimum and maximum width of the text
 
 
-def summary_of(kind: type) -> list[str]:
-    """Returns the paragraphs of a class's docstring."""
-    text = inspect.getdoc(kind) or ""
-    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-
-
 def asks_for_help(argv: list[str]) -> bool:
     """Returns whether the command line has a help flag, before the word -- if there is one."""
     return any(word in HELP for word in takewhile(lambda word: word != "--", argv))
@@ -67,8 +61,8 @@ def help_text(
     positional = [flag for flag in flags if flag.is_positional]
     options = [flag for flag in flags if not flag.is_positional]
     first = [flag for name in main for flag in options if flag.name == name]
-    usage = f"usage: {usage_of(verb, flags)}"
-    parts = [usage, *(textwrap.fill(paragraph, width) for paragraph in summary_of(kind))]
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    parts = [f"usage: {usage_of(verb, flags)}", *(textwrap.fill(x, width) for x in paragraphs)]
     if positional:
         parts.append(_section("", positional, width))
     if options:

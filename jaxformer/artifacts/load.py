@@ -41,6 +41,7 @@ class Stored(NamedTuple):
         family: The model_type of transformers that the weights came from, or None.
         generation: The checkpoint's settings for generation.
         checkpoint_dtype: The dtype of that checkpoint's tensors, or None.
+        layers: The layers that the caller defined, as JSON (`artifacts.values`), or None.
     """
 
     config: ModelConfig
@@ -49,6 +50,7 @@ class Stored(NamedTuple):
     family: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     checkpoint_dtype: str | None = None
+    layers: Any = None
 
 
 def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored:
@@ -72,7 +74,7 @@ def own_folder(folder: Path, sections: dict, dtype: str | None = None) -> Stored
     config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
     read, tokenizer = partial(read_saved, folder, dtype), stored_tokenizer(folder, sections)
     about = (sections.get("family"), generation, sections.get("checkpoint_dtype"))
-    return Stored(config, read, tokenizer, *about)
+    return Stored(config, read, tokenizer, *about, sections.get("layers"))
 
 
 def stored_run(

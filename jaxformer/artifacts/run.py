@@ -35,6 +35,7 @@ SECTIONS: dict[str, Any] = {
     "special_tokens": dict | None,
     "parse_special": bool,
     "checkpoint_dtype": CheckpointDType | None,
+    "layers": list,
 }
 _HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
 # A line of a sample that looks like a header is written with one more space before it.

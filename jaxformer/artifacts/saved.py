@@ -26,6 +26,7 @@ from jaxformer.artifacts.tokenizer import (
     parsing_special,
 )
 from jaxformer.artifacts.trees import filled, flat
+from jaxformer.artifacts.values import to_json
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.linear.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
@@ -37,6 +38,7 @@ from jaxformer.models.language_model import LanguageModel, Variables
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 # Fields of a model that are saved or do not change its results.
 _RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
+_RESTORED |= {"layers"}
 
 
 def save(
@@ -65,6 +67,8 @@ def save(
     with new_folder(folder) as unfinished:
         kind = kind_of(model.config)
         content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
+        if model.layers is not None:
+            content["layers"] = to_json(model.layers, "layers")
         ids = None if special is None else asdict(special)
         about = (family or model.family, model.generation, ids, model.checkpoint_dtype)
         content |= source_sections(*about)
@@ -75,6 +79,14 @@ def save(
         write_tensors(unfinished, tensors, {name: x.nbytes for name, x in leaves.items()})
         if tokenizer is not None:
             tokenizer.save(unfinished / "tokenizer.json")
+
+
+def check_layers_of_config(model: LanguageModel) -> None:
+    """Raises ValueError if the model has layers that its config does not describe."""
+    if model.layers is not None:
+        raise ValueError(
+            "layers were given to the model; only jaxformer's own format can hold them (jf.save)"
+        )
 
 
 def checked_params(model: LanguageModel, variables: Variables) -> dict:

@@ -8,19 +8,23 @@ from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.residual import Parallel, Residual
-from jaxformer.functional.layers.sublayer import SubLayer
+from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from jaxformer.functional.losses.cross_entropy import cross_entropy
 from jaxformer.functional.positions import rotary, sinusoidal_positions
 from jaxformer.functional.stack import Stack, block, layer_at
 
 __all__ = [
+    "At",
     "Attention",
     "Causal",
     "CrossAttention",
     "FeedForward",
+    "Initial",
     "LayerNorm",
     "Mask",
+    "Output",
     "Packed",
     "Padding",
     "Parallel",
@@ -36,8 +40,10 @@ __all__ = [
     "cross_entropy",
     "dot_product_attention",
     "feed_forward",
+    "init_linear",
     "layer_at",
     "layer_norm",
+    "linear",
     "rms_norm",
     "rotary",
     "sinusoidal_positions",

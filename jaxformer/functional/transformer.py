@@ -147,8 +147,13 @@ class Transformer:
     pooler: Pooler | None = None
 
     @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.stack.layers)
+
+    @property
     def masks(self) -> tuple[Mask, ...]:
-        """The mask of each layer."""
+        """The mask of each sub-layer that reads other tokens."""
         return self.stack.masks
 
     @cached_property
@@ -250,7 +255,7 @@ class Transformer:
             tokens = Pass.of_sequences(inputs, run)
         else:
             tokens, after = Pass.of_cache(inputs, cache, run)
-            states = [{"attention": layer} for layer in cache.layers]
+            states = cache.layer_states
         if encoded is not None:
             source = TokenInfo(encoded.shape[1], None, inputs.source_segments)
             tokens = replace(tokens, source=source, encoded=encoded)
@@ -266,7 +271,7 @@ class Transformer:
         captured = {**tap.captured, **captured}
         if cache is None or after is None:
             return Forward(x, captured, None, auxiliary)
-        after = after.with_layers([state["attention"] for state in states])
+        after = after.with_states(states)
         x = mask_invalid_rows(x, cache, after, self.masks)
         return Forward(x, captured, after, auxiliary)
 
@@ -288,13 +293,8 @@ class Transformer:
         Raises:
             ValueError: there is no source, but the model reads one.
         """
-        sublayers = [x for layer in self.stack.layers for x in sublayers_of(layer)]
-        layers = [
-            LayerSlots(x.num_kv_heads, x.head_dim, x.mask.reach)
-            for x in sublayers
-            if isinstance(x, Attention)
-        ]
-        cache = init_cache(layers, size, self.embedding.dtype)
+        slots, states = zip(*map(partial(_kept, self, size), range(self.num_layers)), strict=True)
+        cache = init_cache(slots, size, self.embedding.dtype, states)
         if self.encoder is None:
             return cache, {}
         if source is None:
@@ -329,6 +329,30 @@ class Transformer:
         }
 
 
+def _kept(
+    model: Transformer, size: CacheSize, number: int
+) -> tuple[LayerSlots | None, dict[str, Any]]:
+    """Returns what a layer keeps of each token, and the states of its other sub-layers.
+
+    Raises:
+        ValueError: a sub-layer reads other tokens and keeps nothing of them.
+    """
+    slots, states, embedding = None, {}, model.embedding
+    for sublayer in sublayers_of(model.stack.layers[number]):
+        if isinstance(sublayer, Attention):
+            slots = LayerSlots(sublayer.num_kv_heads, sublayer.head_dim, sublayer.mask.reach)
+            continue
+        state = sublayer.init_state(size.batch_size, embedding.dim, embedding.dtype)
+        if state is not None:
+            states[sublayer.name] = state
+        elif sublayer.rule() is not None:
+            raise ValueError(
+                f"layer {number}: the sub-layer {sublayer.name!r} reads other tokens and keeps no "
+                "state between passes, so it cannot decode; define its init_state"
+            )
+    return slots, states
+
+
 def _init_norm(norm: Norm, dim: int, key: PRNGKeyArray) -> Weights:
     return norm.init(dim)
 
@@ -342,7 +366,7 @@ def mask_invalid_rows(
     or ends inside a prefix that must be read in one call.
     """
     old, new = before.cursor.position, after.cursor.position
-    least = max(mask.minimum_prefill for mask in masks)
+    least = max((mask.minimum_prefill for mask in masks), default=1)
     is_whole = (old >= 0) & ((old == 0) | (old >= least)) & ((new == 0) | (new >= least))
     if after.capacity is not None:
         is_whole &= after.length <= after.capacity

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.saved import checked_params
+from jaxformer.artifacts.saved import check_layers_of_config, checked_params
 from jaxformer.artifacts.tensors import write_tensors
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.trees import flat, flat_shapes
@@ -75,6 +75,7 @@ def export(
     accepted = get_args(CheckpointDType)
     if dtype not in (None, *accepted):
         raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, accepted))} or None")
+    check_layers_of_config(model)
     params = checked_params(model, variables)
     matching, config, options = counterpart(model.config, preferred(family, model.family))
     leaves = with_zeros(params, config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxformer.artifacts.files import replacing, require_new
-from jaxformer.artifacts.saved import checked_params
+from jaxformer.artifacts.saved import check_layers_of_config, checked_params
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.positions import rotary_frequencies
@@ -61,6 +61,7 @@ def export_gguf(
     Raises:
         ValueError: If llama.cpp has no such model or tokenizer.
     """
+    check_layers_of_config(model)
     gguf, params = package(), checked_params(model, variables)
     if family not in (None, *ARCHITECTURES):
         raise ValueError(f"family is {family!r}; in GGUF it must be {', '.join(ARCHITECTURES)}")

@@ -1,6 +1,7 @@
 """Loading of a model from a folder of any format, or from a hub id."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from jaxformer.artifacts.load import (
 )
 from jaxformer.artifacts.origin import Origin, digest_of, read_origin
 from jaxformer.artifacts.run import RunFolder, read_sections
+from jaxformer.artifacts.values import from_json
 from jaxformer.functional.linear.affine import quantize_all
 from jaxformer.hub.adapter import CONFIG as ADAPTER
 from jaxformer.hub.families import FAMILIES
@@ -43,6 +45,7 @@ def load(
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     kernels: str = "dense",
     mesh: Mesh | None = None,
+    layers: Iterable[type] = (),
 ) -> Checkpoint:
     """Loads a model, its variables and its tokenizer.
 
@@ -60,6 +63,8 @@ def load(
         mesh: The devices over which the parameters are sharded, each parameter directly onto its
             devices (`jaxformer.models.mesh.make_mesh`; compute inside
             `with jax.set_mesh(mesh)`). None: one device.
+        layers: Your own classes of sub-layers, for a folder that names them. A folder never says
+            where a class is, so that loading runs no code of its choice.
 
     Returns:
         The model, its variables, and its tokenizer or None.
@@ -81,6 +86,9 @@ def load(
         generation=stored.generation,
         checkpoint_dtype=dtype or stored.checkpoint_dtype,
     )
+    if isinstance(stored, Stored) and stored.layers is not None:
+        own = from_json(stored.layers, layers, f"{folder}/config.json: layers")
+        model = model.clone(layers=own)
     params = stored.read(parameter_shapes(model, mesh))
     params = params if kernels == "dense" else quantize_all(params)
     return Checkpoint(model, {"params": params}, stored.tokenizer)

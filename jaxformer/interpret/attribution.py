@@ -108,6 +108,8 @@ def cannot_attribute(model: LanguageModel) -> str | None:
     """Returns why a logit of the model is not a sum of sub-layers' outputs; None if it is."""
     if SUB_LAYERS["attention"] not in model.points:
         return f"model is a {type(model).__name__}; attribution needs a Transformer's sub-layers"
+    if model.layers is not None:
+        return "model has its own layers; attribution needs those of a config"
     if getattr(model.config, "transform", False):
         return (
             "model has BERT's transform between the last layer and the head; it is not linear, so "

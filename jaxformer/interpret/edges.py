@@ -222,6 +222,8 @@ def check_is_sum(model: LanguageModel) -> None:
     """Raises ValueError unless each head of the model adds its output to a residual stream."""
     if type(model) is not Decoder:
         raise ValueError(f"model is a {type(model).__name__}; edges are those of a Decoder")
+    if model.layers is not None:
+        raise ValueError("model has its own layers; edges need those of a config")
     if model.config.norm_position != "pre":
         raise ValueError(
             f"norm_position is {model.config.norm_position!r}; edges need 'pre': a norm of the "

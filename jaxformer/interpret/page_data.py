@@ -143,7 +143,7 @@ def dependency_data(model: Any, variables: Variables, inputs: EncodedText) -> di
     options = {"weights": {"params": variables["params"]}, "witnesses": ("change",)}
     found = dependency_matrix(logits, tokens, **options)
     segments = np.ones((1, len(tokens)), int)
-    rule = rules.of(model.config, segments, mask=model.mask)[0, :, 0]
+    rule = rules.of(model.config, segments, mask=model.mask, layers=model.layers)[0, :, 0]
     compared = compare(found, rule)
     return {
         "effects": pack(np.nan_to_num(found.effects), "float32"),

@@ -44,8 +44,9 @@ def live_reason(model: Any, variables: Any) -> str | None:
     for name, known in _KNOWN.items():
         if getattr(config, name) not in known.split():
             return f"the page does not implement {name} {getattr(config, name)!r}"
-    if model.mask is not None:
-        return "the model has its own mask, which is Python code"
+    for name, own in (("mask", model.mask), ("layers", model.layers)):
+        if own is not None:
+            return f"the model has its own {name}, which is Python code"
     if config.dtype != "float32":
         return f"the model computes in {config.dtype}, which JavaScript does not have"
     return None

@@ -100,6 +100,7 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
     """Returns whether `resumed_effects` supports the sweep."""
     return (
         type(model) is Decoder
+        and model.layers is None
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None

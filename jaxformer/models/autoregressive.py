@@ -22,10 +22,12 @@ def unsupported_reason(model: LanguageModel) -> str | None:
         return "it has no cache"
     if not model.config.causal:
         return "its kernels are centred: they see later tokens"
-    if model.mask is None:
+    if model.mask is None and model.layers is None:
         return None
-    edge = forward_edge(model.self_attention_masks[0], model.config.max_length)
-    return edge and f"its mask lets position {edge[0]} see the later position {edge[1]}"
+    for mask in dict.fromkeys(model.self_attention_masks):
+        if edge := forward_edge(mask, model.config.max_length):
+            return f"its mask lets position {edge[0]} see the later position {edge[1]}"
+    return None
 
 
 def require_autoregressive(model: Any) -> None:

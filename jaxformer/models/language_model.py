@@ -11,6 +11,7 @@ from jaxformer.functional import embedding
 from jaxformer.functional.architecture import Architecture, CacheSize, weight_shapes
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.inputs import Forward, Inputs, Run
+from jaxformer.functional.stack import Layer
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
@@ -26,6 +27,7 @@ from jaxformer.models.check import (
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.explicit_axes import in_auto_axes
+from jaxformer.models.own_layers import with_layers
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 
@@ -44,6 +46,9 @@ class LanguageModel(nn.Module):
         mask: the mask of self-attention (of the decoder, if the model also has an encoder), any
             rule of `functional.attention.masks` or your own. It holds within each document. None:
             the config's mask.
+        layers: the layers of a Transformer (of the decoder, if it also has an encoder), each a
+            tuple of `functional.Residual` and `functional.Parallel`, with sub-layers of the library
+            or of your own. None: those of the config.
         family: the model_type of transformers that the weights came from, or None. `jf.load` sets
             it, `jf.save` stores it, and `jf.export` prefers it if several families have such a
             model.
@@ -60,6 +65,7 @@ class LanguageModel(nn.Module):
     config: Any
     execution: Execution = Execution()
     mask: Mask | None = None
+    layers: tuple[Layer, ...] | None = field(default=None, kw_only=True)
     # Models that differ only in their family are equal, since they compute the same.
     family: str | None = field(default=None, compare=False, kw_only=True)
     generation: GenerationDefaults = field(default=GenerationDefaults(), kw_only=True)
@@ -89,10 +95,11 @@ class LanguageModel(nn.Module):
         """What the model computes, as a value: its embedding, layers and head.
 
         Raises:
-            ValueError: the mask does not fit the config.
+            ValueError: the mask or the layers do not fit the config.
         """
         check_own_mask(self.mask, self.config, self.attends)
-        return type(self).builder(self.config, self.mask)
+        architecture = type(self).builder(self.config, self.mask)
+        return architecture if self.layers is None else with_layers(architecture, self.layers)
 
     def _part(self, name: str, init: Callable[[PRNGKeyArray], Any]) -> Any:
         """Returns some of the parameters: new ones, or the caller's after a check.

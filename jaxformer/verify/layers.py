@@ -129,7 +129,7 @@ def first_broken(subject: "Subject") -> tuple[int, Comparison] | None:
         return None
     x, others = subject.inputs
     options = {"weights": subject.variables, "witnesses": subject.witnesses, "others": others}
-    layer_rules = rules.of_layers(config, ids, model.mask)
+    layer_rules = rules.of_layers(config, ids, model.mask, model.layers)
     for layer, run in enumerate(block_functions(subject)):
         dependency = dependency_matrix(run, x, **options)
         rule = np.zeros(dependency.matrix.shape, bool)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.stack import Layer, sublayers_of
 from jaxformer.models import config as configs
 from jaxformer.models.config.transformer import TransformerConfig
 
@@ -163,14 +164,24 @@ def asked(mask: Mask, segments: Segments) -> Table:
     return _within_documents(segments, sees)
 
 
-def of_layers(config: Config, segments: Segments, mask: Mask | None = None) -> list[Table]:
+def of_layers(
+    config: Config,
+    segments: Segments,
+    mask: Mask | None = None,
+    layers: Sequence[Layer] | None = None,
+) -> list[Table]:
     """Returns the rule of each layer of a model.
 
     Args:
         config: The model's config.
         segments: Segment ids, or a length.
         mask: The user's mask; None: the mask that the config describes.
+        layers: The user's layers, whose sub-layers state their rules; None: those of the config.
     """
+    if layers is not None:
+        stated = [[x.rule() for x in sublayers_of(layer)] for layer in layers]
+        tables = [[asked(rule, segments) for rule in each if rule is not None] for each in stated]
+        return [composed(each, segments) for each in tables]
     if mask is not None:
         return [asked(mask, segments)] * config.num_layers
     if isinstance(config, configs.ConvolutionalConfig):
@@ -186,6 +197,7 @@ def of(
     segments: Int[np.ndarray, "batch length"],
     num_layers: int | None = None,
     mask: Mask | None = None,
+    layers: Sequence[Layer] | None = None,
 ) -> Bool[np.ndarray, "batch length batch length"]:
     """Returns the rule of a model: bool [batch, length, batch, length].
 
@@ -196,12 +208,13 @@ def of(
         segments: Segment ids [batch, length].
         num_layers: Compose only this number of first layers; None: all layers.
         mask: The user's mask; None: the mask that the config describes.
+        layers: The user's layers; None: those of the config.
     """
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, length), bool)
     for row, ids in enumerate(segments):
-        layers = of_layers(config, ids, mask)[:num_layers]
-        table[row, :, row] = composed(layers, ids, config.residual)
+        tables = of_layers(config, ids, mask, layers)[:num_layers]
+        table[row, :, row] = composed(tables, ids, config.residual)
     return table
 
 

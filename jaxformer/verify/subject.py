@@ -140,7 +140,8 @@ class Subject:
     def rule(self) -> Bool[np.ndarray, "batch length 1 length"]:
         """Rule for `dependency`: bool [batch, length, 1, length], for the last batch element."""
         table = np.zeros((self.rows(1), self.length, 1, self.length), bool)
-        table[-1:] = rules.of(self.config, self.segments[-1:], mask=self.model.mask)
+        mask, layers = self.model.mask, self.model.layers
+        table[-1:] = rules.of(self.config, self.segments[-1:], mask=mask, layers=layers)
         return table
 
     @property

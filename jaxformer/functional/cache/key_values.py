@@ -9,7 +9,7 @@ Layers without a window share a table of all tokens. Layers with a window share 
 ring: it has slots for the window and for `SPARE` more tokens, and reuses them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -35,13 +35,16 @@ class Cache:
     """Keys and values of the tokens read so far.
 
     Attributes:
-        keys: [batch, kv_heads, slots, head_dim] for each layer.
-        values: [batch, kv_heads, slots, head_dim] for each layer.
+        keys: [batch, kv_heads, slots, head_dim] for each layer with self-attention.
+        values: [batch, kv_heads, slots, head_dim] for each of these.
         tables: the tokens in the slots, for layers of one reach each.
         cursor: the segment, document and position at which each row stopped.
         length: int [], number of tokens read so far, padding included.
         reaches: the reach of each table, None for that of all tokens.
-        layer_tables: the number of the table of each layer.
+        layer_tables: the number of the table of each layer with self-attention.
+        attends: whether each layer has self-attention.
+        states: for each layer the states of its other sub-layers, by name; see
+            `SubLayer.init_state`.
         is_prefix: True for the result of `live_prefix`, whose empty slots are zero already.
     """
 
@@ -52,12 +55,15 @@ class Cache:
     length: Any
     reaches: tuple[int | None, ...] = field(metadata={"static": True})
     layer_tables: tuple[int, ...] = field(metadata={"static": True})
+    attends: tuple[bool, ...] = field(metadata={"static": True})
+    states: tuple[Mapping[str, Any], ...] = ()
     is_prefix: bool = field(default=False, metadata={"static": True})
 
     @property
     def reach(self) -> int | None:
         """How many tokens a token sees, itself included; None if a layer sees all of them."""
-        return None if None in self.reaches else max(x for x in self.reaches if x is not None)
+        reaches = [reach for reach in self.reaches if reach is not None]
+        return max(reaches) if reaches and len(reaches) == len(self.reaches) else None
 
     @property
     def capacity(self) -> int | None:
@@ -66,7 +72,7 @@ class Cache:
 
     @property
     def layers(self) -> list[tuple[Array, Array]]:
-        """(keys, values) of each layer."""
+        """(keys, values) of each layer with self-attention."""
         return list(zip(self.keys, self.values, strict=True))
 
     def append(
@@ -86,10 +92,24 @@ class Cache:
         cache = replace(self, tables=tables, cursor=cursor, length=length)
         return cache, new, dict(zip(self.reaches, views, strict=True))
 
-    def with_layers(self, layers: Iterable[tuple[Array, Array]]) -> "Cache":
-        """Returns the cache with these (keys, values) of each layer."""
-        keys, values = zip(*layers, strict=True)
-        return replace(self, keys=keys, values=values)
+    @property
+    def layer_states(self) -> list[dict[str, Any]]:
+        """The states of each layer, by the names of its sub-layers."""
+        layers = iter(self.layers)
+        return [
+            {**states, "attention": next(layers)} if has_attention else dict(states)
+            for states, has_attention in zip(self.states, self.attends, strict=True)
+        ]
+
+    def with_states(self, layer_states: Sequence[Mapping[str, Any]]) -> "Cache":
+        """Returns the cache with these states of each layer."""
+        layers = [states["attention"] for states in layer_states if "attention" in states]
+        others = tuple(
+            {name: state for name, state in states.items() if name != "attention"}
+            for states in layer_states
+        )
+        keys, values = (tuple(layer[side] for layer in layers) for side in (0, 1))
+        return replace(self, keys=keys, values=values, states=others)
 
     def live_prefix(self, slots: int | None) -> "Cache":
         """Returns a cache of the first `slots` slots (None: all), with zeros in the empty ones.
@@ -102,7 +122,7 @@ class Cache:
         Raises:
             ValueError: all layers have a window, and `slots` is smaller than a ring.
         """
-        fewest = min(table.slots for table in self.tables)
+        fewest = min((table.slots for table in self.tables), default=0)
         if self.capacity is None and slots is not None and slots < fewest:
             raise ValueError(f"slots is {slots}; a ring needs all of its {fewest} slots")
         if self.is_prefix and slots in (None, self.capacity):
@@ -184,6 +204,12 @@ class Cache:
             ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
                 of that row are NaN until its next document begins.
         """
+        if jax.tree.leaves(self.states):
+            names = dict.fromkeys(name for states in self.states for name in states)
+            raise ValueError(
+                f"the sub-layer {next(iter(names))!r} keeps a state of one size, which has no "
+                "earlier states to rewind to; keep the cache from before the tokens instead"
+            )
         position = self.cursor.position
         lengths = _lengths_of_rows(lengths, len(position))
         longest = position
@@ -249,27 +275,37 @@ class LayerSlots(NamedTuple):
     reach: int | None = None
 
 
-def init_cache(layers: Sequence[LayerSlots], size: CacheSize, dtype: DTypeLike) -> Cache:
+def init_cache(
+    layers: Sequence[LayerSlots | None],
+    size: CacheSize,
+    dtype: DTypeLike,
+    states: Sequence[Mapping[str, Any]] | None = None,
+) -> Cache:
     """Returns an empty cache.
 
     Args:
-        layers: what each layer keeps.
+        layers: what each layer keeps of each token; None: it has no self-attention.
         size: the number of rows and slots.
         dtype: the dtype of keys and values.
+        states: the states of the other sub-layers of each layer; None: there are none.
 
     Raises:
         ValueError: the cache is a ring with fewer slots than the window.
     """
-    sizes = _table_sizes(tuple(dict.fromkeys(layer.reach for layer in layers)), size)
-    reaches, numbers = tuple(sizes), [list(sizes).index(_kept(x.reach, sizes)) for x in layers]
+    attends = tuple(layer is not None for layer in layers)
+    states = tuple(states or [{}] * len(layers))
+    slots = [layer for layer in layers if layer is not None]
+    sizes = _table_sizes(tuple(dict.fromkeys(layer.reach for layer in slots)), size)
+    reaches, numbers = tuple(sizes), [list(sizes).index(_kept(x.reach, sizes)) for x in slots]
     shapes = [
         (size.batch_size, layer.kv_heads, sizes[reaches[number]], layer.head_dim)
-        for layer, number in zip(layers, numbers, strict=True)
+        for layer, number in zip(slots, numbers, strict=True)
     ]
     keys, values = (tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(2))
     tables = tuple(SlotTable.empty(size.batch_size, sizes[reach], reach) for reach in reaches)
     cursor = DocumentCursor.begin(size.batch_size)
-    return Cache(keys, values, tables, cursor, jnp.int32(0), reaches, tuple(numbers))
+    zero, numbers = jnp.int32(0), tuple(numbers)
+    return Cache(keys, values, tables, cursor, zero, reaches, numbers, attends, states)
 
 
 def _kept(reach: int | None, sizes: Mapping[int | None, int]) -> int | None:

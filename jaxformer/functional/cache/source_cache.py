@@ -55,8 +55,8 @@ class SourceCache:
     def layer_states(self) -> list[dict[str, Any]]:
         """The states of each layer, by the names of its sub-layers."""
         return [
-            {"attention": own, "cross_attention": cross}
-            for own, cross in zip(self.self_cache.layers, self.cross_keys_values, strict=True)
+            {**own, "cross_attention": cross}
+            for own, cross in zip(self.self_cache.layer_states, self.cross_keys_values, strict=True)
         ]
 
     @property

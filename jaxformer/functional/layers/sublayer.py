@@ -115,6 +115,15 @@ class SubLayer(ABC):
         """Repacks the weights for decoding."""
         return weights
 
+    def init_state(self, batch_size: int, dim: int, dtype: str) -> Any:
+        """Returns what a layer keeps before the first token; None: it keeps nothing.
+
+        A sub-layer that reads other tokens needs a state to decode: a tree of arrays, each with the
+        batch as its first axis. `__call__` receives the state in `at.state` and returns the state
+        after the tokens. Self-attention has slots in the cache instead.
+        """
+        return None
+
     def rule(self) -> Mask | None:
         """Returns which other tokens an output depends on; None: on no other token."""
         return None

@@ -1,0 +1,51 @@
+"""Transformers with layers that the caller defines."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+from jaxformer.functional.architecture import Architecture
+from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.sublayer import SubLayer
+from jaxformer.functional.stack import Layer, sublayers_of
+from jaxformer.functional.transformer import Transformer
+
+
+@cache
+def with_layers(architecture: Architecture, layers: tuple[Layer, ...]) -> Transformer:
+    """Returns the architecture with these layers in place of its own.
+
+    Raises:
+        ValueError: the model is no Transformer, or a layer is not accepted.
+    """
+    if not isinstance(architecture, Transformer):
+        raise ValueError("layers were given; only a Transformer accepts layers")
+    stack = architecture.stack
+    if len(layers) != len(stack.layers):
+        raise ValueError(
+            f"layers has {len(layers)} layers; num_layers of the config is {len(stack.layers)}"
+        )
+    for number, layer in enumerate(layers):
+        check_layer(layer, f"layers[{number}]")
+    return replace(architecture, stack=replace(stack, layers=layers))
+
+
+def check_layer(layer: Layer, where: str) -> None:
+    """Raises ValueError unless this is a layer."""
+    if not isinstance(layer, tuple) or not layer:
+        raise ValueError(f"{where} is a {type(layer).__name__}; it must be a tuple of parts")
+    for part in layer:
+        if not isinstance(part, Residual | Parallel):
+            raise ValueError(
+                f"{where} has a {type(part).__name__}; its parts must be Residual or Parallel"
+            )
+    for sublayer in sublayers_of(layer):
+        if not isinstance(sublayer, SubLayer):
+            raise ValueError(
+                f"{where} has the sub-layer {type(sublayer).__name__}; it must be a SubLayer"
+            )
+    name, count = Counter(sublayer.name for sublayer in sublayers_of(layer)).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{where} has {count} sub-layers named {name!r}; their weights need different names"
+        )

@@ -1,0 +1,182 @@
+"""A sub-layer of the user's own is trained, decoded, inspected, saved and certified like others."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.functional import FeedForward, Packed, Residual, SubLayer
+from jaxformer.hub.gguf import export_gguf
+from jaxformer.verify import rules
+from tests.models.own_layer import Memory, with_memory
+from tests.properties import tiny
+from tests.properties.chunks import chunked, cuts
+from tests.properties.witness import exactly, jacobian
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+CONFIG = tiny.build(num_layers=4, positions="rotary").config
+LENGTH = tiny.LENGTH
+LAYERS = jf.Decoder(CONFIG).architecture.stack.layers
+
+
+@cache
+def model():
+    return with_memory(CONFIG)
+
+
+def reference(weights, x, segments, decay=0.9):
+    """The formula of `Memory` in NumPy loops."""
+    kernel, bias = (np.asarray(weights["input"][name], np.float64) for name in ("kernel", "bias"))
+    hidden = np.zeros(x.shape)
+    for row, ids in enumerate(segments):
+        state, last = np.zeros(x.shape[-1]), 0
+        for t, segment in enumerate(ids):
+            if segment:
+                state = decay * state * (segment == last) + x[row, t] @ kernel + bias
+                last, hidden[row, t] = segment, state
+    return hidden
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(2))
+def test_its_values_are_the_formula(seed, segments):
+    """What it reads and writes, captured in the first layer, with documents and padding."""
+    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, LENGTH)
+    points = ("block.input", "memory.hidden", "block.middle", "attention.heads")
+    seen = jf.inspect(model(), variables, tokens, segments=segments, capture=points).captured
+    assert [len(seen[name]) for name in points] == [4, 2, 4, 2]  # the layers that have the point
+    weights = jax.tree.map(lambda x: x[0], variables["params"]["blocks"]["0"])
+    x = np.asarray(seen["block.input"][0], np.float64)
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    x = x * np.asarray(weights["memory_norm"]["scale"]) + np.asarray(weights["memory_norm"]["bias"])
+    wanted = reference(weights["memory"], x, segments)
+    tiny.close(seen["memory.hidden"][0], wanted, 1e-4, where=segments != 0)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
+def test_any_chunking_is_one_pass(seed, segments, chunks):
+    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, LENGTH)
+    logits, _ = chunked(model(), variables, tokens, chunks, segments)
+    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+
+
+def test_a_scan_is_the_unrolled_stack():
+    """Layers of different kinds repeat with a period of two."""
+    variables, tokens = tiny.weights(model(), 0), tiny.tokens(0, 2, LENGTH)
+    wanted = tiny.apply(model())(variables, tokens)
+    scanned = replace(model(), execution=jf.Execution(layers="scan"))
+    tiny.close(scanned.apply(variables, tokens), wanted)
+    _, cache = jf.advance(scanned, variables, tokens[:, :8], jf.start(scanned, variables, 2, 12))
+    tiny.close(jf.advance(scanned, variables, tokens[:, 8:], cache)[0], wanted[:, 8:])
+
+
+def test_the_dependencies_are_its_rule():
+    x = tiny.embeddings(0, 2, LENGTH, CONFIG.embed_dim)
+    segments = np.array([[1] * 5 + [0] + [2] * (LENGTH - 6), [3] * LENGTH])
+    variables = tiny.weights(model(), 1)
+    found = jacobian(model())(variables, x, jnp.asarray(segments), None)
+    exactly(found, rules.of(model().config, segments, layers=model().layers))
+
+
+def test_it_is_generated_from_like_whole_passes():
+    variables, prompt = tiny.weights(model(), 2), tiny.tokens(2, 2, 5)
+    greedy = jf.Sampler(temperature=0.0)
+    out = jf.generate(model(), variables, prompt, max_new_tokens=6, sampler=greedy)
+    text = np.concatenate([prompt, out.tokens], axis=1)
+    logits = model().apply(variables, text)
+    np.testing.assert_array_equal(logits[:, 4:-1].argmax(axis=-1), out.tokens)
+    with pytest.raises(ValueError, match="the sub-layer 'memory' keeps a state of one size"):
+        jf.advance(model(), variables, prompt, jf.start(model(), variables, 2, 8))[1].rewind(1)
+
+
+def test_it_is_saved_by_name_and_loaded_with_its_class(tmp_path):
+    """Without the class, and with one that has other fields, loading says what is missing."""
+    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, LENGTH)
+    jf.save(tmp_path / "own", model(), variables)
+    loaded = jf.load(tmp_path / "own", layers=[Memory])
+    assert loaded.model.layers == model().layers
+    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+    with pytest.raises(ValueError, match=r"layers\[0\]\[0\].sublayer is a Memory, .*\[Memory\]\)"):
+        jf.load(tmp_path / "own")
+    other = dataclass(frozen=True)(type("Memory", (SubLayer,), {"name": "memory"}))
+    with pytest.raises(ValueError, match="has the fields decay; Memory has none"):
+        jf.load(tmp_path / "own", layers=[other])
+
+
+def test_it_learns():
+    """The step of the package trains it: the loss of one text falls."""
+    from jaxformer.training.batch import Batch
+    from jaxformer.training.step import init_state, make_step
+
+    tokens = tiny.tokens(4, 1, LENGTH)[None]
+    state = init_state(model(), optax.adam(1e-2), 0)
+    step, losses = make_step(model(), optax.adam(1e-2)), []
+    for _ in range(20):
+        state, measured = step(state, Batch(tokens[..., :-1], tokens[..., 1:]))
+        losses.append(float(measured.loss))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@dataclass(frozen=True)
+class Ahead(Memory):
+    """Reads later tokens, although it says that it does not."""
+
+    def __call__(self, weights, x, at):
+        return super().__call__(weights, x[:, ::-1], at)
+
+
+@dataclass(frozen=True)
+class Forgetful(Memory):
+    """Keeps no state."""
+
+    def init_state(self, batch_size, dim, dtype):
+        return None
+
+
+def own(sublayer):
+    def changed(part):
+        is_memory = isinstance(part.sublayer, Memory)
+        return replace(part, sublayer=sublayer) if is_memory else part
+
+    layers = tuple(tuple(changed(part) for part in layer) for layer in model().layers)
+    return replace(model(), layers=layers)
+
+
+def test_a_wrong_rule_is_found():
+    bad = own(Ahead())
+    x, segments = tiny.embeddings(0, 2, LENGTH, CONFIG.embed_dim), np.ones((2, LENGTH), int)
+    found = jacobian(bad)(tiny.weights(bad, 0), x, jnp.asarray(segments), None)
+    with pytest.raises(AssertionError):
+        exactly(found, rules.of(bad.config, segments, layers=bad.layers))
+
+
+def test_what_does_not_fit_is_refused_by_layer_and_name(tmp_path):
+    variables, layers = tiny.weights(model(), 0), model().layers
+    forgetful = own(Forgetful())
+    with pytest.raises(ValueError, match="layer 0: the sub-layer 'memory' reads other tokens and"):
+        jf.start(forgetful, variables, 1, 8)
+    twice = (Residual(FeedForward(8)), Residual(FeedForward(8)))
+    for wrong, message in (
+        (layers[:2], "layers has 2 layers; num_layers of the config is 4"),
+        ((*layers[:3], Memory()), r"layers\[3\] is a Memory; it must be a tuple of parts"),
+        ((*layers[:3], (Memory(),)), r"layers\[3\] has a Memory; its parts must be Residual"),
+        ((twice, *layers[1:]), r"layers\[0\] has 2 sub-layers named 'feedforward'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(model(), layers=wrong).apply(variables, tiny.tokens(0, 1, 3))
+    with pytest.raises(ValueError, match="parameter blocks/"):
+        model().apply(tiny.weights(jf.Decoder(CONFIG), 0), tiny.tokens(0, 1, 3))
+    for refused in (jf.export, export_gguf):
+        with pytest.raises(ValueError, match="layers were given to the model; only jaxformer's"):
+            refused(tmp_path / "out", model(), variables)
+    ahead = tuple((Residual(replace(x[0].sublayer, mask=Packed())), x[1]) for x in LAYERS)
+    with pytest.raises(ValueError, match="position 0 see the later position 1"):
+        jf.start(replace(jf.Decoder(CONFIG), layers=ahead), variables, 1, 8)
+    with pytest.raises(ValueError, match="only a Transformer accepts layers"):
+        lstm = tiny.build(jf.RecurrentConfig)
+        replace(lstm, layers=layers).init(jax.random.key(0), tiny.tokens(0, 1, 3))

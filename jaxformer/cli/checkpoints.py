@@ -214,7 +214,7 @@ def usable_generation(
     from jaxformer.hub.generation import without_options
 
     generation = without_options(generation, names)
-    if training.model.learns != "hidden tokens":  # such a run generates nothing
+    if not training.model.bidirectional:  # such a run generates nothing
         check_supported(generation)
     return generation
 

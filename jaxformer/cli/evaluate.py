@@ -156,7 +156,7 @@ def _scorer(
         raise ValueError(f"{arguments.run} is of kind {kind}; give {wanted} to score it")
     if translates:
         return _pairs
-    if model.config.learns == "hidden tokens":
+    if model.config.bidirectional:
         return _hidden
     require_autoregressive(model)
     return _text

@@ -48,7 +48,7 @@ def _print(checkpoint: "Checkpoint", arguments: FillArguments) -> None:
     from jaxformer.models.config import kind_of
 
     model, variables, tokenizer = checkpoint
-    if model.config.learns != "hidden tokens":
+    if not model.config.bidirectional:
         raise ValueError(
             f"{arguments.run} is of kind {kind_of(model.config)}; fill needs an encoder, which "
             "reads the text on both sides of a mask"

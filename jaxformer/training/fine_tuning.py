@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.training.config import (
+    HiddenTraining,
     OptimizerConfig,
     PairTraining,
     TextTraining,
@@ -105,14 +106,14 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer | None, config: TrainingCon
             f"{path} has no tokenizer to read the text with; put its tokenizer.json "
             "beside its weights"
         )
-    if config.model.learns == "translations" and not tokenizer.stop_tokens:
+    if isinstance(config, PairTraining) and not tokenizer.stop_tokens:
         raise ValueError(f"{path}: no token ends a target; set eos_token_id in config.json")
     is_kept = isinstance(config, PairTraining) and not config.lowercase
     if is_kept and lowers_case(tokenizer):
         raise ValueError(
             f"--no-lowercase has no effect here: the tokenizer of {path} lowercases every text"
         )
-    if config.model.learns == "hidden tokens" and tokenizer.mask_token is None:
+    if isinstance(config, HiddenTraining) and tokenizer.mask_token is None:
         raise ValueError(
             f"{path}: its tokenizer has no mask token, which replaces hidden tokens; it must have "
             "[MASK] or <mask> among its special tokens"
@@ -125,7 +126,7 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer | None, config: TrainingCon
             "eos_token_id in config.json"
         ) from None
     needed = {*opening, *tokenizer.stop_tokens, *tokenizer.before, *tokenizer.after}
-    if config.model.learns == "hidden tokens" and tokenizer.mask_token is not None:
+    if isinstance(config, HiddenTraining) and tokenizer.mask_token is not None:
         needed.add(tokenizer.mask_token)
     if max(needed) >= config.model.vocab_size:
         raise ValueError(

@@ -13,12 +13,15 @@ from jaxformer.training.config import (
     TrainingConfig,
 )
 
-_LEARNING = {
-    "next tokens": TextTraining,
-    "hidden tokens": HiddenTraining,
-    "translations": PairTraining,
+# What `jaxformer train` trains each kind of model for.
+TRAININGS = {
+    "decoder": TextTraining,
+    "encoder": HiddenTraining,
+    "encoder-decoder": PairTraining,
+    "recurrent": TextTraining,
+    "recurrent-encoder-decoder": PairTraining,
+    "convolutional": TextTraining,
 }
-TRAININGS = {kind: _LEARNING[model.learns] for kind, model in KINDS.items()}
 _UNROLLED = Execution(layers="unrolled")
 _WINDOW = 128  # tokens per window in runs on the standard library
 
@@ -27,7 +30,7 @@ def _stdlib(
     model: ModelConfig, learning_rate: float, steps: int = 2500, batch_size: int = 8
 ) -> TextTraining:
     """Returns a run of about five minutes on two cores, on the Python standard library."""
-    training = HiddenTraining if model.learns == "hidden tokens" else TextTraining
+    training = HiddenTraining if model.bidirectional else TextTraining
     return training(
         model=model,
         execution=_UNROLLED,

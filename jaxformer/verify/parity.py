@@ -101,7 +101,7 @@ def parity(
     ours = jax.jit(partial(model.apply, method=method))(variables, ids[None], **read)
     apart = np.abs(np.asarray(ours) - logits)
     differences = float(apart.max()), float(apart.mean())
-    if model.config.learns == "hidden tokens":
+    if model.config.bidirectional:
         return Parity(*differences, None, 0, 0)
     perplexities = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
     start = ids[:1] if read else ids

@@ -59,7 +59,7 @@ def test_a_constant_of_a_config_is_not_a_field():
 
     @dataclass(frozen=True)
     class Own(jf.RecurrentConfig):
-        learns: ClassVar[str] = "next tokens"
+        bidirectional: ClassVar[bool] = True
 
     assert Own(vocab_size=np.int64(3)).vocab_size == 3
 

@@ -22,7 +22,6 @@ class EncoderConfig(TransformerConfig):
         **TransformerConfig.needs,
         "use_bias": (AnyOf(*TransformerConfig.needs["use_bias"], *_OWN_LINEAR),),
     }
-    learns = "hidden tokens"
     bidirectional = True
     window: int | tuple[int | None, ...] | None = None
     """a token attends to tokens at most this many positions away, on both sides; None: to all"""

@@ -14,7 +14,6 @@ from jaxformer.models.config.transformer import TransformerConfig
 class ReadsSource(ModelConfig):
     """Additional fields in the config of a model that reads a source."""
 
-    learns = "translations"
     reads_source = True
 
     source_vocab_size: int | None = None

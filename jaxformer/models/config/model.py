@@ -16,7 +16,6 @@ class ModelConfig(ABC):
     Those that fields replace are properties, because the fields of a config are read-only as well.
 
     Attributes:
-        learns: what a model of this kind is trained to predict.
         reads_source: whether it reads a source before its own tokens.
         bidirectional: whether its tokens see later ones, so that it cannot generate.
         patterns: names of the fields that may have an entry for each layer.
@@ -25,7 +24,6 @@ class ModelConfig(ABC):
 
     __dataclass_fields__: ClassVar[dict[str, Field]]  # those of the subclass, for `replace`
 
-    learns: ClassVar[Literal["next tokens", "hidden tokens", "translations"]] = "next tokens"
     reads_source: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
     patterns: ClassVar[tuple[str, ...]] = ()

@@ -16,7 +16,7 @@ from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
 from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
-from jaxformer.training.config import Inputs, TextTraining
+from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument, text_parts
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
@@ -231,7 +231,7 @@ def _ending(tokenizer: Tokenizer) -> list[int]:
 
 def _hides(config: TextTraining) -> bool:
     """Returns whether the run hides tokens, so that the tokenizer needs a mask token."""
-    return config.model.learns == "hidden tokens"
+    return isinstance(config, HiddenTraining)
 
 
 def _how_much(config: TextTraining) -> tuple[float, float, float]:

@@ -1,6 +1,11 @@
 """Tasks: the data, batches and scores of each kind of run, behind one interface for the loop."""
 
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.config import (
+    HiddenTraining,
+    PairTraining,
+    TextTraining,
+    TrainingConfig,
+)
 from jaxformer.training.tasks.task import Task
 
 
@@ -10,9 +15,9 @@ def task_of(config: TrainingConfig) -> type[Task]:
     from jaxformer.training.tasks.next_tokens import NextTokens
     from jaxformer.training.tasks.pairs import Pairs
 
-    tasks: dict[str, type[Task]] = {
-        "next tokens": NextTokens,
-        "hidden tokens": HiddenTokens,
-        "translations": Pairs,
+    tasks: dict[type[TrainingConfig], type[Task]] = {
+        TextTraining: NextTokens,
+        HiddenTraining: HiddenTokens,
+        PairTraining: Pairs,
     }
-    return tasks[config.model.learns]
+    return tasks[type(config)]

@@ -21,7 +21,7 @@ from jaxformer.interpret.lens import jacobian_lens, logit_lens
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import summed_losses
+from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.step import init_state, make_step
 from jaxformer.verify import certify
 from tests.properties import tiny
@@ -92,7 +92,7 @@ def test_no_value_of_a_model_or_its_gradient_is_float64(name):
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
         def loss(*arguments):
-            return summed_losses(model, *arguments).loss
+            return CrossEntropy().loss(model, *arguments).loss
 
         gradient = jax.value_and_grad(loss)
         programs = (
@@ -111,7 +111,7 @@ def built(name):
     return model, tiny.weights(model, 1), tiny.sources(model, 1, 2)
 
 
-def train(name, lora=LoraConfig(), **options):  # noqa: B008 (frozen)
+def train(name, lora=LoraConfig(), label_smoothing=0.0, **options):  # noqa: B008 (frozen)
     """Returns the losses and the parameters of two updates."""
     model, variables, _ = built(name)
     optimizer = optax.adamw(1e-2)
@@ -119,7 +119,7 @@ def train(name, lora=LoraConfig(), **options):  # noqa: B008 (frozen)
     averages = "average_decay" in options
     base = jax.tree.map(jnp.copy, variables["params"]) if lora.lora_rank else None
     state = init_state(model, optimizer, 0, base, lora=lora, averages=averages)
-    step, losses = make_step(model, optimizer, **options), []
+    step, losses = make_step(model, optimizer, CrossEntropy(label_smoothing), **options), []
     for _ in range(2):
         state, measured = step(state, batch)
         losses.append(measured)

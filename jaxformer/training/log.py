@@ -35,7 +35,6 @@ class RunLog:
         """
         self._folder, self._config, self._task = folder, config, task
         self._trackers: list[Tracker] = []
-        self._is_smoothed = config.label_smoothing > 0
         self._pending: list[tuple[int, float, Measured]] = []
 
     def __enter__(self) -> "RunLog":
@@ -63,7 +62,7 @@ class RunLog:
             pace: Further figures for the newest line.
         """
         updates = jax.device_get(self._pending)
-        lines = [_line(*update, is_smoothed=self._is_smoothed) for update in updates]
+        lines = [_line(*update) for update in updates]
         if lines:
             lines[-1] |= pace
         self._pending = []
@@ -125,10 +124,9 @@ class RunLog:
                 warnings.warn(message, stacklevel=2)
 
 
-def _line(step: int, learning_rate: float, measured: Measured, *, is_smoothed: bool) -> dict:
-    figures = {name: float(value) for name, value in measured._asdict().items()}
-    if not is_smoothed:
-        del figures["smoothed_loss"]
+def _line(step: int, learning_rate: float, measured: Measured) -> dict:
+    figures = {**measured.figures, "gradient_norm": measured.gradient_norm}
+    figures = {name: float(value) for name, value in figures.items()}
     return finite({"step": step, **figures, "learning_rate": learning_rate})
 
 

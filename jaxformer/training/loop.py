@@ -78,7 +78,7 @@ class Training:
         self.update = make_step(
             self.model,
             optimizer,
-            config.label_smoothing,
+            task.objective,
             skip_non_finite=config.non_finite == "skip",
             average_decay=decay,
         )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.inputs import Forward, Inputs
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.losses.chunked import Losses, chunked_weighted_sums
 from jaxformer.functional.trees import Weights
@@ -14,6 +14,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
 
 
+@in_auto_axes
 def summed_loss(model: LanguageModel, params: Weights, batch: Batch) -> Array:
     """Computes the sum of a batch's losses in nats, each multiplied by its target's weight.
 
@@ -24,15 +25,29 @@ def summed_loss(model: LanguageModel, params: Weights, batch: Batch) -> Array:
         params: Its parameters.
         batch: The batch.
     """
-    return summed_losses(model, params, batch).loss
+    return head_losses(model, params, read_batch(model, params, batch).hidden, batch).loss
 
 
-@in_auto_axes
-def summed_losses(
+def read_batch(
+    model: LanguageModel, params: Weights, batch: Batch, dropout_key: PRNGKeyArray | None = None
+) -> Forward:
+    """Runs one pass over the inputs of a batch.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        batch: The batch.
+        dropout_key: The random key of dropout; None: no dropout.
+    """
+    inputs = Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
+    return model.forward(params, inputs, dropout_key=dropout_key)
+
+
+def head_losses(
     model: LanguageModel,
     params: Weights,
+    hidden: Float[Array, "batch length dim"],
     batch: Batch,
-    dropout_key: PRNGKeyArray | None = None,
     label_smoothing: float = 0.0,
 ) -> Losses:
     """Computes the sums of a batch's losses with and without label smoothing.
@@ -44,11 +59,10 @@ def summed_losses(
     Args:
         model: The model.
         params: Its parameters.
+        hidden: The input of the head, from `read_batch`.
         batch: The batch.
-        dropout_key: The random key of dropout; None: no dropout.
         label_smoothing: The share of the target probability that is spread over all tokens.
     """
-    hidden = _hidden(model, params, batch, dropout_key)
     head = model.output_map(params)
     kernel = head["kernel"]
     kernel = kernel if is_kernel(kernel) else gather_vectors(kernel.T, hidden.dtype).T
@@ -85,14 +99,7 @@ def counted(batch: Batch) -> Array:
 
 def summed_correct(model: LanguageModel, params: Weights, batch: Batch) -> Array:
     """Returns the number of counted targets that are the model's most probable token."""
-    hidden = _hidden(model, params, batch, None)
+    hidden = read_batch(model, params, batch).hidden
     rows = jax.lax.map(lambda row: model.logits(params, row[None])[0].argmax(axis=-1), hidden)
     right = rows == batch.targets
     return right.sum() if batch.weights is None else jnp.where(right, batch.weights, 0.0).sum()
-
-
-def _hidden(
-    model: LanguageModel, params: Weights, batch: Batch, dropout_key: PRNGKeyArray | None
-) -> Float[Array, "batch length dim"]:
-    inputs = Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
-    return model.forward(params, inputs, dropout_key=dropout_key).hidden

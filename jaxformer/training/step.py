@@ -12,14 +12,22 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.losses.chunked import Losses
 from jaxformer.models.config.lora import LoraConfig
+from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import adapt
 from jaxformer.models.parameters import init
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
-from jaxformer.training.batch import Batch
-from jaxformer.training.loss import counted, summed_losses, target_weights
+from jaxformer.training.objectives import (
+    AnyBatch,
+    CrossEntropy,
+    Objective,
+    Sums,
+    check_batch,
+    check_objective,
+    check_scalar,
+    check_sums,
+)
 
 
 class TrainState(NamedTuple):
@@ -123,79 +131,88 @@ class Measured(NamedTuple):
     """Measurements of an update.
 
     Attributes:
-        loss: The cross-entropy before the update, in nats per counted token of the whole batch.
+        figures: The sums of the objective, divided by the count of the whole batch; `loss` is among
+            them. For a `CrossEntropy`, the loss is in nats per counted token, without label
+            smoothing and before the update.
         gradient_norm: The global norm of the gradient before clipping.
-        smoothed_loss: The loss with label smoothing, which the update reduces; equal to `loss` if
-            there is no label smoothing.
     """
 
-    loss: Array
+    figures: dict[str, Array]
     gradient_norm: Array
-    smoothed_loss: Array
+
+    @property
+    def loss(self) -> Array:
+        """The loss that is reported."""
+        return self.figures["loss"]
 
 
-Step = Callable[[TrainState, Batch, ArrayLike], tuple[TrainState, Measured]]
-# ((the loss with label smoothing, the loss without), the gradient).
-_Accumulated = tuple[tuple[Float[Array, ""], Float[Array, ""]], dict]
+Step = Callable[[TrainState, AnyBatch, ArrayLike], tuple[TrainState, Measured]]
+_Accumulated = tuple[Sums, dict]  # (the sums of the objective, the gradient)
 
 
 def make_step(
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
-    label_smoothing: float = 0.0,
+    objective: Objective = CrossEntropy(),  # noqa: B008 (frozen)
     *,
     skip_non_finite: bool = False,
     average_decay: float | None = None,
 ) -> jax.stages.Wrapped:
     """Builds the jitted training step ``(state, batch, learning_rate=1) -> (state, Measured)``.
 
-    The step donates its input state: the buffers are reused. `batch` has micro-batches along its
-    first axis. `learning_rate` multiplies the optimizer's updates; leave it at 1 for an optimizer
-    that has a schedule. Each micro-batch adds its share of the mean over all targets. So the
-    result is the gradient of the full batch even if the micro-batches have unequal token counts.
-    Optimizers that need a `value` (Momo, `polyak_sgd`, `reduce_on_plateau`) receive the loss.
+    The step donates its input state: the buffers are reused. `batch` is of the objective's type,
+    with micro-batches along the first axis of its arrays. `learning_rate` multiplies the
+    optimizer's updates; leave it at 1 for an optimizer that has a schedule. Each micro-batch adds
+    its share of the mean over the whole batch. So the result is the gradient of the full batch even
+    if the micro-batches have unequal counts. Optimizers that need a `value` (Momo, `polyak_sgd`,
+    `reduce_on_plateau`) receive the loss.
 
     Args:
         model: The model.
         optimizer: An optax optimizer. The step raises ValueError if its update needs further
             arguments, as that of `lbfgs` does.
-        label_smoothing: The share of the target probability that is spread over all tokens.
+        objective: What an update reduces.
         skip_non_finite: Whether an update with a loss or gradient that is not finite changes only
             the step.
         average_decay: The decay rate of the moving average; None: the state has none.
+
+    Raises:
+        ValueError: `objective` is no hashable `Objective`.
     """
-    dropout = model.config.dropout > 0
+    check_objective(objective)
 
+    @in_auto_axes
     def loss_of(
-        params: dict, batch: Batch, key: PRNGKeyArray | None, inverse_count: Float[Array, ""]
-    ) -> Losses:
-        # With scaled weights, gradients have the right scale. To scale the gradients of all
-        # parameters afterwards would take a pass over each of them.
-        batch = batch._replace(weights=target_weights(batch) * inverse_count)
-        key = key if dropout else None
-        return summed_losses(model, params, batch, key, label_smoothing)
+        params: dict, batch: AnyBatch, key: PRNGKeyArray, inverse_count: Float[Array, ""]
+    ) -> Sums:
+        sums = objective.scaled_loss(model, params, batch, key, inverse_count)
+        return check_sums(objective, sums)
 
-    def accumulate(params: dict, batch: Batch, key: PRNGKeyArray) -> _Accumulated:
-        """Returns the mean losses over all micro-batches together, and the gradient."""
+    def accumulate(params: dict, batch: AnyBatch, key: PRNGKeyArray) -> _Accumulated:
+        """Returns the means over all micro-batches together, and the gradient of the loss."""
+        num_micro = check_batch(objective, batch)
         gradient = trainable_value_and_grad(loss_of, has_aux=True)
-        keys = jax.random.split(key, len(batch.inputs))
-        count = counted(batch)
+        keys = jax.random.split(key, num_micro)
+        count = objective.count(batch)
+        check_scalar(objective, "count", count)
         inverse_count = 1.0 / jnp.where(count == 0, 1.0, count)
 
-        def add(sums: _Accumulated, micro: tuple[Batch, PRNGKeyArray]) -> tuple[_Accumulated, None]:
+        def add(
+            sums: _Accumulated, micro: tuple[AnyBatch, PRNGKeyArray]
+        ) -> tuple[_Accumulated, None]:
             return jax.tree.map(jnp.add, sums, gradient(params, *micro, inverse_count)), None
 
         sums = gradient(params, *jax.tree.map(lambda x: x[0], (batch, keys)), inverse_count)
-        if len(batch.inputs) > 1:
+        if num_micro > 1:
             sums, _ = jax.lax.scan(add, sums, jax.tree.map(lambda x: x[1:], (batch, keys)))
         return sums
 
     @partial(jax.jit, donate_argnums=0)
     def step(
-        state: TrainState, batch: Batch, learning_rate: ArrayLike = 1.0
+        state: TrainState, batch: AnyBatch, learning_rate: ArrayLike = 1.0
     ) -> tuple[TrainState, Measured]:
         key = jax.random.fold_in(state.key, state.step)
-        (loss, unsmoothed), gradients = accumulate(state.params, batch, key)
+        (loss, figures), gradients = accumulate(state.params, batch, key)
         trainable, frozen = partition(state.params)
         updates, optimizer_state = _update(
             optimizer, gradients, state.optimizer, trainable, value=loss
@@ -205,9 +222,9 @@ def make_step(
         if average_decay is not None:
             average = moved_average(average, params, state.step, average_decay)
         learnt = (params, optimizer_state, average)
-        measured = Measured(unsmoothed, optax.tree.norm(gradients), loss)
+        measured = Measured({"loss": loss, **figures}, optax.tree.norm(gradients))
         if skip_non_finite:
-            good = jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)
+            good = jnp.isfinite(loss) & jnp.isfinite(measured.gradient_norm)
             before = (trainable, state.optimizer, state.average)
             learnt = jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, before)
         params, optimizer_state, average = learnt
@@ -245,7 +262,7 @@ def _update(
 
 
 def updates(
-    step: Step, state: TrainState, batches: Iterable[Batch], rates: Iterable[float]
+    step: Step[AnyBatch], state: TrainState, batches: Iterable[AnyBatch], rates: Iterable[float]
 ) -> Iterator[tuple[TrainState, Measured]]:
     """Runs updates until the batches or the learning rates end.
 

@@ -25,6 +25,7 @@ from jaxformer.training.data.pairs import PairBatches, best_widths
 from jaxformer.training.data.parallel import Pair, read_pairs, split_pairs
 from jaxformer.training.data.prepare import given_tokenizer, open_streams
 from jaxformer.training.data.tokens import TokenStream, write_tokens
+from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 
@@ -91,6 +92,11 @@ class Pairs:
     references: Sequence[str]
     """text of the held-out targets before tokenisation, which may change it"""
     baselines: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> CrossEntropy:
+        """What an update reduces."""
+        return CrossEntropy(self.config.label_smoothing)
 
     @classmethod
     def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:

@@ -10,6 +10,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share
 from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.objectives import Objective
 from jaxformer.training.screen import Screen
 
 Config = TypeVar("Config", bound=TrainingConfig, contravariant=True)
@@ -63,6 +64,10 @@ class Task(Protocol[Config]):
     measure: ClassVar[Measure]
     scoring_cost: ClassVar[float]
     """guess of the time of scoring a target, in times of training on one"""
+
+    @property
+    def objective(self) -> Objective:
+        """What an update reduces."""
 
     @property
     def tokenizer(self) -> Tokenizer:

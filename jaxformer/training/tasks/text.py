@@ -9,6 +9,7 @@ from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data import prepare
 from jaxformer.training.data.corpus import Documents
 from jaxformer.training.data.prepare import Prepared
+from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.screen import Screen
 
 
@@ -51,6 +52,11 @@ class TextTask:
     def read(cls, folder: RunFolder, config: TextTraining) -> Self:
         """Reads the files of `write`."""
         return cls(config, prepare.read_data(folder))
+
+    @property
+    def objective(self) -> CrossEntropy:
+        """What an update reduces."""
+        return CrossEntropy(self.config.label_smoothing)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -11,16 +11,17 @@ from tests.mutation.bug import DISCIPLINE, LOSSES, STEP, Bug
 from tests.mutation.changes import Replace, gives, inside, takes, then, unchanged, without
 
 X64 = "test_x64.py"
+OBJECTIVES = "training/test_objectives.py"
 
 
 def counts_padding(weighted_sum):
     return lambda losses, weights: (weighted_sum(losses, weights)[0], jnp.float32(losses.size))
 
 
-def averages(summed_losses):
-    def broken(model, params, batch, *options):
+def averages(head_losses):
+    def broken(model, params, hidden, batch, *options):
         count = batch.weights.sum()
-        losses = summed_losses(model, params, batch, *options)
+        losses = head_losses(model, params, hidden, batch, *options)
         return jax.tree.map(lambda x: x / jnp.where(count == 0, 1.0, count), losses)
 
     return broken
@@ -49,9 +50,25 @@ BUGS = (
     # ---- losses and updates: transformers#34191, prime-rl#1961, optax#1185, flax#677
     Bug(
         "micro-batches are averaged, not summed",
-        "training.loss:summed_losses",
+        "training.loss:head_losses",
         averages,
         f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
+    ),
+    Bug(
+        "the loss of an objective of one's own is a mean of means",
+        "training.objectives:Objective.scaled_loss",
+        lambda _: (
+            lambda self, model, params, batch, key, scale: self.loss(
+                model, params, batch, key
+            ).scaled(1 / self.count(batch) / 3)
+        ),
+        f"{OBJECTIVES}::test_an_objective_of_a_users_file_has_the_gradient_of_the_whole_batch",
+    ),
+    Bug(
+        "the outputs of layers are added without the scale of the losses",
+        "training.objectives:CrossEntropy.scaled_loss",
+        Replace("passed.auxiliary[name] * scale", "passed.auxiliary[name]"),
+        f"{OBJECTIVES}::test_the_outputs_of_layers_are_added_to_the_loss_only_if_named",
     ),
     Bug(
         "the logged loss includes label smoothing",
@@ -207,8 +224,8 @@ BUGS = (
         "a non-finite gradient with a finite loss is applied",
         "training.step:make_step.step",
         Replace(
-            "jnp.isfinite(measured.loss) & jnp.isfinite(measured.gradient_norm)",
-            "jnp.isfinite(measured.loss)",
+            "jnp.isfinite(loss) & jnp.isfinite(measured.gradient_norm)",
+            "jnp.isfinite(loss)",
         ),
         f"{STEP}::test_a_gradient_that_is_not_finite_is_left_out_too",
     ),

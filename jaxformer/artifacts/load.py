@@ -95,7 +95,8 @@ def stored_run(
 
     config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
     about = (sections.get("family"), generation, sections.get("checkpoint_dtype"))
-    return Stored(config, read_converted, run_tokenizer(run), *about)
+    tokenizer = None if "objective" in sections else run_tokenizer(run)  # of a run of a script
+    return Stored(config, read_converted, tokenizer, *about)
 
 
 def newest_params(run: RunFolder, like: dict) -> dict:

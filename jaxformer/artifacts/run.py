@@ -26,6 +26,7 @@ SECTIONS: dict[str, Any] = {
     "kind": Literal[tuple(KINDS)],  # pyrefly: ignore[invalid-literal] (computed)
     "model": dict,
     "training": dict,
+    "objective": str,  # of a run of a script (`training.fit`)
     "text": tuple[Path, ...] | None,
     "source": Path | None,
     "target": Path | None,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, next_free
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import jax
 
     from jaxformer.training.screen import Screen
-    from jaxformer.training.tasks.task import Task
+    from jaxformer.training.tasks.task import FileTask
 
 RUNS = Path("runs")
 
@@ -247,7 +247,7 @@ def _on_mesh(config: TrainingConfig, mesh: "jax.sharding.Mesh | None") -> Traini
 def _run(
     config: TrainingConfig,
     folder: RunFolder,
-    task: "Task",
+    task: "FileTask",
     screen: "Screen",
     mesh: "jax.sharding.Mesh | None",
     resume: bool,
@@ -272,7 +272,8 @@ def _run(
     from jaxformer.training.loop import Training
 
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        options = {} if origin is None else {"generation": origin.generation}
+        options: dict[str, Any] = {} if origin is None else {"generation": origin.generation}
+        options |= {"next_step": _go_on(folder)}
         training = Training(config, folder, task, screen, mesh, params, **options)
         if resume:
             training.resume()
@@ -304,7 +305,7 @@ def fitted(model: ModelConfig, tokenizer: Tokenizer, say: Callable[[str], None])
     return replace(model, vocab_size=tokenizer.vocab_size, **source)
 
 
-def _report(folder: RunFolder, task: "Task", say: Callable[[str], None]) -> None:
+def _report(folder: RunFolder, task: "FileTask", say: Callable[[str], None]) -> None:
     """Prints the last evaluation, scores of baselines on the same text, a sample and the paths."""
     name, label = task.measure
     finals = [line[name] for line in folder.read_metrics() if name in line]

@@ -1,12 +1,12 @@
 """A training step that is compiled for each batch shape on first use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch
+from jaxformer.training.objectives import AnyBatch
 from jaxformer.training.step import Measured, TrainState
 
 
@@ -28,22 +28,28 @@ class CompiledStep:
                 program of that width is compiled.
         """
         self._step, self._compiling = step, compiling
-        self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
+        self._programs: dict[Hashable, jax.stages.Compiled] = {}
 
-    def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
+    def compile(self, state: TrainState, batch: AnyBatch) -> jax.stages.Compiled:
         """Returns the program for batches of this shape; compiles it if necessary."""
-        shape = batch.inputs.shape
-        if shape not in self._programs:
+        leaves, structure = jax.tree.flatten(batch)
+        shapes = structure, *(leaf.shape for leaf in leaves)
+        if shapes not in self._programs:
             rate = jax.ShapeDtypeStruct((), np.float32)
-            with self._compiling(shape[-1]):
-                self._programs[shape] = self._step.lower(state, batch, rate).compile()
-        return self._programs[shape]
+            with self._compiling(width(batch)):
+                self._programs[shapes] = self._step.lower(state, batch, rate).compile()
+        return self._programs[shapes]
 
     def __call__(
-        self, state: TrainState, batch: Batch, rate: np.float32
+        self, state: TrainState, batch: AnyBatch, rate: np.float32
     ) -> tuple[TrainState, Measured]:
         """Makes one update."""
         return self.compile(state, batch)(state, batch, rate)
+
+
+def width(batch: AnyBatch) -> int:
+    """Returns the last size of a batch's first array, such as the number of tokens of a row."""
+    return jax.tree.leaves(batch)[0].shape[-1]
 
 
 def num_bytes(program: jax.stages.Compiled) -> int | None:

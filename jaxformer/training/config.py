@@ -33,7 +33,7 @@ def check_seed(seed: int) -> None:
 
 
 def _check(
-    config: "OptimizerConfig | TrainingConfig",
+    config: "OptimizerConfig | RunConfig",
     name: str,
     is_accepted: Callable[[float], bool],
     accepted: str,
@@ -44,7 +44,7 @@ def _check(
         raise ValueError(f"{name} is {value}; it must be {accepted}")
 
 
-def _check_least(config: "OptimizerConfig | TrainingConfig", least: int, *names: str) -> None:
+def _check_least(config: "OptimizerConfig | RunConfig", least: int, *names: str) -> None:
     """Raises ValueError if a named field is below `least`; None passes."""
     for name in names:
         _check(config, name, lambda value: value >= least, f"at least {least}")
@@ -149,11 +149,8 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig(Generic[Model]):
-    """Base class of training configs: the model and everything that its losses depend on.
-
-    The subclasses add the settings of the data and of its batches.
-    """
+class RunConfig(Generic[Model]):
+    """Config of a run with any objective and any batches: the model and the course of the run."""
 
     model: Model
     execution: Execution = field(default_factory=Execution)
@@ -166,16 +163,6 @@ class TrainingConfig(Generic[Model]):
     minutes: float | None = None
     """minutes of training, without compilation, evaluation and saving; None: only the steps limit
     the run"""
-    accumulate: int = 1
-    """micro-batches per update"""
-    held_out: float | None = None
-    """fraction to hold out; None: 0.05 of the text, but at least 500 kB (or 0.1, if that is less)
-    and at most 10 MB; 0.05 of the pairs, but at most 1,000"""
-    label_smoothing: float = 0.0
-    """share of the target probability that is spread over all tokens"""
-    parse_special: bool = False
-    """read special tokens that the text spells out, such as <|im_start|>, as these tokens; the run
-    then reads prompts and evaluated texts in the same way. False: they are plain text"""
     seed: int = 0
     """seed for initialisation, data order, dropout and samples"""
     evaluate_every: int = 250
@@ -196,8 +183,7 @@ class TrainingConfig(Generic[Model]):
     def __post_init__(self) -> None:
         """Checks the settings."""
         check_fields(self)
-        counts = ("steps", "accumulate", "evaluate_every", "checkpoint_every", "keep_every")
-        _check_least(self, 1, *counts)
+        _check_least(self, 1, "steps", "evaluate_every", "checkpoint_every", "keep_every")
         if type(self.model) not in KINDS.values():
             raise ValueError(
                 f"model is {shown(self.model)}; it must be the config of a model, such as "
@@ -208,6 +194,30 @@ class TrainingConfig(Generic[Model]):
             raise ValueError("steps and minutes are None; one of them must limit the run")
         _check(self, "keep", lambda x: x >= 2, "at least 2, since the newest may be damaged")
         check_seed(self.seed)
+
+
+@dataclass(frozen=True)
+class TrainingConfig(RunConfig[Model]):
+    """Base class of the configs of `jaxformer train`: everything that its losses depend on.
+
+    The subclasses add the settings of the data and of its batches.
+    """
+
+    accumulate: int = 1
+    """micro-batches per update"""
+    held_out: float | None = None
+    """fraction to hold out; None: 0.05 of the text, but at least 500 kB (or 0.1, if that is less)
+    and at most 10 MB; 0.05 of the pairs, but at most 1,000"""
+    label_smoothing: float = 0.0
+    """share of the target probability that is spread over all tokens"""
+    parse_special: bool = False
+    """read special tokens that the text spells out, such as <|im_start|>, as these tokens; the run
+    then reads prompts and evaluated texts in the same way. False: they are plain text"""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        _check_least(self, 1, "accumulate")
         check_fraction(self, "label_smoothing")
         _check(self, "held_out", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
 
@@ -307,7 +317,7 @@ RESUMABLE += ("profile", *Execution.__dataclass_fields__)
 Section = Execution | OptimizerConfig | LoraConfig
 
 
-def differences(old: TrainingConfig | Section, new: TrainingConfig | Section) -> dict[str, tuple]:
+def differences(old: RunConfig | Section, new: RunConfig | Section) -> dict[str, tuple]:
     """Returns the fields that differ, also those in sections, by the flag's name: (old, new)."""
     changed = {}
     for name in old.__dataclass_fields__:

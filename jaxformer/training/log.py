@@ -12,20 +12,21 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxformer.artifacts.files import json_text, write_figure
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.config import kind_of
 from jaxformer.models.parameters import parameter_count
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.config import RunConfig
 from jaxformer.training.processes import is_first
-from jaxformer.training.run_folders import read_run, run_name
+from jaxformer.training.run_folders import title_of
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Measure, Score, Task
 from jaxformer.training.trackers import Tracker, open_trackers
+
+_LOSS = Measure("held_out_loss", "held-out loss")  # of a task without a measure
 
 
 class RunLog:
     """Log of a run: metrics.jsonl with a line per update and evaluation, trackers and picture."""
 
-    def __init__(self, folder: RunFolder, config: TrainingConfig, task: Task):
+    def __init__(self, folder: RunFolder, config: RunConfig, task: Task):
         """Creates a log in a run's folder.
 
         Args:
@@ -80,7 +81,9 @@ class RunLog:
         """
         if not is_first():
             return
-        line = score_line(self._task.measure.name, whole or part, part if whole else None)
+        line = score_line(
+            (self._task.measure or _LOSS).name, whole or part, part if whole else None
+        )
         self._write([finite({"step": step, **line})])
         if sample:
             self._folder.add_sample(step, sample)
@@ -88,9 +91,8 @@ class RunLog:
 
     def draw(self) -> None:
         """Draws the picture of the run from its metrics."""
-        inputs, config = read_run(self._folder)
-        name = run_name(inputs, kind_of(config.model), tuned=inputs.origin is not None)
-        title = f"{name}: {parameter_count(config.model) / 1e6:.1f} M parameters"
+        size = f"{parameter_count(self._config.model) / 1e6:.1f} M parameters"
+        title = f"{title_of(self._folder)}: {size}"
         metrics, task = self._folder.read_metrics(), self._task
         figure = figure_of(metrics, task.measure, task.baselines, task.num_targets)
         write_figure(figure, title, self._folder.picture, dpi=120)
@@ -161,7 +163,7 @@ def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
 
 
 def figure_of(
-    metrics: list[dict], measure: Measure, baselines: dict[str, float], whole: int
+    metrics: list[dict], measure: Measure | None, baselines: dict[str, float], whole: int
 ) -> Figure:
     """Draws the losses of a run and its held-out measure by step.
 
@@ -170,12 +172,14 @@ def figure_of(
 
     Args:
         metrics: The lines of metrics.jsonl.
-        measure: The task's measure.
+        measure: The task's measure; None: the held-out loss, of unknown unit.
         baselines: Values of the measure to compare with, by name.
         whole: The number of targets in all held-out text.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
+    unit = " (nats per token)" if measure else ""
+    measure = measure or _LOSS
     trained = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     if trained:
         steps, losses = zip(*trained, strict=True)
@@ -200,7 +204,7 @@ def figure_of(
     if whole in scores:
         step, _, value = scores[whole][-1]
         title = f"all held-out text at step {step}: {value:.3f} {measure.label}"
-    left.set(xlabel="step", ylabel="loss (nats per token)", title="loss")
+    left.set(xlabel="step", ylabel=f"loss{unit}", title="loss")
     right.set(xlabel="step", ylabel=measure.label, title=title)
     for axes in (left, right):
         finish(axes)

@@ -1,6 +1,5 @@
 """The training loop: updates, evaluations, checkpoints and progress reports."""
 
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,16 +20,15 @@ from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training.agreement import Agreement
-from jaxformer.training.batch import num_tokens
-from jaxformer.training.compiled_step import CompiledStep, memory_line
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.compiled_step import CompiledStep, memory_line, width
+from jaxformer.training.config import RunConfig
 from jaxformer.training.early_end import Ended, Interrupted, Stopped, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import are_several, is_first, wait_for_all
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
-from jaxformer.training.speed import Clock, Profile, ScoringTime, update_flops, utilization
+from jaxformer.training.speed import Clock, Profile, ScoringTime, update_size, utilization
 from jaxformer.training.step import Measured, make_step
 from jaxformer.training.tasks.task import Score, Task
 
@@ -43,13 +41,15 @@ class Training:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: RunConfig,
         folder: RunFolder,
         task: Task,
         screen: Screen,
         mesh: Mesh | None = None,
         base: dict | None = None,
         generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
+        *,
+        next_step: str,
     ):
         """Builds the model and its state.
 
@@ -61,9 +61,10 @@ class Training:
             mesh: The devices, a mesh that is also in context; None: one device.
             base: Initial parameters, which are donated; None: random ones.
             generation: The settings of generation for samples and translations.
+            next_step: How to continue the run after a signal, for the message.
         """
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
-        self.mesh = mesh
+        self.mesh, self._next_step = mesh, next_step
         self.model = build(config.model, config.execution, generation=generation)
         optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
@@ -148,7 +149,7 @@ class Training:
             if not self.log.has_scored(self.step, self.task.num_targets):
                 self.evaluate(whole=True)  # a new limit makes this step the last one
             self.screen.say(
-                f"step {self.step} was the last; to train further, set more --steps or --minutes"
+                f"step {self.step} was the last; to train further, set more steps or minutes"
             )
             return
         with self.writer, self.log:
@@ -191,7 +192,7 @@ class Training:
         """Makes one update with the next batch."""
         rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
         batch = next(self.batches)
-        tokens, flops = num_tokens(batch), update_flops(self.config, batch)
+        tokens, flops = update_size(self.config, batch)
         self._clock.count(tokens * self.share.count, flops * self.share.count)
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)
@@ -223,7 +224,7 @@ class Training:
         part = f" (frozen), {num_trainable(self.state.params):,} of an adapter"
         part = "" if self.config.lora.lora_rank is None else part
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
-        widest = max(self.batches.shapes(), key=lambda batch: batch.inputs.shape[-1])
+        widest = max(self.batches.shapes(), key=width)
         if self.mesh is not None:
             widest = placed_shapes(widest, self.mesh, self.share)
         step, begin = CompiledStep(self.update, self._compiling), time.perf_counter()
@@ -275,8 +276,7 @@ class Training:
         by = "" if signal == SIGINT else f" by {signal.name}"
         raise Interrupted(
             signal,
-            f"stopped{by} at step {self.step}, which is saved; go on with: "
-            f"jaxformer train --resume --out {shlex.quote(str(self.folder.path))}",
+            f"stopped{by} at step {self.step}, which is saved; {self._next_step}",
         )
 
     def evaluate(self, whole: bool) -> None:
@@ -290,6 +290,8 @@ class Training:
         Raises:
             Interrupted: A signal arrived.
         """
+        if not self.task.num_targets:
+            return
         self.flush()
         try:
             with self._clock.paused():
@@ -303,10 +305,8 @@ class Training:
             part, all_of_it = self._score(variables, whole=False), None
             key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
             sample = self.task.sample(self.model, variables, key)
-        self.screen.say(
-            f"step {self.step}: held-out loss {part.loss:.4f} nats per token, "
-            f"{part.measure:.3f} {measure.label}"
-        )
+        figure = f" nats per token, {part.measure:.3f} {measure.label}" if measure else ""
+        self.screen.say(f"step {self.step}: held-out loss {part.loss:.4f}{figure}")
         if whole and part.targets < self.task.num_targets:
             all_of_it = self._score(variables, whole=True)
         self.log.evaluation(self.step, part, all_of_it, sample)

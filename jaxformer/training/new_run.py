@@ -50,10 +50,10 @@ def prepare_run(
 
     kind, gathered, is_new = task_of(config), None, False
     if not resume:
-        _check_free(folder)
+        check_free(folder)
         gathered = kind.gather(inputs, config, screen)  # raises before the folder is created
         is_new = claim(folder)
-    _lock(folder, screen.say, stack)
+    hold_lock(folder, screen.say, stack)
     if not is_prepared(folder):
         gathered = kind.gather(inputs, config, screen) if resume else gathered
         if base is not None:
@@ -69,7 +69,7 @@ def prepare_run(
     screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
 
 
-def _lock(folder: RunFolder, say: Callable[[str], None], stack: ExitStack) -> None:
+def hold_lock(folder: RunFolder, say: Callable[[str], None], stack: ExitStack) -> None:
     """Locks the folder against other training processes until `stack` is closed."""
     try:
         if not stack.enter_context(locked(folder.lock)):
@@ -118,7 +118,8 @@ def _empty(path: Path, remove: bool) -> None:
         path.rmdir()
 
 
-def _check_free(folder: RunFolder) -> None:
+def check_free(folder: RunFolder) -> None:
+    """Raises ValueError unless a new run may be put into the folder."""
     check_utf8(folder.path)
     if folder.holds_run:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Shaped
 
 from jaxformer.functional.family import Weights
 from jaxformer.models.config.check import check_fraction
@@ -61,7 +61,7 @@ class Objective(ABC, Generic[AnyBatch]):
         """
 
     @abstractmethod
-    def count(self, batch: AnyBatch) -> Shaped[Array, ""]:
+    def count(self, batch: AnyBatch) -> Shaped[ArrayLike, ""]:
         """Returns the number that a sum over this batch is divided by, such as that of its targets.
 
         Args:
@@ -180,7 +180,7 @@ def check_batch(objective: Objective, batch: object) -> int:
     return shapes[0][0]
 
 
-def check_scalar(objective: Objective, name: str, value: Shaped[Array, ""]) -> None:
+def check_scalar(objective: Objective, name: str, value: Shaped[ArrayLike, ""]) -> None:
     """Raises ValueError unless a value of an objective is a scalar."""
     if jnp.shape(value) != ():
         raise ValueError(

@@ -5,10 +5,8 @@ from dataclasses import asdict
 from functools import partial
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array
 
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build
@@ -23,12 +21,13 @@ from jaxformer.models.mesh import (
 )
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import partition
-from jaxformer.training.batch import WHOLE, Batch, Share
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.batch import WHOLE, Share
+from jaxformer.training.config import RunConfig
+from jaxformer.training.objectives import AnyBatch
 from jaxformer.training.step import TrainState, init_state
 
 
-def num_devices_for(config: TrainingConfig) -> int:
+def num_devices_for(config: RunConfig) -> int:
     """Returns the largest number of devices that divides a run's batch size.
 
     With several processes, or for a config without `batch_size`, it returns the number of all
@@ -40,11 +39,11 @@ def num_devices_for(config: TrainingConfig) -> int:
     return max(number for number in range(1, count + 1) if rows % number == 0)
 
 
-def mesh_of(config: TrainingConfig, say: Callable[[str], None]) -> Mesh | None:
+def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
     """Makes the mesh of a run.
 
     Args:
-        config: The `TrainingConfig`.
+        config: The `RunConfig`.
         say: Receives the lines that describe the mesh.
 
     Returns:
@@ -159,7 +158,7 @@ def share_of(mesh: Mesh | None) -> Share:
     return Share(first // number, parts // number)
 
 
-def place_batch(batch: Batch[np.ndarray], mesh: Mesh, share: Share = WHOLE) -> Batch[Array]:
+def place_batch(batch: AnyBatch, mesh: Mesh, share: Share = WHOLE) -> AnyBatch:
     """Shards the rows of micro-batches over the devices.
 
     Args:
@@ -175,9 +174,7 @@ def place_batch(batch: Batch[np.ndarray], mesh: Mesh, share: Share = WHOLE) -> B
     )
 
 
-def placed_shapes(
-    batch: Batch[jax.ShapeDtypeStruct], mesh: AnyMesh, share: Share = WHOLE
-) -> Batch[jax.ShapeDtypeStruct]:
+def placed_shapes(batch: AnyBatch, mesh: AnyMesh, share: Share = WHOLE) -> AnyBatch:
     """Returns the shapes of a batch with the shardings of `place_batch`."""
     where = batch_sharding(mesh, before=1)
     return jax.tree.map(

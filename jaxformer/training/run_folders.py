@@ -69,6 +69,15 @@ def _safe(name: str) -> str:
     return f"text-{name}" if _RESERVED.match(name) else name or "text"
 
 
+def title_of(folder: RunFolder) -> str:
+    """Returns the title of a run's picture: its name or, for a run of a script, its folder."""
+    sections = folder.read_config()
+    if "objective" in sections:
+        return folder.path.name
+    inputs = parse_inputs(sections, folder.config)
+    return run_name(inputs, sections.get("kind", "decoder"), tuned=inputs.origin is not None)
+
+
 def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     """Returns the inputs and the config of a run.
 
@@ -76,6 +85,11 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
         ValueError: A key is unknown, missing or wrong. The message names the file and the key.
     """
     sections = folder.read_config("model", "training")
+    if "objective" in sections:
+        raise ValueError(
+            f"{folder.path} was trained by a script with the objective {sections['objective']}; "
+            "run that script again to continue it"
+        )
     model, training = parse_kind(sections, folder.config), sections["training"]
     for name in ("execution", "optimizer", "lora"):
         if name not in training:
@@ -270,13 +284,13 @@ def _trained_at(folder: RunFolder) -> float:
 
 
 def _read(folder: RunFolder) -> Run | UnreadableRun | None:
-    """Returns the run; None if the folder holds a saved model or a Hugging Face model."""
+    """Returns the run of `jaxformer train`; None for a run of a script and for a saved model."""
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.training.optimizer import Schedule
 
     try:
         sections = read_sections(folder.path)
-        if sections is None or "training" not in sections:
+        if sections is None or "training" not in sections or "objective" in sections:
             return None
         _, config = read_run(folder)
         step, progress = Checkpoints(folder.checkpoints).progress()

@@ -7,12 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer.models.flops import training_flops
-from jaxformer.training.batch import Batch
-from jaxformer.training.config import TrainingConfig
+from jaxformer.training.batch import Batch, num_tokens
+from jaxformer.training.config import RunConfig
 from jaxformer.training.devices import device_of
+from jaxformer.training.objectives import AnyBatch
 from jaxformer.training.tasks.task import Task
 
 WARM, TRACED = 5, 5  # updates before the trace, updates in the trace
@@ -135,15 +137,20 @@ class ScoringTime:
         return self._task.num_targets * (parts * share + wholes * (share < 1))
 
 
-def update_flops(config: TrainingConfig, batch: Batch) -> int:
-    """Returns the operations of an update, by formula (`models.flops`), including padding.
+def update_size(config: RunConfig, batch: AnyBatch) -> tuple[int, int]:
+    """Returns the tokens of an update without padding, and its operations including padding.
 
-    Training a LoRA adapter takes a third less, because frozen weights have no gradient.
+    The operations follow the formula of `models.flops`. Training a LoRA adapter takes a third less,
+    because frozen weights have no gradient. A batch of a user's type counts each integer as a
+    token, and its operations are unknown (0).
     """
+    if not isinstance(batch, Batch):
+        integers = (x for x in jax.tree.leaves(batch) if np.issubdtype(x.dtype, np.integer))
+        return sum(x.size for x in integers), 0
     source = None if batch.source is None else batch.source.shape[-1]
     accumulate, rows, length = batch.inputs.shape
     flops = accumulate * rows * _row_flops(config.model, length, source)
-    return flops if config.lora.lora_rank is None else flops * 2 // 3
+    return num_tokens(batch), flops if config.lora.lora_rank is None else flops * 2 // 3
 
 
 _row_flops = lru_cache(maxsize=32)(training_flops)
@@ -153,18 +160,18 @@ def utilization(flops_per_second: float, mesh: Mesh | None) -> dict[str, float]:
     """Returns `model_flops_utilization`, the share of the devices' bfloat16 peak that is used.
 
     Args:
-        flops_per_second: Operations of the whole run per second.
+        flops_per_second: Operations of the whole run per second; 0: unknown.
         mesh: The devices; None: the first one of JAX.
 
     Returns:
-        A dict with one entry, or an empty one if the devices' peak is not known.
+        A dict with one entry, or an empty one if the operations or the devices' peak are unknown.
 
     Reference:
         Chowdhery et al. 2022, appendix B.
     """
     devices = jax.devices()[:1] if mesh is None else mesh.devices.ravel()
     device = device_of(devices[0].device_kind)
-    if device is None:
+    if device is None or not flops_per_second:
         return {}
     return {"model_flops_utilization": round(flops_per_second / (device.flops * len(devices)), 4)}
 

@@ -14,7 +14,7 @@ from jaxformer.training import speed as module
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TextTraining
 from jaxformer.training.devices import DEVICES, device_of
-from jaxformer.training.speed import Clock, ScoringTime, update_flops, utilization
+from jaxformer.training.speed import Clock, ScoringTime, update_size, utilization
 
 CONFIG = TextTraining(
     DecoderConfig(vocab_size=64, max_length=16, num_layers=2, embed_dim=32, num_heads=2)
@@ -107,7 +107,7 @@ def test_the_remaining_time_of_evaluations_is_what_they_take(steps, every, numbe
 def test_an_update_takes_three_forward_passes():
     """The backward pass takes twice the operations of the forward pass; micro-batches add up."""
     ids = np.zeros((3, 5, 16), np.int32)
-    assert update_flops(CONFIG, Batch(ids, ids)) == 3 * 5 * 3 * forward_flops(CONFIG.model, 16)
+    assert update_size(CONFIG, Batch(ids, ids))[1] == 3 * 5 * 3 * forward_flops(CONFIG.model, 16)
 
 
 @pytest.mark.parametrize(

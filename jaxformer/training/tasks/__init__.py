@@ -6,16 +6,16 @@ from jaxformer.training.config import (
     TextTraining,
     TrainingConfig,
 )
-from jaxformer.training.tasks.task import Task
+from jaxformer.training.tasks.task import FileTask
 
 
-def task_of(config: TrainingConfig) -> type[Task]:
+def task_of(config: TrainingConfig) -> type[FileTask]:
     """Returns the class of tasks for a config."""
     from jaxformer.training.tasks.hidden_tokens import HiddenTokens
     from jaxformer.training.tasks.next_tokens import NextTokens
     from jaxformer.training.tasks.pairs import Pairs
 
-    tasks: dict[type[TrainingConfig], type[Task]] = {
+    tasks: dict[type[TrainingConfig], type[FileTask]] = {
         TextTraining: NextTokens,
         HiddenTraining: HiddenTokens,
         PairTraining: Pairs,

@@ -1,4 +1,4 @@
-"""Interface of the tasks: the training data and the score of a kind of run."""
+"""Interfaces of the tasks: what the training loop needs, and what the command line needs."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
@@ -8,9 +8,9 @@ from jaxtyping import PRNGKeyArray
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.training.batch import WHOLE, Batch, OnScored, Share
+from jaxformer.training.batch import WHOLE, OnScored, Share
 from jaxformer.training.config import Inputs, TrainingConfig
-from jaxformer.training.objectives import Objective
+from jaxformer.training.objectives import AnyBatch, Objective
 from jaxformer.training.screen import Screen
 
 Config = TypeVar("Config", bound=TrainingConfig, contravariant=True)
@@ -42,13 +42,13 @@ class Score(NamedTuple):
     targets: int
 
 
-class Batches(Iterator[Batch], Protocol):
+class Batches(Iterator[AnyBatch], Protocol[AnyBatch]):
     """Endless iterator over the batches of updates, with micro-batches along the first axis.
 
     The batches depend on the data, the config and the seed only.
     """
 
-    def shapes(self) -> list[Batch]:
+    def shapes(self) -> list[AnyBatch]:
         """Returns every shape of batch that the iterator yields."""
 
     def state(self) -> dict[str, Any]:
@@ -58,10 +58,11 @@ class Batches(Iterator[Batch], Protocol):
         """Moves the iterator to the position in `state`."""
 
 
-class Task(Protocol[Config]):
-    """The prepared data of a run: training batches, a score and a sample."""
+class Task(Protocol):
+    """What the training loop needs: an objective, training batches, a score and a sample."""
 
-    measure: ClassVar[Measure]
+    measure: ClassVar[Measure | None]
+    """figure of a score in addition to the loss; None: the loss alone"""
     scoring_cost: ClassVar[float]
     """guess of the time of scoring a target, in times of training on one"""
 
@@ -70,20 +71,49 @@ class Task(Protocol[Config]):
         """What an update reduces."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the data."""
-
-    @property
     def baselines(self) -> dict[str, float]:
         """Values of the measure on all held-out data to compare with, by name."""
 
     @property
     def num_targets(self) -> int:
-        """Number of targets in all held-out data."""
+        """Number of targets in all held-out data; 0: there are no held-out data to score."""
 
     @property
     def part(self) -> float:
         """Share of the held-out data that every evaluation scores."""
+
+    def batches(self, share: Share = WHOLE) -> Batches:
+        """Returns the training batches from the beginning, or the share of one process."""
+
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = ...,
+    ) -> Score:
+        """Scores the model on held-out data.
+
+        Args:
+            model: The model.
+            variables: Its parameters.
+            whole: Whether to score all held-out data, or a part that is always the same.
+            on_scored: Called with the number of targets scored so far.
+        """
+
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
+        """Returns output of the model for a person to judge; "" if the config wants no sample."""
+
+
+class FileTask(Task, Protocol[Config]):
+    """Task on files that a user names: `jaxformer train` prepares their data in the run folder."""
+
+    measure: ClassVar[Measure]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the data."""
 
     @classmethod
     def gather(cls, inputs: Inputs, config: Config, screen: Screen) -> Any:
@@ -120,29 +150,6 @@ class Task(Protocol[Config]):
 
     def description(self) -> list[str]:
         """Returns lines of text about the size of each part of the data."""
-
-    def batches(self, share: Share = WHOLE) -> Batches:
-        """Returns the training batches from the beginning, or the share of one process."""
-
-    def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = ...,
-    ) -> Score:
-        """Scores the model on held-out data.
-
-        Args:
-            model: The model.
-            variables: Its parameters.
-            whole: Whether to score all held-out data, or a part that is always the same.
-            on_scored: Called with the number of targets scored so far.
-        """
-
-    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
-        """Returns output of the model for a person to judge; "" if the config wants no sample."""
 
     def example(self) -> list[str]:
         """Returns a command that uses the trained model: its verb and the words after RUN."""

@@ -12,6 +12,7 @@ from tests.mutation.changes import Replace, gives, inside, takes, then, unchange
 
 X64 = "test_x64.py"
 OBJECTIVES = "training/test_objectives.py"
+FIT = "training/test_fit.py"
 
 
 def counts_padding(weighted_sum):
@@ -194,6 +195,18 @@ BUGS = (
         "cli:main",
         inside("isinstance", gives(False)),  # sys.stdout is no TextIOWrapper
         "cli/test_errors.py::test_text_that_a_terminal_cannot_show_does_not_end_a_verb",
+    ),
+    Bug(
+        "a script that is run again begins with its first batch",
+        "training.fit:NumberedBatches.restore",
+        gives(None),
+        f"{FIT}::test_a_run_that_ended_early_continues_as_if_it_had_not",
+    ),
+    Bug(
+        "a script continues a run of another objective",
+        "training.fit:_prepare",
+        inside("repr", gives("the objective")),
+        f"{FIT}::test_a_run_keeps_its_objective_and_settings",
     ),
     # ---- checkpoints: orbax#2972, gpt-neox#308
     Bug(

@@ -1,0 +1,263 @@
+"""Training with a user's objective and batches, in the loop of `jaxformer train`."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
+from jaxformer.functional.family import Weights
+from jaxformer.models.config import kind_of
+from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.models.mesh import num_row_parts
+from jaxformer.training.batch import WHOLE, OnScored, Share, noop
+from jaxformer.training.config import RESUMABLE, RunConfig, differences
+from jaxformer.training.loop import Training
+from jaxformer.training.new_run import check_free, claim, hold_lock
+from jaxformer.training.objectives import AnyBatch, Objective, check_objective
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.placed import mesh_of
+from jaxformer.training.processes import done_by_first, is_first, wait_for_all
+from jaxformer.training.screen import Screen
+from jaxformer.training.step import init_state, make_step
+from jaxformer.training.tasks.task import Score
+from jaxformer.training.trackers import require_trackers
+
+
+def fit(
+    config: RunConfig,
+    objective: Objective[AnyBatch],
+    batch_of: Callable[[int], AnyBatch],
+    out: str | Path,
+    *,
+    held_out: Sequence[AnyBatch] = (),
+    params: Weights | None = None,
+    quiet: bool = False,
+) -> Variables:
+    """Trains a model with any objective in a run folder, and returns the trained variables.
+
+    If `out` holds a run of the same settings, the run continues from its newest checkpoint. So an
+    interrupted script continues when it is run again. The folder has the checkpoints,
+    metrics.jsonl and the picture. `jf.load(out)` opens the newest checkpoint, except of a LoRA
+    adapter, whose checkpoints lack the base weights.
+
+    Args:
+        config: The model, the optimizer and the course of the run.
+        objective: What an update reduces.
+        batch_of: Returns the batch of update n, from 0, with micro-batches along the first axis
+            and rows along the second axis of each array. It must depend on n only, because a
+            resumed run asks for the batches that follow. With several processes, each process
+            returns the whole batch and trains on its own rows.
+        out: The run folder. A new run needs a new or an empty folder.
+        held_out: Batches to score at each evaluation, without the axis of micro-batches.
+        params: The initial parameters, which are copied; None: random ones.
+        quiet: Whether to print nothing.
+
+    Raises:
+        ValueError: The objective, a batch or the folder is not accepted. The error comes before
+            anything is computed or written.
+        Interrupted: A signal ended the run, after a checkpoint was saved.
+        Ended: The run diverged.
+    """
+    check_objective(objective)
+    require_trackers(config.trackers)
+    screen = Screen(quiet=quiet or not is_first())
+    if config.lora.lora_rank is not None and params is None:
+        raise ValueError(f"lora_rank is {config.lora.lora_rank}, but params is None; give weights")
+    mesh, folder = mesh_of(config, screen.say), RunFolder(out)
+    with nullcontext() if mesh is None else jax.set_mesh(mesh), ExitStack() as locks:
+        _check_batch(config, objective, batch_of(0), params, mesh)
+        prepare = partial(_prepare, folder, config, objective, screen, locks)
+        done_by_first("the run folder is ready", prepare)
+        task = _OwnTask(objective, batch_of, held_out)
+        base = jax.tree.map(jnp.copy, params)
+        go_on = "run the script again to continue"
+        training = Training(config, folder, task, screen, mesh, base, next_step=go_on)
+        if folder.metrics.exists():
+            training.resume()
+        training.run()
+        wait_for_all("the end")
+        return {"params": training.state.weights()}
+
+
+class NumberedBatches(Iterator[AnyBatch]):
+    """The batches of a function of their number."""
+
+    def __init__(self, batch_of: Callable[[int], AnyBatch], share: Share = WHOLE):
+        """Starts at batch 0.
+
+        Args:
+            batch_of: Returns batch n.
+            share: The rows of each micro-batch to return.
+        """
+        self._batch_of, self._share, self._number = batch_of, share, 0
+
+    def __next__(self) -> AnyBatch:
+        """Returns the next batch."""
+        batch, self._number = self._read(self._number), self._number + 1
+        return batch
+
+    def _read(self, number: int) -> AnyBatch:
+        return jax.tree.map(
+            lambda x: x[:, self._share.rows(x.shape[1])], _canonical(self._batch_of(number))
+        )
+
+    def shapes(self) -> list[AnyBatch]:
+        """Returns the shape of the first batch. Further shapes are compiled when they come."""
+        return [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._read(0))]
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position of the iterator, for JSON."""
+        return {"number": self._number}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Moves the iterator to the position in `state`."""
+        self._number = state["number"]
+
+
+@dataclass(frozen=True)
+class _OwnTask(Generic[AnyBatch]):
+    """Task of `fit` (see `Task`)."""
+
+    measure: ClassVar[None] = None
+    scoring_cost: ClassVar[float] = 0.5
+    objective: Objective[AnyBatch]
+    batch_of: Callable[[int], AnyBatch]
+    held_out: Sequence[AnyBatch]
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """No values to compare with."""
+        return {}
+
+    @property
+    def part(self) -> float:
+        """1: every evaluation scores all held-out batches."""
+        return 1.0
+
+    @cached_property
+    def num_targets(self) -> int:
+        """The count of all held-out batches."""
+        return round(float(sum(jnp.asarray(self.objective.count(x)) for x in self.held_out)))
+
+    def batches(self, share: Share = WHOLE) -> NumberedBatches[AnyBatch]:
+        """Returns the training batches from the beginning, or the share of one process."""
+        return NumberedBatches(self.batch_of, share)
+
+    def score(
+        self,
+        model: LanguageModel,
+        variables: Variables,
+        *,
+        whole: bool,
+        on_scored: OnScored = noop,
+    ) -> Score:
+        """Returns the mean loss over all held-out batches (see `Task.score`)."""
+        losses, count = [], 0.0
+        for batch in self.held_out:
+            # pyrefly: ignore[bad-argument-type] (Flax gives modules a hash)
+            loss, counted = _scored(model, self.objective)(variables["params"], batch)
+            losses.append(float(loss))
+            count += float(counted)
+            on_scored(round(count))
+        loss = sum(losses) / count
+        return Score(loss, loss, self.num_targets)
+
+    def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
+        """Returns "": there is no sample."""
+        return ""
+
+
+@lru_cache(maxsize=4)
+def _scored(
+    model: LanguageModel, objective: Objective[AnyBatch]
+) -> Callable[[Weights, AnyBatch], tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Returns the compiled function of the reported loss and the count of a batch."""
+
+    @jax.jit
+    def score(params: Weights, batch: AnyBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        sums = objective.loss(model, params, batch, None)
+        return sums.figures.get("loss", sums.loss), jnp.asarray(objective.count(batch))
+
+    return score
+
+
+def _canonical(batch: AnyBatch) -> AnyBatch:
+    """Returns the arrays in the dtypes of JAX, such as int32 for int64."""
+    return jax.tree.map(lambda x: np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype)), batch)
+
+
+def _check_batch(
+    config: RunConfig,
+    objective: Objective[AnyBatch],
+    batch: AnyBatch,
+    params: Weights | None,
+    mesh: Mesh | None,
+) -> None:
+    """Traces an update with the shapes of a batch, which checks the batch and the objective.
+
+    Raises:
+        ValueError: They are not accepted, or the mesh does not divide the rows.
+    """
+    model, optimizer = build(config.model, config.execution), make_optimizer(config.optimizer)
+    init = partial(init_state, model, optimizer, 0, lora=config.lora)
+    jax.eval_shape(make_step(model, optimizer, objective), jax.eval_shape(init, params), batch)
+    parts = 1 if mesh is None else num_row_parts(mesh)
+    shapes = [x.shape for x in jax.tree.leaves(batch)]
+    if any(len(shape) < 2 or shape[1] % parts for shape in shapes):
+        raise ValueError(
+            f"batch has arrays of shapes {', '.join(map(str, shapes))}; each must have rows along "
+            f"its second axis, and their number must be a multiple of data × fsdp ({parts})"
+        )
+
+
+def _prepare(
+    folder: RunFolder, config: RunConfig, objective: Objective, screen: Screen, locks: ExitStack
+) -> None:
+    """Creates and locks a new run folder, or checks that the run in it has the same settings."""
+    # The addresses of functions differ from process to process.
+    named = re.sub(r" at 0x[0-9a-f]+", "", repr(objective))
+    if folder.holds_run:
+        _check_same(folder, config, named)
+    else:
+        check_free(folder)
+        claim(folder)
+    hold_lock(folder, screen.say, locks)
+    training = {name: x for name, x in asdict(config).items() if name != "model"}
+    kind = kind_of(config.model)
+    sections = {"kind": kind, "model": config.model, "training": training, "objective": named}
+    folder.write_config(sections)
+
+
+def _check_same(folder: RunFolder, config: RunConfig, objective: str) -> None:
+    """Raises ValueError unless the run in the folder has this objective and these settings."""
+    sections = folder.read_config("model", "training")
+    before = sections.get("objective", "that of jaxformer train")
+    if before != objective:
+        raise ValueError(
+            f"objective is {objective}, but that of the run in {folder.path} is {before}; choose "
+            "another folder as `out`"
+        )
+    model = parse_kind(sections, folder.config)
+    old = parse_config(RunConfig, {**sections["training"], "model": model}, folder.config)
+    if type(config.model) is not type(model):
+        raise ValueError(
+            f"model is a {type(config.model).__name__}, but that of the run in {folder.path} is a "
+            f"{type(model).__name__}; choose another folder as `out`"
+        )
+    for name, (then, now) in differences(old, config).items():
+        if name not in RESUMABLE:
+            raise ValueError(
+                f"{name} is {now}, but the run in {folder.path} was started with {then}; keep it, "
+                "or choose another folder as `out`"
+            )

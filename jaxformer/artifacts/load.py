@@ -95,7 +95,8 @@ def stored_run(
 
     config, generation = parse_kind(sections, run.config), parse_generation(sections, run.config)
     about = (sections.get("family"), generation, sections.get("checkpoint_dtype"))
-    tokenizer = None if "objective" in sections else run_tokenizer(run)  # of a run of a script
+    is_of_script = "objective" in sections  # its user may have put a tokenizer into its folder
+    tokenizer = stored_tokenizer(run.path, sections) if is_of_script else run_tokenizer(run)
     return Stored(config, read_converted, tokenizer, *about)
 
 

@@ -15,7 +15,9 @@ from jaxformer.training.batch import Batch
 from jaxformer.training.loss import counted, head_losses, read_batch, target_weights
 
 AnyBatch = TypeVar("AnyBatch")  # a pytree of arrays
-RESERVED = ("step", "gradient_norm", "learning_rate")  # of a line of metrics.jsonl
+# Other entries of a line of metrics.jsonl.
+RESERVED = ("step", "gradient_norm", "learning_rate", "seconds", "tokens_per_second")
+RESERVED += ("model_flops_utilization", "held_out_loss", "scored", "not_finite")
 
 
 class Sums(NamedTuple):

@@ -87,8 +87,8 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     sections = folder.read_config("model", "training")
     if "objective" in sections:
         raise ValueError(
-            f"{folder.path} was trained by a script with the objective {sections['objective']}; "
-            "run that script again to continue it"
+            f"{folder.path} is a run of a script with the objective {sections['objective']}; only "
+            "the script can continue it"
         )
     model, training = parse_kind(sections, folder.config), sections["training"]
     for name in ("execution", "optimizer", "lora"):

@@ -17,11 +17,12 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.batch import Batch, Share
-from jaxformer.training.config import OptimizerConfig, RunConfig
-from jaxformer.training.fit import NumberedBatches, fit
+from jaxformer.training.config import OptimizerConfig, RunConfig, TextTraining
+from jaxformer.training.fit import fit
 from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.objectives import CrossEntropy, Objective, Sums
 from jaxformer.training.run_folders import newest_unfinished, read_run
+from jaxformer.training.tasks.own_batches import NumberedBatches
 from tests.errors import error_of
 
 MODEL = jf.DecoderConfig(
@@ -141,6 +142,8 @@ def test_a_wrong_run_is_refused_before_a_folder_is_made(tmp_path):
     assert "targets has shape (8,); a micro-batch has targets [batch, length]" in refused(
         CrossEntropy(), lambda number: Batch(tokens[0], tokens[0])
     )
+    text = TextTraining(MODEL)
+    assert "config is a TextTraining; it must be a RunConfig" in refused(config=text)
     lora = replace(CONFIG, lora=LoraConfig(lora_rank=2))
     assert refused(config=lora) == "lora_rank is 2, but params is None; give weights"
     (tmp_path / "file").write_text("")
@@ -157,7 +160,7 @@ def test_a_run_keeps_its_objective_and_settings(tmp_path, quick_compilation):
     )
     other = error_of(lambda: fit(short, Preferred(0.2), batch_of, out, quiet=True))
     assert "objective is Preferred(beta=0.2), but that of the run in" in other
-    assert "was trained by a script with the objective Preferred(beta=0.1)" in error_of(
+    assert "is a run of a script with the objective Preferred(beta=0.1)" in error_of(
         read_run, RunFolder(out)
     )
     assert "no unfinished run" in error_of(newest_unfinished, tmp_path)

@@ -198,7 +198,7 @@ BUGS = (
     ),
     Bug(
         "a script that is run again begins with its first batch",
-        "training.fit:NumberedBatches.restore",
+        "training.tasks.own_batches:NumberedBatches.restore",
         gives(None),
         f"{FIT}::test_a_run_that_ended_early_continues_as_if_it_had_not",
     ),

@@ -43,7 +43,12 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
     import optax
 
     from jaxformer import Decoder, DecoderConfig, Execution
-    from jaxformer.training.step import Batch, init_state, make_step
+    from jaxformer.training.step import init_state, make_step
+
+    try:
+        from jaxformer.training.batch import Batch
+    except ImportError:  # a commit before b21995c
+        from jaxformer.training.step import Batch
 
     config = DecoderConfig(vocab_size, length, num_layers, dim, heads)
     model = Decoder(config, Execution(layers="unrolled"))

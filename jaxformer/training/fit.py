@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
-from jaxformer.functional.family import Weights
+from jaxformer.functional.trees import Weights
 from jaxformer.models.config import kind_of
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import Variables

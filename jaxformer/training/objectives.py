@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, Shaped
 
-from jaxformer.functional.family import Weights
+from jaxformer.functional.trees import Weights
 from jaxformer.models.config.check import check_fraction
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.family import Weights
+from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.objectives import AnyBatch, Objective

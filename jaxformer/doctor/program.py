@@ -1,14 +1,11 @@
-"""Reads the communication of a compiled program from its text.
-
-The text (`Compiled.as_text()`) consists of computations. Loops, fusions and asynchronous operations
-call other computations. Instructions in the body of a loop count once per iteration.
-"""
+"""Communication of a compiled program between devices, and its copies of an array."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
+
+from jaxformer.doctor.hlo import Instruction, walk
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 KINDS += ("collective-permute", "collective-broadcast")
@@ -19,14 +16,12 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: One of `KINDS`.
-        dtype: The dtypes of its arrays.
         size: Bytes of the whole arrays: the output of a gather, the input of a scatter.
         devices: The number of devices in a group.
         times: How often the program runs it.
     """
 
     kind: str
-    dtype: str
     size: int
     devices: int
     times: int
@@ -45,129 +40,6 @@ class Collective(NamedTuple):
         return self.times * self.size * rounds * (self.devices - 1) / self.devices
 
 
-class Instruction(NamedTuple):
-    """One line of a program.
-
-    Attributes:
-        name: The name of the result.
-        shape: The text of the result's shape.
-        operation: The name of the operation.
-        rest: The text after the operation.
-    """
-
-    name: str
-    shape: str
-    operation: str
-    rest: str
-
-
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
-_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+(?:e\d\w*)?|c64|c128)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
-_TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"(\d+)"\}')
-
-
-def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Parses the text of a program.
-
-    Returns:
-        (the instructions of each computation by its name, the name of the entry computation).
-
-    Raises:
-        ValueError: The text has no entry computation.
-    """
-    found, entry, current = {}, "", None
-    for line in text.splitlines():
-        if not line.startswith(" ") and line.rstrip().endswith("{"):
-            words = line.split()
-            name = words[words[0] == "ENTRY"].lstrip("%")
-            entry = name if words[0] == "ENTRY" else entry
-            current = found.setdefault(name, [])
-        elif current is not None and (match := _INSTRUCTION.match(line)):
-            current.append(Instruction(*match.groups()))
-    if not entry:
-        raise ValueError("the text is not a compiled program: it has no ENTRY computation")
-    return found, entry
-
-
-def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
-    """Yields every instruction that a program runs. All branches of a conditional count.
-
-    Yields:
-        (instruction, the name of its computation, how often it runs). The last is None if it is
-        not known.
-    """
-    found, entry = computations(text)
-
-    def visit(name: str, times: int | None) -> Iterator[tuple[Instruction, str, int | None]]:
-        for instruction in found[name]:
-            yield instruction, name, times
-            if instruction.operation in ("async-update", "async-done"):
-                continue  # their computation was counted at async-start
-            trips = _trips(instruction, found) if instruction.operation == "while" else 1
-            more = None if times is None or trips is None else times * trips
-            for called in _called(instruction.rest):
-                if called in found:
-                    yield from visit(called, more)
-
-    yield from visit(entry, 1)
-
-
-def _called(rest: str) -> list[str]:
-    return [x.lstrip("%") for names in _CALLED.findall(rest) for x in names.split(", ") if x]
-
-
-def _trips(loop: Instruction, found: dict[str, list[Instruction]]) -> int | None:
-    """Returns the number of iterations of a loop, or None if it is not known.
-
-    It is the compiler's trip count or else follows from the condition, counter < bound, and the
-    increment of the counter, which starts at 0.
-    """
-    if known := _TRIPS.search(loop.rest):
-        return int(known[1])
-    condition, body = (
-        {line.name: line for line in found[re.findall(rf"{part}=%?([\w.\-]+)", loop.rest)[0]]}
-        for part in ("condition", "body")
-    )
-    test = next((x for x in condition.values() if x.operation == "compare"), None)
-    if test is None or "direction=LT" not in test.rest:
-        return None
-    counter, bound = (condition.get(name) for name in _operands(test)[:2])
-    if counter is None or bound is None or bound.operation != "constant":
-        return None
-    index = re.search(r"index=(\d+)", counter.rest)
-    after = _operands(list(body.values())[-1])  # elements of the tuple that the body returns
-    step = index and _offset(after[int(index[1])], body, index[0])
-    return -(-_constant(bound) // step) if step else None
-
-
-def _offset(name: str, lines: dict[str, Instruction], index: str) -> int | None:
-    """Returns the constant that a named value adds to the tuple element with this index.
-
-    None: the value is not such a sum.
-    """
-    line = lines.get(name)
-    if line is None or line.operation == "get-tuple-element":
-        return 0 if line and re.search(rf"{index}\b", line.rest) else None
-    if line.operation == "copy":
-        return _offset(_operands(line)[0], lines, index)
-    if line.operation != "add":
-        return None
-    value, added = _operands(line)
-    before, more = _offset(value, lines, index), lines.get(added)
-    if before is None or more is None or more.operation != "constant":
-        return None
-    return before + _constant(more)
-
-
-def _operands(line: Instruction) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", line.rest.split(")")[0])
-
-
-def _constant(line: Instruction) -> int:
-    return int(line.rest.split(")")[0])
-
-
 def collectives(text: str) -> list[Collective]:
     """Returns the exchanges between the devices of a program.
 
@@ -179,7 +51,7 @@ def collectives(text: str) -> list[Collective]:
     """
     devices = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     everyone = int(devices[1]) if devices else 1
-    runs: dict[str, Counter[tuple]] = {}
+    runs: dict[str, Counter[tuple[Instruction, str, int]]] = {}
     for instruction, computation, times in walk(text):
         kind = instruction.operation.removesuffix("-start")
         if kind in KINDS and (group := _group(instruction.rest, everyone)) > 1:
@@ -193,35 +65,19 @@ def collectives(text: str) -> list[Collective]:
                 )
             pieces = runs.setdefault(channel[0] if channel else instruction.name, Counter())
             pieces[instruction, kind, group] += times
-    found = []
-    for pieces in runs.values():
-        (instruction, kind, group), times = min(pieces.items(), key=lambda item: item[1])
-        arrays = _exchanged(kind, instruction, group)
-        dtypes, size = "/".join(sorted({x for x, _ in arrays})), sum(n for _, n in arrays)
-        found.append(Collective(kind, dtypes, size, group, times))
-    return found
+    rarest = (min(pieces.items(), key=lambda item: item[1]) for pieces in runs.values())
+    return [_collective(*piece, times) for piece, times in rarest]
 
 
-def _exchanged(kind: str, instruction: Instruction, group: int) -> list[tuple[str, int]]:
-    """Returns (dtype, bytes) of each whole array of an exchange."""
-    arrays = _arrays(instruction.shape)
+def _collective(instruction: Instruction, kind: str, group: int, times: int) -> Collective:
+    arrays = instruction.arrays
     if instruction.operation.endswith("-start") and kind != "all-reduce":
-        arrays = [x for x in arrays if x != ("u32", 4)]  # synchronization flags of TPUs
-        arrays = arrays[len(arrays) // 2 :]  # the first half are operands, the second results
-    scattered = kind == "reduce-scatter" and instruction.operation != "all-reduce"
-    return [(dtype, size * group if scattered else size) for dtype, size in arrays]
-
-
-def _arrays(shape: str) -> list[tuple[str, int]]:
-    """Returns (dtype, bytes) of each array in the text of a shape."""
-    return [
-        (dtype, _bits(dtype) * prod(int(n) for n in sizes.split(",") if n) // 8)
-        for dtype, sizes in _ARRAY.findall(shape)
-    ]
-
-
-def _bits(dtype: str) -> int:
-    return 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
+        # Without the synchronization flags of TPUs, half are operands and the other half results.
+        arrays = [x for x in arrays if (x.dtype, x.num_bytes) != ("u32", 4)]
+        arrays = arrays[len(arrays) // 2 :]
+    size = sum(x.num_bytes for x in arrays)
+    is_scattered = kind == "reduce-scatter" and instruction.operation != "all-reduce"
+    return Collective(kind, size * group if is_scattered else size, group, times)
 
 
 def _group(rest: str, everyone: int) -> int:
@@ -278,23 +134,19 @@ def copies(text: str, shape: tuple[int, ...]) -> int:
         text: The text of the program.
         shape: The shape of the array.
     """
-    wanted = sorted(n for n in shape if n != 1)
     return sum(
         times or 1
-        for line, _, times in walk(text)
-        if line.operation in ("copy", "copy-start")
-        and wanted in _shapes(line.shape)
-        and (line.operation == "copy" or len(set(_spaces(line.shape)[:2])) == 1)
+        for instruction, _, times in walk(text)
+        if instruction.operation in ("copy", "copy-start")
+        and any(_without_ones(x.sizes) == _without_ones(shape) for x in instruction.arrays)
+        and not _changes_memory(instruction)
     )
 
 
-def _shapes(shape: str) -> list[list[int]]:
-    """Returns the sorted sizes of each array in the text of a shape, without sizes of 1."""
-    each = (sizes.split(",") for _, sizes in _ARRAY.findall(shape))
-    return [sorted(int(n) for n in sizes if n not in ("", "1")) for sizes in each]
+def _without_ones(sizes: tuple[int, ...]) -> list[int]:
+    return sorted(n for n in sizes if n != 1)
 
 
-def _spaces(shape: str) -> list[str]:
-    """Returns the memory space of each array, S(n) in its layout; "" is the main memory."""
-    layouts = re.findall(r"\]\{([^{}]*)\}", shape)
-    return [found[0] if (found := re.findall(r"S\(\d+\)", layout)) else "" for layout in layouts]
+def _changes_memory(copy: Instruction) -> bool:
+    """Returns whether a copy moves an array between two kinds of memory."""
+    return copy.operation == "copy-start" and len({x.space for x in copy.arrays[:2]}) > 1

@@ -121,8 +121,8 @@ def test_what_is_started_is_counted_once_with_what_it_gives():
         "channel_id=8, source_target_pairs={{0,1},{1,0}}",
     )
     gather, permute = collectives(text)
-    assert gather == ("all-gather", "bf16/f32", 8 * 4 * 2 + 4 * 4 * 4, 4, 3)
-    assert permute == ("collective-permute", "f32", 8, 2, 3)
+    assert gather == ("all-gather", 8 * 4 * 2 + 4 * 4 * 4, 4, 3)
+    assert permute == ("collective-permute", 8, 2, 3)
 
 
 def test_copies_of_a_shape_are_counted():

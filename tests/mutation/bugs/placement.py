@@ -61,13 +61,13 @@ BUGS = (
     ),
     Bug(
         "collectives in a loop count once",
-        "doctor.program:_trips",
+        "doctor.hlo:_trips",
         gives(1),
         "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
         "a loop's step of 2 is read as 1",
-        "doctor.program:_trips",
+        "doctor.hlo:_trips",
         inside("_offset", then(lambda step: step and 1)),
         "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
@@ -82,6 +82,12 @@ BUGS = (
         "doctor.program:collectives",
         takes(text=lambda text: text.replace("channel_id=", "")),
         "doctor/test_program.py::test_what_is_started_is_counted_once_with_what_it_gives",
+    ),
+    Bug(
+        "a move into a faster memory counts as a copy",
+        "doctor.program:_changes_memory",
+        gives(False),
+        "doctor/test_program.py::test_copies_of_a_shape_are_counted",
     ),
     Bug(
         "the backward pass counts as much as the forward pass",

@@ -160,8 +160,9 @@ class AbsentH100(NamedTuple):
 def as_if_on(target: Target) -> Iterator[None]:
     """Lets programs for an absent GPU contain the kernels of cuDNN and tokamax.
 
-    JAX reads the generation of the GPU of this process and the version of its cuDNN. tokamax reads
-    attributes of the default device. Inside this context they are those of a target.
+    JAX reads the generation of the GPU of this process and the version of its cuDNN, and has no
+    option that states them (see `private_cudnn`). tokamax reads attributes of the default device.
+    Inside this context they are those of a target.
     """
     from unittest.mock import patch
 
@@ -171,7 +172,7 @@ def as_if_on(target: Target) -> Iterator[None]:
     if target.platform != "gpu" or jax.default_backend() == "gpu":
         yield
         return
-    from jax._src.cudnn import fused_attention_stablehlo as attention
+    from jaxformer.functional.attention.private_cudnn import cudnn_attention
 
     answers = {
         "check_cudnn_version": lambda: CUDNN_VERSION,
@@ -180,7 +181,7 @@ def as_if_on(target: Target) -> Iterator[None]:
     }
     with ExitStack() as stack:
         for name, answer in answers.items():
-            stack.enter_context(patch.object(attention, name, answer))
+            stack.enter_context(patch.object(cudnn_attention, name, answer))
         stack.enter_context(patch.object(backend, "get_default_device", AbsentH100))
         yield
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxformer.models.config import KINDS, PRESETS
 from jaxformer.models.config.check import type_hints
@@ -99,13 +98,13 @@ def unread_parameters(config) -> list[str]:
     model = build(config)
     shapes = shape_tree(model)
     tokens = jax.ShapeDtypeStruct((1, 5), np.int32)
-    traced = jax.make_jaxpr(lambda *inputs: every_output(model, *inputs))(shapes, tokens).jaxpr
-    _, are_read = dce_jaxpr(traced, [True] * len(traced.outvars))
+    outputs = jax.jit(lambda *inputs: every_output(model, *inputs))
+    are_read = jax.export.export(outputs)(shapes, tokens).module_kept_var_idx
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     return [
         jax.tree_util.keystr(path, simple=True, separator="/")
-        for (path, _), is_read in zip(leaves, are_read[:-1], strict=True)
-        if not is_read
+        for number, (path, _) in enumerate(leaves)
+        if number not in are_read
     ]
 
 

@@ -1,8 +1,7 @@
 """Attention by cuDNN's fused kernel for GPUs, which takes numbers of tokens instead of masks.
 
 - Padding at the end of rows becomes a number of keys for each row.
-- Packed documents become offsets and lengths, on Hopper GPUs and newer. JAX does not export the
-  function that takes them.
+- Packed documents become offsets and lengths, on Hopper GPUs and newer (`private_cudnn`).
 
 Rows that are packed or padded in another way are known only at run time. Blockwise attention
 computes them.
@@ -31,6 +30,7 @@ from jaxformer.functional.attention.key_ranges import (
     only_rise,
 )
 from jaxformer.functional.attention.masks import Causal, Mask, Window
+from jaxformer.functional.attention.private_cudnn import cudnn_attention
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 # The kernel stores a float32 per query, head and document: room for more documents costs memory.
@@ -187,20 +187,19 @@ def documents_attention(
     documents: Int[Array, "batch length"],
 ) -> Float[Array, "batch heads length v"]:
     """Calls the kernel for rows of packed documents, numbered 1, 2, … in order; 0 is padding."""
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
-
     # jax 0.10 and 0.11 compute the offsets of keys with the number of query heads (jax#39521).
     repeats = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, repeats, axis=1) for x in (key, value))
     lengths, offsets = lengths_and_offsets(documents)
-    output = dot_product_attention(
+    masks = cudnn_attention.MaskType
+    output = cudnn_attention.dot_product_attention(
         *(x.swapaxes(1, 2) for x in (query, key, value)),
         q_seqlen=lengths,
         kv_seqlen=lengths,
         q_offsets=offsets,
         kv_offsets=offsets,
         scale=rule.scale,
-        mask_type=MaskType.PADDING_CAUSAL if rule.is_causal else MaskType.PADDING,
+        mask_type=masks.PADDING_CAUSAL if rule.is_causal else masks.PADDING,
     )
     # pyrefly: ignore[bad-argument-type] (a tuple only with residuals)
     output = jnp.swapaxes(output, 1, 2)

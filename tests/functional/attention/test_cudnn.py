@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax._src.cudnn import fused_attention_stablehlo as stablehlo
 
 from jaxformer.doctor.machines import as_if_on, parse_target
 from jaxformer.functional.attention import cudnn, platforms
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.cudnn import CuDNN, lengths_and_offsets, most_documents
 from jaxformer.functional.attention.masks import All, Causal, Near, Packed, Padding, Prefix, Window
+from jaxformer.functional.attention.private_cudnn import cudnn_attention
 from jaxformer.functional.attention.scores import Alibi, Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
@@ -61,10 +61,10 @@ def documented_documents(
 
     queries, keys = inside(q_seqlen, q_offsets), inside(kv_seqlen, kv_offsets)
     visible = jnp.einsum("bmq,bmk->bqk", queries, keys, preferred_element_type=int) > 0
-    if mask_type == stablehlo.MaskType.PADDING_CAUSAL:
+    if mask_type == cudnn_attention.MaskType.PADDING_CAUSAL:
         visible &= place[:, None] >= place
     else:
-        assert mask_type == stablehlo.MaskType.PADDING
+        assert mask_type == cudnn_attention.MaskType.PADDING
     products = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key)
     weights = jax.nn.softmax(jnp.where(visible[:, None], products, -jnp.inf), axis=-1)
     return jnp.einsum("bhqk,bkhd->bqhd", jnp.nan_to_num(weights), value) + jnp.where(
@@ -77,7 +77,7 @@ def documented(monkeypatch):
     """Replaces the kernel by what its documentation says, in float32."""
     monkeypatch.setattr(cudnn, "DTYPES", (jnp.float32, *cudnn.DTYPES))
     monkeypatch.setattr(jax.nn, "dot_product_attention", documented_rows)
-    monkeypatch.setattr(stablehlo, "dot_product_attention", documented_documents)
+    monkeypatch.setattr(cudnn_attention, "dot_product_attention", documented_documents)
 
 
 # Of rows of 70 tokens, at most two documents go to the kernel; a third one makes them blockwise.

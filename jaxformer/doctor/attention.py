@@ -1,6 +1,6 @@
 """Which attention runs in each layer of a model on a machine, and why no fused kernel does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ class Layers(NamedTuple):
     reason: str | None
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The fused kernel of a call of attention, or None, and why no earlier one supports it."""
 
     kernel: str | None
@@ -61,13 +61,13 @@ class Recorder:
     """
 
     kernels: tuple[FusedKernel, ...]
-    calls: list[tuple[str, Choice]] = field(default_factory=list, compare=False)
+    calls: list[tuple[str, KernelChoice]] = field(default_factory=list, compare=False)
     name: str = "recorder"
 
     def unsupported_reason(self, query: Array, key: Array, value: Array, context: Context) -> None:
         """Records a call; see `FusedKernel`."""
         kernel, reason = first_supporting(self.kernels, query, key, value, context)
-        choice = Choice(None if kernel is None else kernel.name, reason)
+        choice = KernelChoice(None if kernel is None else kernel.name, reason)
         self.calls.append((context.point, choice))
 
     def attention(self, query: Array, key: Array, value: Array, context: Context) -> Array:
@@ -102,23 +102,20 @@ def explain_attention(
             is_first=True,
         )
         _trace(model, inputs, run, is_cached=rows == PROMPTS)
-        chosen = execution.for_decoding if rows == PROMPTS else execution
-        found += _by_part(rows, recorder.calls, config, _naming(chosen, target))
+        setting = (execution.for_decoding if rows == PROMPTS else execution).attention
+        for part, numbers, choice in _by_part(recorder.calls, config):
+            found.append(Layers(rows, part, numbers, *_implementation(choice, setting, target)))
     return found
 
 
-def _naming(execution: Execution, target: Target) -> Callable[[Choice], tuple[str, str | None]]:
-    """Returns (choice of a call) → (implementation, reason)."""
-
-    def named(choice: Choice) -> tuple[str, str | None]:
-        if execution.attention in ("explicit", "blockwise"):
-            return execution.attention, f"attention is {execution.attention!r} in the settings"
-        if choice.kernel is not None:
-            return choice.kernel, None
-        reason = choice.reason or f"{target.platform.upper()}s have no fused kernel"
-        return ("blockwise" if execution.attention == "auto" else "refused"), reason
-
-    return named
+def _implementation(choice: KernelChoice, setting: str, target: Target) -> tuple[str, str | None]:
+    """Returns the implementation that runs, and why it is not the fused kernel."""
+    if setting in ("explicit", "blockwise"):
+        return setting, f"attention is {setting!r} in the settings"
+    if choice.kernel is not None:
+        return choice.kernel, None
+    reason = choice.reason or f"{target.platform.upper()}s have no fused kernel"
+    return ("blockwise" if setting == "auto" else "refused"), reason
 
 
 DENSE, PACKED, PROMPTS = "one document", "packed documents", "a prompt, read into a cache"
@@ -153,32 +150,28 @@ def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -
 
 
 def _by_part(
-    rows: str,
-    calls: list[tuple[str, Choice]],
-    config: Any,
-    named: Callable[[Choice], tuple[str, str | None]],
-) -> list[Layers]:
-    """Groups the calls of a pass by the part of the model and by the choice."""
+    calls: list[tuple[str, KernelChoice]], config: Any
+) -> Iterator[tuple[str, tuple[int, ...], KernelChoice]]:
+    """Groups the calls of a pass by part of the model and choice; yields the numbers of layers."""
     reads_by_heads = config.reads_source and config.heads
     num_encoder = len(config.encoder.layers) if reads_by_heads else 0
-    parts: dict[str, list[Choice]] = {}
+    parts: dict[str, list[KernelChoice]] = {}
     for point, choice in calls:
         is_cross = point != "attention.weights"
         in_encoder = len(parts.get("encoder layers", ())) < num_encoder and not is_cross
         part = "cross-attention" if is_cross else "encoder layers" if in_encoder else "layers"
         parts.setdefault(part, []).append(choice)
-    found = []
     for part, choices in parts.items():
         number = num_encoder if part == "encoder layers" else config.num_layers
         order = list(range(number if config.heads else 1))
         if len(choices) < len(order):  # a pass over a cache traces equal layers once
             settings = list(dict.fromkeys(config.layers))
             order = [settings.index(layer) for layer in config.layers]
-        layers: dict[Choice, list[int]] = {}
+        layers: dict[KernelChoice, list[int]] = {}
         for layer, call in enumerate(order, 1):
             layers.setdefault(choices[call], []).append(layer)
-        found += [Layers(rows, part, tuple(n), *named(choice)) for choice, n in layers.items()]
-    return found
+        for choice, numbers in layers.items():
+            yield part, tuple(numbers), choice
 
 
 def lines_of_attention(found: list[Layers]) -> list[tuple[str, ...]]:

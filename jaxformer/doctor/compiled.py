@@ -1,5 +1,6 @@
 """Compilation of the training step and of decoding for a mesh of possibly absent devices."""
 
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -157,9 +158,5 @@ def batch_shapes(config: ModelConfig, rows: int, length: int, is_packed: bool = 
 
 def bytes_per_device(tree: Any) -> int:
     """Returns the bytes per device of a tree of shapes with shardings."""
-    shards = [(x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(tree)]
-    return sum(int(np.prod(shape)) * _itemsize(dtype) for shape, dtype in shards)
-
-
-def _itemsize(dtype: np.dtype) -> int:
-    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtype.itemsize
+    leaves = jax.tree.leaves(tree)
+    return sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)

@@ -57,9 +57,11 @@ def examine_step(
         DoesNotFit: The program does not fit into a device's memory.
     """
     model, device_mesh, notes = _prepared(config, execution, target, mesh, rows)
-    with _compiling(target) as seconds:
+    begin = time.perf_counter()
+    with _compiling(target):
         optimizer = make_optimizer(recipe or OptimizerConfig())
         program, memory = compile_step(model, optimizer, device_mesh, rows, length)
+    seconds = round(time.perf_counter() - begin, 1)
     found = by_kind(collectives(program.as_text() or ""))
     sent = sum(total.sent for total in found.values())
     flops, device = training_flops(config, length) * rows / target.count, target.device
@@ -71,7 +73,7 @@ def examine_step(
         "least": least_exchange(config, device_mesh, rows, length),
         "flops": flops,
         "seconds": device and {"operations": flops / device.flops, "links": sent / device.links},
-        "compiled_in": seconds[0],
+        "compiled_in": seconds,
         "notes": notes,
     }
 
@@ -102,9 +104,10 @@ def examine_decoding(
         DoesNotFit: The program does not fit into a device's memory.
     """
     model, device_mesh, notes = _prepared(config, execution, target, mesh, rows)
-    with _compiling(target) as seconds:
+    begin = time.perf_counter()
+    with _compiling(target):
         found = compile_decoding(model, device_mesh, rows, max(1, length // 2), length)
-    text = found.program.as_text() or ""
+    seconds, text = round(time.perf_counter() - begin, 1), found.program.as_text() or ""
     exchanged = [one for one in collectives(text) if one.times >= STEPS]  # those inside the loop
     gathered = sum(one.sent for one in exchanged if one.kind == "all-gather")
     memory = {name: getattr(found, name) for name in ("weights", "cache", "temporaries")}
@@ -119,7 +122,7 @@ def examine_decoding(
         "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
         "flops_per_token": forward_flops(config, 1) * rows / target.count,
         "seconds": device and {"memory": (found.weights + found.cache) / device.bandwidth},
-        "compiled_in": seconds[0],
+        "compiled_in": seconds,
         "notes": notes,
     }
 
@@ -138,26 +141,17 @@ def _prepared(
 
 
 @contextmanager
-def _compiling(target: Target) -> Iterator[list[float]]:
-    """Measures the compilation in the context.
-
-    Yields:
-        A list that receives the seconds at the end.
-
-    Raises:
-        DoesNotFit: The compiler runs out of device memory.
-    """
-    seconds, begin = [], time.perf_counter()
+def _compiling(target: Target) -> Iterator[None]:
+    """Raises DoesNotFit if the compiler runs out of device memory in this context."""
     try:
         with as_if_on(target):
-            yield seconds
+            yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise DoesNotFit(
             f"the program does not fit into the memory of {target}: {str(error).splitlines()[0]}"
         ) from None
-    seconds.append(round(time.perf_counter() - begin, 1))
 
 
 def _circumstances(

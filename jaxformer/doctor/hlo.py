@@ -15,13 +15,7 @@ from typing import NamedTuple
 
 
 class HloArray(NamedTuple):
-    """Array in the result of an instruction.
-
-    Attributes:
-        dtype: The name of its dtype in HLO, such as "f32".
-        sizes: Its shape.
-        space: The memory that holds it, such as "S(1)"; "" is the main memory.
-    """
+    """Array in the result of an instruction: dtype, shape, and memory ("" is the main memory)."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -35,14 +29,7 @@ class HloArray(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One line of a program.
-
-    Attributes:
-        name: The name of the result.
-        shape: The text of the result's shape.
-        operation: The name of the operation.
-        rest: The text after the operation.
-    """
+    """Line of a program: the result's name and shape, the operation, and the text after it."""
 
     name: str
     shape: str
@@ -78,14 +65,11 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((
 _ARRAY = re.compile(
     r"\b(pred|bf16|[suf]\d+(?:e\d\w*)?|c64|c128)\[([\d,]*)\](?:\{[^{}]*?(S\(\d+\))?\})?"
 )
-Computations = dict[str, dict[str, Instruction]]  # the instructions of each by name, the last is it
+Computations = dict[str, dict[str, Instruction]]  # the last instruction returns the result
 
 
 def computations(text: str) -> tuple[Computations, str]:
-    """Parses the text of a program.
-
-    Returns:
-        (the instructions of each computation by their names, the name of the entry computation).
+    """Returns the instructions of each computation by name, and the name of the entry computation.
 
     Raises:
         ValueError: The text has no entry computation.
@@ -105,11 +89,9 @@ def computations(text: str) -> tuple[Computations, str]:
 
 
 def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
-    """Yields every instruction that a program runs. All branches of a conditional count.
+    """Yields (instruction, name of its computation, how often it runs; None: that is not known).
 
-    Yields:
-        (instruction, the name of its computation, how often it runs). The last is None if it is
-        not known.
+    All branches of a conditional count.
     """
     found, entry = computations(text)
 

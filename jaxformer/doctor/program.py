@@ -103,12 +103,7 @@ def _group(rest: str, everyone: int) -> int:
 
 
 class Total(NamedTuple):
-    """Sums over the collectives of one kind.
-
-    Attributes:
-        count: The number of runs.
-        sent: The bytes that one device sends.
-    """
+    """Sums over the collectives of one kind: the runs, and the bytes that one device sends."""
 
     count: int
     sent: float

@@ -7,6 +7,4 @@
   program for an absent GPU cannot be traced otherwise.
 """
 
-from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
-
-__all__ = ["cudnn_attention"]
+from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention  # noqa: F401

@@ -17,16 +17,18 @@ itself, in a second process, shows the noise of the machine.
 """
 
 import argparse
-import multiprocessing
-import resource
+import math
 import statistics
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
+from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
 from side_by_side import compare
+
+from jaxformer.bench.timing import Rounds
 
 LENGTHS = (8192, 16384, 32768)
 SHAPES = ((16, 6, 256, 64), (2, 12, 256, 64), (1, 12, 1024, 64), (1, 12, 2048, 64))
@@ -57,11 +59,6 @@ def inputs(shape):
     return [jax.device_put(rng.standard_normal(shape, np.float32)) for _ in range(4)]
 
 
-def megabytes() -> float:
-    """Returns the peak memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def memory(length: int) -> dict:
     """Measures output and gradients at this length in this process."""
     import jax
@@ -69,20 +66,17 @@ def memory(length: int) -> dict:
     given = jax.block_until_ready(inputs((1, 1, length, 64)))
     begin = time.perf_counter()
     program = attention(gradients=True).lower(*given).compile()
-    seconds, before = [time.perf_counter() - begin], megabytes()
-    for _ in range(2):
-        begin = time.perf_counter()
-        jax.block_until_ready(program(*given))
-        seconds.append(time.perf_counter() - begin)
+    compilation, before = time.perf_counter() - begin, peak_memory()
+    timing = Rounds(2, math.inf).measure(lambda: program(*given), warmup=0)
     analysis = program.memory_analysis()
     return {
         "length": length,
-        "megabytes above those before": round(megabytes() - before, 1),
+        "megabytes above those before": round((peak_memory() - before) / 2**20, 1),
         "of outputs": round(analysis.output_size_in_bytes / 2**20, 1),
         "temporary, by the compiler": round(analysis.temp_size_in_bytes / 2**20, 1),
         "scores of the whole row would be": length**2 * 4 / 2**20,
-        "seconds to compile": round(seconds[0], 2),
-        "seconds": round(min(seconds[1:]), 2),
+        "seconds to compile": round(compilation, 2),
+        "seconds": round(timing.least, 2),
     }
 
 
@@ -143,8 +137,7 @@ def main():
     figures = []
     if arguments.before is None:
         for length in arguments.lengths:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                figures.append(pool.apply(memory, (length,)))
+            figures.append(alone(memory, length))
             print(figures[-1], flush=True)
     else:
         for shape in SHAPES:

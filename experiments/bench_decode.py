@@ -9,13 +9,14 @@ transformers.
 """
 
 import statistics
-import time
 from dataclasses import replace
 from functools import partial
 
 from record import Parser, at_least, conclude, require, run
-from side_by_side import compare, table
+from side_by_side import compare, speedup, table
 
+from jaxformer.bench.decoding import greedy_run
+from jaxformer.bench.timing import Rounds, in_turn
 from jaxformer.models.config import PRESETS
 
 GPT2 = [name for name in PRESETS if name.startswith("gpt2")]
@@ -26,7 +27,6 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = Fa
     """Returns a function that generates NEW tokens per prompt, with int8 matrices if `int8`."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
     import jaxformer as jf
     from jaxformer.functional.linear.affine import quantize_all
@@ -37,9 +37,7 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = Fa
     if int8:
         variables = {"params": quantize_all(variables["params"])}
     variables = jf.prepare(model, variables)
-    prompts = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, PROMPT))
-    greedy = jf.Sampler(temperature=0.0)
-    return lambda: jf.generate(model, variables, prompts, max_new_tokens=NEW, sampler=greedy)
+    return greedy_run(model, variables, batch_size, PROMPT, NEW)
 
 
 def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
@@ -84,18 +82,14 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     weights = prepared["prepared"]
     choice = Choice(None, None, jnp.zeros(0, int))
     inputs = Inputs(*jnp.ones((2, 1, live - STEPS), jnp.int32))
-    seconds = {capacity: [] for capacity in capacities}
-    for _ in range(rounds + 1):
-        for capacity, times in seconds.items():
-            cache = jf.start(model, prepared, 1, capacity)
-            passed = prefill(model, weights, inputs, cache)
-            state, _ = first_token(passed, choice)
-            jax.block_until_ready(state)
-            begin = time.perf_counter()
-            state, _ = decode_block(model, weights, state, choice, live)
-            jax.block_until_ready(state)
-            times.append((time.perf_counter() - begin) / STEPS)
-    return {capacity: times[1:] for capacity, times in seconds.items()}
+
+    def seconds(capacity: int) -> float:
+        cache = jf.start(model, prepared, 1, capacity)
+        passed = prefill(model, weights, inputs, cache)
+        state = jax.block_until_ready(first_token(passed, choice)[0])
+        return Rounds().time(lambda: decode_block(model, weights, state, choice, live)) / STEPS
+
+    return in_turn({capacity: partial(seconds, capacity) for capacity in capacities}, rounds)
 
 
 def main():
@@ -146,7 +140,7 @@ def report_capacity(arguments) -> dict:
     first = seconds[live]
     print(f"\n{arguments.preset}, batch 1, {live} live slots")
     for capacity, times in seconds.items():
-        relative = statistics.median(b / a for a, b in zip(first, times, strict=True))
+        relative = speedup(first, times)
         median = 1e3 * statistics.median(times)
         print(
             f"  capacity {capacity:6}: {median:8.2f} ms per token, {relative:.3f}× that of {live}"

@@ -9,12 +9,11 @@ well. Results are compared with the rule. No run stores a [512, 512, vocab] Jaco
 reported after the model has run once, and at its peak.
 """
 
-import multiprocessing
-import resource
 import time
 
 import jax
 import numpy as np
+from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
@@ -23,11 +22,6 @@ from jaxformer.runtime import keep_freed_memory
 from jaxformer.verify import compare, dependency_matrix, rules
 
 WITNESSES = ("taint", "derivative", "change")
-
-
-def megabytes() -> float:
-    """Returns the peak memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measured(witnesses, arguments) -> dict:
@@ -43,13 +37,13 @@ def measured(witnesses, arguments) -> dict:
         return model.apply(variables, x, method="hidden_states")
 
     jax.block_until_ready(jax.jit(hidden)(x))
-    before, begin = megabytes(), time.perf_counter()
+    before, begin = peak_memory(), time.perf_counter()
     found = dependency_matrix(hidden, x, witnesses=witnesses, sample=arguments.sample)
     seconds = time.perf_counter() - begin
     compared = compare(found, rules.of(config, np.ones(shape[:2], int)))
     return {
         "seconds": round(seconds, 1),
-        "memory, MB": {"before": round(before), "highest": round(megabytes())},
+        "memory, MB": {"before": before >> 20, "highest": peak_memory() >> 20},
         "pairs": found.witnesses,
         "spurious edges": len(compared.spurious),
         "missing edges": len(compared.missing),
@@ -78,8 +72,7 @@ def main():
     figures["parameters"] = jf.parameter_count(config_of(arguments))
     for witnesses in (("taint",), WITNESSES):
         name = " and ".join(witnesses)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            figures[name] = pool.apply(measured, (witnesses, arguments))
+        figures[name] = alone(measured, witnesses, arguments)
         print(name, figures[name], flush=True)
     conclude(figures, arguments.record)
 

@@ -8,33 +8,21 @@ transformers maps the weights and reads them on first use, so "load and read" al
 once.
 """
 
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
+from alone import alone, peak_memory
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, ratio
 
-# Runs in its own process and prints (peak memory − memory before) / bytes of the parameters.
-MEMORY = """
-import sys, jax, jaxformer as jf
-from jaxformer.hub.load import load
-jax.numpy.zeros(1).block_until_ready()
+from jaxformer.bench.timing import Rounds
 
-def status(name):
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-before = status("VmRSS")
-variables = jax.block_until_ready(load(sys.argv[1]).variables)
-size = sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
-print((status("VmHWM") - before) / size)
-"""
 GENERATE = ["generate", "--prompt", "the tide", "--max-new-tokens", "1", "--seed", "0"]
 
 
@@ -65,6 +53,18 @@ def theirs(folder: str, is_read: bool):
     return load
 
 
+def memory(folder: str) -> float:
+    """Returns by how much loading raises the peak of memory, in sizes of the parameters."""
+    import jax
+
+    import jaxformer as jf
+
+    jax.numpy.zeros(1).block_until_ready()
+    before = peak_memory()
+    variables = jax.block_until_ready(jf.load(folder).variables)
+    return (peak_memory() - before) / sum(leaf.nbytes for leaf in jax.tree.leaves(variables))
+
+
 def make(folder: Path) -> None:
     """Saves a GPT-2 as transformers does, with a tokenizer."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -80,12 +80,9 @@ def make(folder: Path) -> None:
 def of_processes(command: list[str], rounds: int) -> list[float]:
     """Times whole processes. Python caches bytecode as it does for installed packages."""
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": tempfile.gettempdir()}
-    found, environment = [], os.environ | kept
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, env=environment)
-        found.append(time.perf_counter() - begin)
-    return found
+    process = partial(subprocess.run, command, check=True, capture_output=True)
+    several = Rounds(rounds, math.inf)
+    return several.repeat(lambda: several.time(lambda: process(env=os.environ | kept)))
 
 
 def main():
@@ -110,8 +107,8 @@ def main():
             seconds_of = {who: subject.median for who, subject in subjects.items()}
             figures[name] = {"seconds": seconds_of, "times_as_fast": times}
         python = [sys.executable, "-c"]
-        memory = float(subprocess.check_output([*python, MEMORY, str(folder)], text=True))
-        print(f"  peak memory: {memory:.2f} times the size of the parameters")
+        peak = alone(memory, str(folder))
+        print(f"  peak memory: {peak:.2f} times the size of the parameters")
         program = "import sys; from jaxformer.cli import main; sys.exit(main(sys.argv[1:]))"
         verb, *words = GENERATE
         generate = [*python, program, verb, str(folder), *words]
@@ -123,7 +120,7 @@ def main():
         more = statistics.median(a - b for a, b in zip(token, bare, strict=True))
         print(f"  from the command to the first token: {more:.2f} s more than `import jax`")
     figures |= {
-        "peak_memory": memory,
+        "peak_memory": peak,
         "first_token_seconds": statistics.median(token),
         "import_seconds": statistics.median(bare),
         "more_seconds": more,

@@ -33,12 +33,12 @@ Needs torch and transformers.
 
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from typing import NamedTuple
 
 import numpy as np
+from alone import peak_memory
 from record import Parser, at_least, conclude, require, run
 
 VOCAB, RIGHT, WRONG = 50_257, 11, 222
@@ -108,11 +108,6 @@ def ours(connection, preset: str, folder: str, length: int, chunk: int):
     sweep = patch_sweep(model, variables, *texts(length), metric, chunk=chunk)
     time_of_sweep = Time.now().since(begin)
     connection.send((sweep.effects, time_of_sweep, sum(compilation), peak_memory() - before))
-
-
-def peak_memory() -> int:
-    """Returns the largest resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class TorchPatching:

@@ -9,13 +9,15 @@ head, in XLA by the package's function for products, and in torch. It adds up th
 products of a step: what a step takes that computes its products in this way, one after another.
 """
 
-import statistics
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from bench_train import SIZES, Size
 from record import Parser, at_least, conclude, require, run
+
+from jaxformer.bench.timing import Rounds
 
 PAUSE = 0.3  # seconds. After a product, a library's threads spin for a while and occupy the cores.
 
@@ -82,7 +84,7 @@ def prepared(product: Product, dtype: str) -> dict[str, Callable[[], object]]:
     tensors = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
     compiled = jax.jit(lambda x, y: contract(product.formula, x, y))
     return {
-        "XLA": lambda: compiled(*there).block_until_ready(),
+        "XLA": lambda: compiled(*there),
         "torch": lambda: torch.einsum(product.formula, *tensors),
     }
 
@@ -91,13 +93,8 @@ def measured(product: Product, dtype: str, rounds: int) -> dict:
     """Times the product in both libraries. Returns the medians."""
     medians = {}
     for name, function in prepared(product, dtype).items():
-        seconds = []
         time.sleep(PAUSE)
-        for _ in range(rounds + 1):
-            begin = time.perf_counter()
-            function()
-            seconds.append(time.perf_counter() - begin)
-        medians[name] = statistics.median(seconds[1:])  # the first run compiles
+        medians[name] = Rounds(rounds, math.inf).measure(function).median
     speeds = {name: product.flops / x / 1e9 for name, x in medians.items()}
     shown = "   ".join(
         f"{name} {1e3 * medians[name]:8.2f} ms {speeds[name]:5.0f} GFLOP/s" for name in medians

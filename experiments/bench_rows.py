@@ -8,13 +8,11 @@ and makes the call. The figure is by how much the call raises the peak. In measu
 """
 
 import json
-import resource
-import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
+from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
@@ -34,7 +32,7 @@ def measure(call: str, rows: int, batch_size: int | None) -> dict[str, float]:
     variables = jax.jit(model.init)(jax.random.key(SEED), np.zeros((1, 8), np.int32))
     random = np.random.default_rng(SEED)
     texts = [random.integers(1, 8192, random.integers(1, LONGEST + 1)) for _ in range(rows)]
-    before, begin = _peak(), time.perf_counter()
+    before, begin = peak_memory(), time.perf_counter()
     if call == "generate":
         jf.generate(
             model,
@@ -55,22 +53,15 @@ def measure(call: str, rows: int, batch_size: int | None) -> dict[str, float]:
         for text in texts:
             text[0] = MASK
         fill(model, variables, texts, MASK, batch_size=batch_size)
-    return {"seconds": time.perf_counter() - begin, "mb": _peak() - before}
+    return {"seconds": time.perf_counter() - begin, "mb": (peak_memory() - before) / 1e6}
 
 
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-
-
-def in_a_process(call: str, rows: int, batch_size: int | None) -> dict[str, float]:
-    """Returns the result of `measure` in a new process, or what its last line of output says."""
-    words = [sys.executable, __file__, "--call", call, "--rows", str(rows)]
-    words += [] if batch_size is None else ["--batch-size", str(batch_size)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2][:200]
-        return {"error": said or f"exit status {done.returncode}"}
-    return json.loads(done.stdout.strip().rpartition("\n")[2])
+def in_a_process(call: str, rows: int, batch_size: int | None) -> dict[str, float | str]:
+    """Returns the result of `measure` in a new process, or the error that ended it."""
+    try:
+        return alone(measure, call, rows, batch_size)
+    except Exception as error:  # such as no memory, which may end the process
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
 
 
 def main():

@@ -49,31 +49,12 @@ def decoder_config(size: Size, dtype: str):
 
 
 def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
-    """Returns a function that makes one update and waits for it."""
-    import jax
-    import numpy as np
-
+    """Returns a function that makes one update and returns its measurements."""
     from jaxformer import Decoder, Execution
-    from jaxformer.training.batch import Batch
-    from jaxformer.training.config import OptimizerConfig
-    from jaxformer.training.optimizer import make_optimizer
-    from jaxformer.training.step import init_state, make_step
+    from jaxformer.bench.steps import RandomStep
 
     model = Decoder(decoder_config(size, dtype), Execution(layers=layers, remat=remat))
-    optimizer = make_optimizer(OptimizerConfig())
-    state = jax.jit(lambda: init_state(model, optimizer, 0))()
-    step = make_step(model, optimizer)
-    rows = np.random.default_rng(0).integers(
-        0, size.vocab_size, (1, size.batch_size, size.length + 1)
-    )
-    batch = Batch(rows[..., :-1].astype(np.int32), rows[..., 1:].astype(np.int32))
-
-    def run():
-        nonlocal state
-        state, measured = step(state, batch)
-        measured.loss.block_until_ready()
-
-    return run
+    return RandomStep(model, size.batch_size, size.length)
 
 
 def public_step(size: Size, dtype: str):

@@ -7,12 +7,13 @@ The weights are random, because the time of greedy decoding does not depend on t
 transformers.
 """
 
-import statistics
-import time
 from functools import partial
 
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
+
+from jaxformer.bench.decoding import step_seconds
+from jaxformer.bench.timing import Rounds, Timing, in_turn
 
 SOURCE, NEW, BATCHES = 24, 32, 4  # source tokens, new tokens, batches per run
 # "small" is like the Multi30k model of experiments/translate.py, "base" like the base model of
@@ -102,36 +103,29 @@ def torch_decoding(size: str, batch_size: int):
 
 def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -> dict:
     """Returns {source length: (milliseconds to read the source, milliseconds per token)}."""
-    import jax
-    import jax.numpy as jnp
     import numpy as np
 
     import jaxformer as jf
-    from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-    from jaxformer.functional.inputs import Inputs
+    from jaxformer.decoding.steps import STEPS
 
-    model, variables = jaxformer_model(size)
-    weights, choice = variables["prepared"], Choice(None, None, jnp.zeros(0, jnp.int32))
-    begin_text = jnp.zeros((batch_size, 1), jnp.int32)
-    found = {length: ([], []) for length in lengths}
-    for _ in range(rounds + 1):
-        for length, (reading, decoding) in found.items():
-            source = np.ones((batch_size, length), np.int32)
-            begin = time.perf_counter()
-            cache = jf.start(model, variables, batch_size, 2 * STEPS, source)
-            jax.block_until_ready(cache)
-            reading.append(time.perf_counter() - begin)
-            passed = prefill(model, weights, Inputs(begin_text, begin_text + 1), cache)
-            state, _ = first_token(passed, choice)
-            jax.block_until_ready(state)
-            begin = time.perf_counter()
-            out = decode_block(model, weights, state, choice, 2 * STEPS)
-            jax.block_until_ready(out)
-            decoding.append((time.perf_counter() - begin) / STEPS)
-    return {
-        length: tuple(1e3 * statistics.median(times[1:]) for times in both)
-        for length, both in found.items()
+    (model, variables), timer = jaxformer_model(size), Rounds()
+    greedy, prompts = jf.Sampler(temperature=0.0), [[0]] * batch_size
+    how = {"max_new_tokens": 1 + STEPS, "sampler": greedy}
+
+    def reading(source) -> float:
+        return timer.time(lambda: jf.start(model, variables, batch_size, 2 * STEPS, source))
+
+    def decoding(source) -> float:
+        run = partial(jf.generate, model, variables, prompts, source=source, **how)
+        return step_seconds(run, timer.clock) / STEPS
+
+    timers = {
+        (length, timed): partial(timed, np.ones((batch_size, length), np.int32))
+        for length in lengths
+        for timed in (reading, decoding)
     }
+    medians = {key: 1e3 * Timing.of(x).median for key, x in in_turn(timers, rounds).items()}
+    return {length: (medians[length, reading], medians[length, decoding]) for length in lengths}
 
 
 def main():

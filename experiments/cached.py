@@ -9,6 +9,7 @@ sum: O(T²) and O(T³).
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -17,8 +18,9 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-from jaxformer.functional.inputs import Inputs
+from jaxformer.bench.decoding import greedy_run, step_seconds
+from jaxformer.bench.timing import Rounds, in_turn
+from jaxformer.decoding.steps import STEPS
 from jaxformer.models.parameters import init
 from jaxformer.runtime import keep_freed_memory
 
@@ -28,28 +30,14 @@ CONFIG = jf.DecoderConfig(
 )
 
 
-def with_cache(model, variables, position: int):
-    """Returns a function that decodes STEPS tokens after `position` tokens with a cache."""
-    prepared = jf.prepare(model, variables)
-    weights = prepared["prepared"]
-    choice = Choice(None, None, jnp.zeros(0, jnp.int32))
-    inputs, live = Inputs(*jnp.ones((2, 1, position), jnp.int32)), position + STEPS
-    passed = prefill(model, weights, inputs, jf.start(model, prepared, 1, live))
-    first, _ = first_token(passed, choice)
-
-    def decode():
-        state = jax.tree.map(jnp.copy, first)  # decode_block donates its state
-        jax.block_until_ready(state)
-        begin = time.perf_counter()
-        out = decode_block(model, weights, state, choice, live)
-        jax.block_until_ready(out)
-        return (time.perf_counter() - begin) / STEPS
-
-    return decode
+def with_cache(model, variables, position: int) -> Callable[[], float]:
+    """Returns a function that times the tokens after `position` tokens, with a cache."""
+    run = greedy_run(model, jf.prepare(model, variables), 1, position, 1 + STEPS)
+    return lambda: step_seconds(run, time.perf_counter) / STEPS
 
 
-def without_cache(model, variables, position: int):
-    """Returns a function that predicts one token by a pass over the whole sequence."""
+def without_cache(model, variables, position: int) -> Callable[[], float]:
+    """Returns a function that times a token: a pass over the whole sequence."""
     tokens = jnp.ones((1, position + 1), jnp.int32)
 
     @jax.jit
@@ -57,12 +45,7 @@ def without_cache(model, variables, position: int):
         hidden = model.apply(variables, tokens, method="hidden_states")[:, -1]
         return (hidden @ model.apply(variables, method="head")["kernel"]).argmax()
 
-    def decode():
-        begin = time.perf_counter()
-        jax.block_until_ready(next_token(variables, tokens))
-        return time.perf_counter() - begin
-
-    return decode
+    return lambda: Rounds().time(lambda: next_token(variables, tokens))
 
 
 WAYS = {"with the cache": with_cache, "without": without_cache}
@@ -102,12 +85,7 @@ def main():
         for name, make in WAYS.items()
         for position in POSITIONS
     }
-    times = {key: [] for key in decoders}
-    for turn in range(arguments.rounds + 1):  # alternates; the first turn compiles
-        for key, decode in decoders.items():
-            took = decode()
-            if turn:
-                times[key].append(took)
+    times = in_turn(decoders, arguments.rounds)
     seconds = {
         name: {position: statistics.median(times[name, position]) for position in POSITIONS}
         for name in WAYS

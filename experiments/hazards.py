@@ -11,15 +11,14 @@
 Each measurement runs in its own process, because most settings act when a process starts.
 """
 
-import os
-import statistics
-import time
+import math
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 
+from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
+
+from jaxformer.bench.timing import Rounds
 
 SIZE = "10.8m"  # of `bench_train.py`
 SHAPE = (4096, 384, 1536)  # tokens, features and hidden features of that size
@@ -28,14 +27,7 @@ VOCABULARY, FEATURES, TOKENS = 50_304, 768, 32  # GPT-2's logits, with a padded 
 
 def seconds_of(call: Callable[[], object], rounds: int) -> float:
     """Returns the median time of a call after one that does not count."""
-    import jax
-
-    times = []
-    for _ in range(rounds + 1):
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+    return Rounds(rounds, math.inf).measure(call).median
 
 
 def product(formula: str, operands: str, result: str, barrier: bool, rounds: int) -> float:
@@ -132,7 +124,7 @@ def training(keep: bool, rounds: int) -> dict:
     return {
         "seconds": seconds,
         "faults": (used.ru_minflt - before) / (rounds + 1),
-        "peak_gigabytes": used.ru_maxrss * 1024 / 1e9,
+        "peak_gigabytes": peak_memory() / 1e9,
     }
 
 
@@ -162,18 +154,6 @@ def arenas(rounds: int) -> dict:
         }
         for name, environment in environments.items()
     }
-
-
-def alone(measure: Callable, *arguments, environment: dict[str, str] | None = None):
-    """Runs a measurement in its own process, with these environment variables added."""
-    before = dict(os.environ)
-    os.environ.update(environment or {})
-    try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(measure, *arguments).result()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 MEASUREMENTS = {"products": products, "loop": loop, "faults": faults, "arenas": arenas}

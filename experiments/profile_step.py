@@ -7,13 +7,13 @@ XLA reports the time of each operation of the step. An operation that waits for 
 and several run at once, so the sum of all is not the time of the step.
 """
 
+import math
 import re
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 
-from bench_train import SIZES, decoder_config
+from bench_train import SIZES, jaxformer_step
 from record import Parser, at_least, conclude, run
 
 # The first kind whose pattern occurs in the name and the shape of an operation.
@@ -57,37 +57,21 @@ def main():
     parser.add_argument("--updates", type=at_least(1), default=3)
     arguments = parser.parse_args()
     import jax
-    import numpy as np
 
-    from jaxformer import Decoder, Execution
+    from jaxformer.bench.timing import Rounds
     from jaxformer.runtime import keep_freed_memory
-    from jaxformer.training.batch import Batch
-    from jaxformer.training.config import OptimizerConfig
-    from jaxformer.training.optimizer import make_optimizer
-    from jaxformer.training.step import init_state, make_step
 
     keep_freed_memory()
-    size = SIZES[arguments.size]
-    model = Decoder(decoder_config(size, arguments.dtype), Execution(layers="unrolled"))
-    optimizer = make_optimizer(OptimizerConfig())
-    state = jax.jit(lambda: init_state(model, optimizer, 0))()
-    shape = (1, size.batch_size, size.length)
-    tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape).astype(np.int32)
-    batch = Batch(tokens, tokens)
-    step = make_step(model, optimizer).lower(state, batch, np.float32(1)).compile()
-    for _ in range(3):  # the first updates take longer
-        state, _ = step(state, batch, np.float32(1))
-    jax.block_until_ready(state)
+    size, rounds = SIZES[arguments.size], Rounds(arguments.updates, math.inf)
+    step = jaxformer_step(size, arguments.dtype, "unrolled", "none")
+    rounds.measure(step)  # the first updates take longer
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            begin = time.perf_counter()
-            for _ in range(arguments.updates):
-                state, _ = step(state, batch, np.float32(1))
-            jax.block_until_ready(state)
-            whole = (time.perf_counter() - begin) / arguments.updates
+            whole = rounds.measure(step, warmup=0).median
         seconds = seconds_of_operations(Path(folder), arguments.updates)
+    text = step.step.lower(step.state, step.batch).compile().as_text()
     found = dict.fromkeys(KINDS, 0.0)
-    for name, result, operation, label in _OPERATION.findall(step.as_text()):
+    for name, result, operation, label in _OPERATION.findall(text):
         found[kind_of(operation, result, label)] += seconds.get(name, 0.0)
     print(f"{arguments.size}, {arguments.dtype}: {size}\n{1e3 * whole:8,.0f} ms  a step")
     for kind, total in found.items():

@@ -104,6 +104,8 @@ def circumstances() -> dict:
     """Returns the command, date, commit, machine and package versions."""
     import jax
 
+    from jaxformer.bench.suite import processor
+
     script, *arguments = sys.argv
     names = [Path(given).name if Path(given).exists() else given for given in arguments]
     return {
@@ -111,7 +113,7 @@ def circumstances() -> dict:
         "date": date.today().isoformat(),
         "commit": COMMIT,
         "device": jax.devices()[0].device_kind,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -135,16 +137,6 @@ def _commit() -> str | None:
 
 
 COMMIT = _commit()  # read at the start, because commits may happen while the experiment runs
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:

@@ -9,9 +9,11 @@ token. The logits of both are compared with one pass over the whole text.
 """
 
 import statistics
-import time
+from functools import partial
 
 from record import Parser, at_least, conclude, run
+
+from jaxformer.bench.timing import Rounds, in_turn
 
 STRETCHES, STEPS = 6, 20  # number of measured stretches, and tokens in each
 
@@ -41,16 +43,19 @@ def decoding(num_tokens: int, window: int, rounds: int) -> dict:
             logits, cache = step(variables, token[None, None], cache)
             rows.append(logits[0, 0])
         found[name] = np.stack(rows)
-    times = {key: [] for key in caches}
-    for _ in range(rounds):  # alternates, so that drift of the machine affects all alike
-        for (name, position), cache in caches.items():
-            begin = time.perf_counter()
-            for token in tokens[0, position : position + STEPS]:
-                logits, cache = step(variables, token[None, None], cache)
-            logits.block_until_ready()
-            times[name, position].append((time.perf_counter() - begin) / STEPS)
+
+    def read(position: int, cache):
+        for token in tokens[0, position : position + STEPS]:
+            logits, cache = step(variables, token[None, None], cache)
+        return logits
+
+    timers = {
+        key: partial(Rounds().time, partial(read, key[1], cache)) for key, cache in caches.items()
+    }
+    times = in_turn(timers, rounds)
     seconds = {
-        name: {int(at): statistics.median(times[name, at]) for at in marks} for name in found
+        name: {int(at): statistics.median(times[name, at]) / STEPS for at in marks}
+        for name in found
     }
     whole = np.asarray(jax.jit(model.apply)(variables, tokens)[0])
     return {

@@ -7,14 +7,16 @@ waited is slow at first, so a round of a short one has many runs and counts as t
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable
 
+from jaxformer.bench.timing import Rounds, Timing, in_turn
 from jaxformer.runtime import keep_freed_memory
 
 WARMUP_ROUNDS = 3
-ROUND_SECONDS = 1.0  # least
+ROUND = Rounds(most=sys.maxsize, seconds=1.0, least=1)  # runs of a program until a second is over
 # Threads that wait for work keep a core busy for a moment, OpenMP's up to 0.2 s.
 PAUSE_SECONDS = 0.3
 
@@ -28,19 +30,9 @@ def _serve(connection, make: Callable[[], Callable[[], None]]):
         run()
         connection.send(time.perf_counter() - begin)
         while connection.recv() == "run":
-            connection.send(statistics.median(_timed(run)))
+            connection.send(ROUND.measure(run, warmup=0).median)
     except Exception:
         connection.send(traceback.format_exc())
-
-
-def _timed(run: Callable[[], None]) -> list[float]:
-    """Returns the seconds of each run of a round."""
-    seconds, begin = [], time.perf_counter()
-    while not seconds or time.perf_counter() - begin < ROUND_SECONDS:
-        before = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - before)
-    return seconds
 
 
 class Subject:
@@ -58,9 +50,11 @@ class Subject:
         theirs.close()  # otherwise a process that dies would leave `recv` waiting forever
         self.setup_seconds = self._receive()
 
-    def measure(self) -> None:
+    def measure(self) -> float:
+        """Returns the seconds of a run, after a pause: the median of a round."""
+        time.sleep(PAUSE_SECONDS)
         self._connection.send("run")
-        self.seconds.append(self._receive())
+        return self._receive()
 
     def close(self) -> None:
         self._connection.send("stop")
@@ -77,30 +71,31 @@ class Subject:
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return Timing.of(self.seconds).median
 
 
 def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
-    """Starts all programs and measures them in turn, each for at least ROUND_SECONDS a round.
+    """Starts all programs and measures them in turn, each for at least a second per round.
 
     The first run of a program and the first rounds are not counted. On a virtual machine, which may
     reclaim the memory of a waiting process, steps of GPT-2 124M took 4.3, 3.2, 2.8 and then 2.6 s.
     """
     subjects = {name: Subject(name, make) for name, make in makers.items()}
-    for _ in range(WARMUP_ROUNDS + rounds):
-        for subject in subjects.values():
-            time.sleep(PAUSE_SECONDS)
-            subject.measure()
-    for subject in subjects.values():
-        subject.seconds = subject.seconds[WARMUP_ROUNDS:]
-    for subject in subjects.values():
-        subject.close()
+    timers = {name: subject.measure for name, subject in subjects.items()}
+    for name, seconds in in_turn(timers, rounds, WARMUP_ROUNDS).items():
+        subjects[name].seconds = seconds
+        subjects[name].close()
     return subjects
 
 
 def ratio(ours: Subject, theirs: Subject) -> float:
-    """Returns how many times as fast `ours` is: the median of the ratios of all rounds."""
-    return statistics.median(b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True))
+    """Returns how many times as fast `ours` is."""
+    return speedup(ours.seconds, theirs.seconds)
+
+
+def speedup(ours: list[float], theirs: list[float]) -> float:
+    """Returns the median of the ratios of all rounds."""
+    return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
 def table(subjects: dict[str, Subject], tokens: int) -> dict:

@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from record import at_least, conclude, run
 from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-from jaxformer.functional.inputs import Inputs
+from jaxformer.bench.decoding import greedy_run, step_seconds
+from jaxformer.bench.timing import in_turn
+from jaxformer.decoding.steps import STEPS
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, make_optimizer
@@ -80,25 +80,16 @@ POSITIONS = (32, 128, 512, 1024, 2048, 3968)
 
 
 def decode_speed(model, params, rounds: int = 25) -> dict:
-    """Returns tokens per second of the decoding loop, batch size 1, at several positions."""
-    prepared = jf.prepare(model, {"params": params})
-    weights = prepared["prepared"]
-    choice = Choice(None, None, jnp.zeros(0, jnp.int32))
-    times = {position: [] for position in POSITIONS}
-    for _ in range(rounds + 1):  # alternates, so that drift affects all; the first turn compiles
-        for position in POSITIONS:
-            inputs, live = Inputs(*jnp.ones((2, 1, position), jnp.int32)), position + 2 * STEPS
-            cache = jf.start(model, prepared, 1, live)
-            slots = None if cache.capacity is None else live
-            passed = prefill(model, weights, inputs, cache)
-            state, _ = first_token(passed, choice)
-            block = partial(decode_block, model, weights, choice=choice, live=slots)
-            # The first block brings back what `prefill` displaced from the processor's caches.
-            state, _ = jax.block_until_ready(block(state))
-            begin = time.perf_counter()
-            jax.block_until_ready(block(state))
-            times[position].append(time.perf_counter() - begin)
-    return {position: STEPS / float(np.median(some[1:])) for position, some in times.items()}
+    """Returns tokens per second of decoding, batch size 1, at several positions."""
+    ready = jf.prepare(model, {"params": params})
+
+    def seconds(position: int) -> float:
+        run = greedy_run(model, ready, 1, position, 1 + 2 * STEPS)
+        # The first block brings back what the prompt displaced from the processor's caches.
+        return step_seconds(run, time.perf_counter, skip=1)
+
+    times = in_turn({position: partial(seconds, position) for position in POSITIONS}, rounds)
+    return {position: STEPS / float(np.median(some)) for position, some in times.items()}
 
 
 def draw(results: dict, path: Path) -> None:

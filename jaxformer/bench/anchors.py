@@ -6,14 +6,10 @@ from jaxformer.bench.measurement import DECODING, TRAINING
 
 
 class Anchor(NamedTuple):
-    """A published figure.
+    """Figure that a project published for a part of the measurement.
 
-    Attributes:
-        part: The part of the measurement that it compares with.
-        model: The model.
-        device: The devices.
-        figure: The figure. "of peak" is the share of the published operations per second.
-        source: The project that published it. Projects count operations in different ways.
+    "of peak" is the share of the published operations per second. Projects count operations in
+    different ways.
     """
 
     part: str

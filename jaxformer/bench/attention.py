@@ -45,20 +45,23 @@ def causal_flops(rows: int, num_heads: int, length: int, head_dim: int) -> int:
     return 4 * rows * num_heads * head_dim * (length * (length + 1) // 2)
 
 
-def measure_attention(
-    case: AttentionCase, length: int, dtype: DType, rounds: Rounds
-) -> list[Measurement]:
-    """Measures causal attention of rows of one length.
+def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
+    """Measures causal attention of rows of each length.
 
     The gradients count twice the operations of the forward pass. Scores that the backward pass
     computes again do not count.
 
     Args:
         case: The shapes.
-        length: The length of the rows.
         dtype: The dtype of queries, keys and values.
         rounds: How often each program is timed.
     """
+    return [x for length in case.lengths for x in _measure_length(case, length, dtype, rounds)]
+
+
+def _measure_length(
+    case: AttentionCase, length: int, dtype: DType, rounds: Rounds
+) -> list[Measurement]:
     shape = (max(1, case.tokens // length), case.num_heads, length, case.head_dim)
     keys = jax.random.split(jax.random.key(0), 4)
     query, key, value, cotangent = (

@@ -3,10 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.bench.measurement import MATRIX, MEMORY, DType, Measurement
+from jaxformer.bench.measurement import DTYPES, MATRIX, MEMORY, DType, Measurement
 from jaxformer.bench.timing import Rounds
 
 REPEATS = 4  # steps of one program, so that its start takes a small share of the time
+
+
+def measure_ceilings(sizes: dict[str, int], num_bytes: int, rounds: Rounds) -> list[Measurement]:
+    """Measures matrix products of these sizes by dtype, and memory with an array of these bytes."""
+    products = (measure_product(sizes[dtype], dtype, rounds) for dtype in DTYPES)
+    return [*products, *measure_memory(num_bytes, rounds)]
 
 
 def measure_product(size: int, dtype: DType, rounds: Rounds) -> Measurement:

@@ -12,13 +12,14 @@ from jaxformer.bench.measurement import DECODING, FIRST_TOKEN, DType, Measuremen
 from jaxformer.bench.timing import Clock, Rounds, Timing
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare, weights_of
+from jaxformer.decoding.result import Generation
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.trees import Weights
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.flops import forward_flops
 from jaxformer.models.kinds import build
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.parameters import init
 
 GREEDY = Sampler(temperature=0.0)
@@ -50,6 +51,12 @@ def weight_bytes(weights: Weights) -> int:
     A step reads one row of them per token. The head has its own copy of a tied token table.
     """
     return _num_bytes(weights) - _num_bytes(weights["embedding"])
+
+
+def least_bytes(model: LanguageModel, ready: Variables, batch_size: int, live: float) -> float:
+    """Returns the bytes of a step after `live` tokens in each row: the weights and the cache."""
+    weights = weights_of(ready)
+    return weight_bytes(weights) + cache_bytes(model, weights, batch_size, live)
 
 
 def cache_bytes(model: LanguageModel, weights: Weights, batch_size: int, live: float) -> float:
@@ -91,61 +98,58 @@ def measure_decoding(case: DecodingCase, dtype: DType, rounds: Rounds) -> list[M
     variables = jax.jit(partial(init, model))(jax.random.key(0))
     ready = jax.block_until_ready(prepare(model, variables))
     del variables
-    steps = [_measure_steps(case, model, ready, size, rounds) for size in case.batch_sizes]
+    steps = (_measure_steps(case, model, ready, size, rounds) for size in case.batch_sizes)
     return [*steps, _measure_first_token(case, model, ready, rounds)]
 
 
 def _measure_steps(
-    case: DecodingCase, model: Any, ready: dict, batch_size: int, rounds: Rounds
+    case: DecodingCase, model: LanguageModel, ready: Variables, batch_size: int, rounds: Rounds
 ) -> Measurement:
     """Measures one step: the time between the first new token and the last one, divided by n."""
-    prompts = _prompts(model.config, batch_size, case.prompt)
-    new = {"max_new_tokens": 1 + case.new, "sampler": GREEDY}
-    run = partial(generate, model, ready, prompts, **new)
+    run = greedy_run(model, ready, batch_size, case.prompt, 1 + case.new)
     run()  # compiles
     live = case.prompt + (case.new + 1) / 2  # the mean of prompt + 1 … prompt + n
-    weights = weights_of(ready)
-    moved = weight_bytes(weights) + cache_bytes(model, weights, batch_size, live)
     return Measurement(
         DECODING,
         f"{case.name}, batch {batch_size}",
         model.config.dtype,
         Timing.of(rounds.repeat(lambda: step_seconds(run, rounds.clock)), case.new),
         flops=batch_size * token_flops(model.config, round(live)),
-        bytes=moved,
+        bytes=least_bytes(model, ready, batch_size, live),
         tokens=batch_size,
         note=f"{case.prompt} + {case.new} tokens",
     )
 
 
-def step_seconds(run: Callable, clock: Clock) -> float:
+def greedy_run(
+    model: LanguageModel, ready: Variables, batch_size: int, length: int, new: int
+) -> Callable[..., Generation]:
+    """Returns a call of `generate` that appends `new` tokens to random prompts of equal lengths."""
+    prompts = np.random.default_rng(0).integers(0, model.config.vocab_size, (batch_size, length))
+    return partial(generate, model, ready, prompts, max_new_tokens=new, sampler=GREEDY)
+
+
+def step_seconds(run: Callable, clock: Clock, skip: int = 0) -> float:
     """Returns the seconds between the first call of `on_tokens` by `run` and the last one.
 
     `generate` calls it for the first token, which it chooses after reading the prompt, and then
-    after every block of steps.
+    after every block of steps. The first `skip` blocks do not count.
     """
     times: list[float] = []
     run(on_tokens=lambda _: times.append(clock()))
-    return times[-1] - times[0]
+    return times[-1] - times[skip]
 
 
 def _measure_first_token(
-    case: DecodingCase, model: Any, ready: dict, rounds: Rounds
+    case: DecodingCase, model: LanguageModel, ready: Variables, rounds: Rounds
 ) -> Measurement:
-    prompts = _prompts(model.config, 1, case.long_prompt)
-    run = partial(generate, model, ready, prompts, sampler=GREEDY, max_new_tokens=1)
-    weights = weights_of(ready)
-    moved = weight_bytes(weights) + cache_bytes(model, weights, 1, case.long_prompt)
+    length = case.long_prompt
     return Measurement(
         FIRST_TOKEN,
-        f"{case.name}, prompt of {case.long_prompt} tokens",
+        f"{case.name}, prompt of {length} tokens",
         model.config.dtype,
-        rounds.measure(run),
-        flops=prefill_flops(model.config, case.long_prompt),
-        bytes=moved,
-        tokens=case.long_prompt,
+        rounds.measure(greedy_run(model, ready, 1, length, 1)),
+        flops=prefill_flops(model.config, length),
+        bytes=least_bytes(model, ready, 1, length),
+        tokens=length,
     )
-
-
-def _prompts(config: TransformerConfig, batch_size: int, length: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, length))

@@ -3,22 +3,24 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxformer.bench.measurement import TRAINING, DType, Measurement
 from jaxformer.bench.timing import Rounds
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.flops import training_flops
 from jaxformer.models.kinds import build
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import make_mesh
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.placed import init_on, place_batch
-from jaxformer.training.step import make_step
+from jaxformer.training.step import Measured, make_step
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ def largest_that_fits(make: Callable[[int], T], batch_size: int) -> tuple[int, T
         batch_size //= 2
 
 
-def measure_step(case: TrainingCase, dtype: DType, rounds: Rounds) -> Measurement:
+def measure_step(case: TrainingCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
     """Measures the step of `jaxformer train`: forward, backward, clipping by norm and AdamW.
 
     On several devices it runs on the mesh fsdp=N of all devices. A step moves the parameters and
@@ -65,47 +67,47 @@ def measure_step(case: TrainingCase, dtype: DType, rounds: Rounds) -> Measuremen
         dtype: The dtype of the activations.
         rounds: How often the step is timed.
     """
-    config, count = replace(case.config, dtype=dtype), jax.device_count()
+    model, count = build(replace(case.config, dtype=dtype)), jax.device_count()
     mesh = make_mesh({"fsdp": count}) if count > 1 else None
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
         rows, run = largest_that_fits(
-            lambda rows: _ready(config, case.length, rows * count, mesh), case.batch_size
+            lambda rows: RandomStep(model, rows * count, case.length, mesh), case.batch_size
         )
         timing = rounds.measure(run)
     rows *= count
-    return Measurement(
-        TRAINING,
-        f"{case.name}, {rows} × {case.length:,} tokens",
-        dtype,
-        timing,
-        flops=rows * training_flops(config, case.length, only_visible=True),
-        bytes=2 * run.num_bytes / count,
-        tokens=rows * case.length,
-        devices=count,
-    )
+    name = f"{case.name}, {rows} × {case.length:,} tokens"
+    flops = rows * training_flops(model.config, case.length, only_visible=True)
+    moved, tokens = 2 * run.num_bytes / count, rows * case.length
+    return [Measurement(TRAINING, name, dtype, timing, flops, moved, tokens, devices=count)]
 
 
-class _Step:
-    """A training step that is called without arguments and keeps its state."""
+class RandomStep:
+    """The step of `jaxformer train` for random tokens, which keeps its state between calls."""
 
-    def __init__(self, step: Callable, state: Any, batch: Batch):
-        self._step, self._state, self._batch = step, state, batch
-        parts = (state.params, state.optimizer)
-        self.num_bytes = sum(x.nbytes for x in jax.tree.leaves(parts))
+    def __init__(self, model: LanguageModel, rows: int, length: int, mesh: Mesh | None = None):
+        """Makes a first update, which compiles the program and shows that it fits into memory.
 
-    def __call__(self) -> Any:
+        Args:
+            model: A decoder.
+            rows: Rows of the batch.
+            length: Tokens per row.
+            mesh: The mesh that shards state and batch; None: one device.
+        """
+        optimizer, vocab_size = make_optimizer(OptimizerConfig()), model.config.vocab_size
+        tokens = np.random.default_rng(0).integers(0, vocab_size, (1, rows, length + 1), np.int32)
+        batch = Batch(tokens[..., :-1], tokens[..., 1:])
+        self.batch = jax.device_put(batch) if mesh is None else place_batch(batch, mesh)
+        self.state = init_on(mesh, model, optimizer, 0)
+        self.step = make_step(model, optimizer)
+        jax.block_until_ready(self())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the parameters and of the optimizer state."""
+        parts = (self.state.params, self.state.optimizer)
+        return sum(x.nbytes for x in jax.tree.leaves(parts))
+
+    def __call__(self) -> Measured:
         """Makes an update. Returns its measurements."""
-        self._state, measured = self._step(self._state, self._batch)
+        self.state, measured = self.step(self.state, self.batch)
         return measured
-
-
-def _ready(config: TransformerConfig, length: int, rows: int, mesh: Any) -> _Step:
-    """Returns the step for random tokens, after a first update, which shows that it fits."""
-    model, optimizer = build(config), make_optimizer(OptimizerConfig())
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, rows, length + 1))
-    tokens = tokens.astype(np.int32)
-    batch = Batch(tokens[..., :-1], tokens[..., 1:])
-    batch = jax.device_put(batch) if mesh is None else place_batch(batch, mesh)
-    step = _Step(make_step(model, optimizer), init_on(mesh, model, optimizer, 0), batch)
-    jax.block_until_ready(step())
-    return step

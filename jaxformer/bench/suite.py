@@ -2,33 +2,28 @@
 
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 import jaxformer
 from jaxformer.bench.attention import measure_attention
-from jaxformer.bench.ceilings import measure_memory, measure_product
+from jaxformer.bench.ceilings import measure_ceilings
 from jaxformer.bench.collectives import measure_collectives
 from jaxformer.bench.decoding import measure_decoding
-from jaxformer.bench.measurement import DTYPES, DType, Measurement
+from jaxformer.bench.measurement import DType, Measurement
 from jaxformer.bench.plan import Plan
 from jaxformer.bench.steps import measure_step
-from jaxformer.bench.timing import Budget
+from jaxformer.bench.timing import Clock
 
 
 class Part(NamedTuple):
-    """Part of the measurement.
-
-    Attributes:
-        name: Its name.
-        seconds: An estimate of its time.
-        run: Runs it.
-    """
+    """Part of the measurement: its name, an estimate of its seconds, and what runs it."""
 
     name: str
     seconds: float
@@ -49,33 +44,26 @@ def parts_of(plan: Plan, dtype: DType) -> Iterator[Part]:
         plan: The sizes.
         dtype: The dtype of the models and of attention.
     """
-    rounds, seconds = plan.rounds, plan.seconds
 
-    def ceilings() -> list[Measurement]:
-        products = [measure_product(plan.matrix_sizes[x], x, rounds) for x in DTYPES]
-        return [*products, *measure_memory(plan.array_bytes, rounds)]
+    def part(name: str, key: str, measure: Callable[..., list[Measurement]], *sizes: Any) -> Part:
+        return Part(name, plan.seconds.get(key, 1), partial(measure, *sizes, plan.rounds))
 
-    def attention() -> list[Measurement]:
-        lengths = (
-            measure_attention(plan.attention, n, dtype, rounds) for n in plan.attention.lengths
-        )
-        return [x for pair in lengths for x in pair]
-
-    yield Part("matrix product and memory", seconds.get("ceilings", 1), ceilings)
+    sizes = plan.matrix_sizes, plan.array_bytes
+    yield part("matrix product and memory", "ceilings", measure_ceilings, *sizes)
     for case in plan.training:
-        run = partial(lambda case: [measure_step(case, dtype, rounds)], case)
-        yield Part(f"training step of {case.name}", seconds.get(case.name, 1), run)
+        yield part(f"training step of {case.name}", case.name, measure_step, case, dtype)
     for case in plan.decoding:
-        run = partial(measure_decoding, case, dtype, rounds)
-        yield Part(f"decoding of {case.name}", seconds.get(case.name, 1), run)
-    yield Part("attention", seconds.get("attention", 1), attention)
+        yield part(f"decoding of {case.name}", case.name, measure_decoding, case, dtype)
+    yield part("attention", "attention", measure_attention, plan.attention, dtype)
     if jax.device_count() > 1:
-        run = partial(measure_collectives, plan.exchanged, rounds)
-        yield Part("collectives", seconds.get("collectives", 1), run)
+        yield part("collectives", "collectives", measure_collectives, plan.exchanged)
 
 
 def run_parts(
-    parts: list[Part], budget: Budget, show: Callable[[str, Callable], list[Measurement]]
+    parts: list[Part],
+    seconds: float,
+    show: Callable[[str, Callable], list[Measurement]],
+    clock: Clock = time.perf_counter,
 ) -> Results:
     """Runs the parts that fit into the budget.
 
@@ -84,12 +72,13 @@ def run_parts(
 
     Args:
         parts: The parts.
-        budget: The time budget.
+        seconds: The time budget.
         show: (name of a part, its `run`) → its measurements. It shows the progress.
+        clock: Returns the time in seconds.
     """
-    found, skipped = [], {}
+    found, skipped, end = [], {}, clock() + seconds
     for part in parts:
-        remaining = budget.remaining
+        remaining = end - clock()
         if remaining < part.seconds:
             skipped[part.name] = (
                 f"it needs about {part.seconds:.0f} s, and {max(0, remaining):.0f} s remain"

@@ -1,15 +1,15 @@
-"""Timed rounds of a program, and the time budget of a whole measurement."""
+"""Timed rounds of programs, one by one or in turn."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 Clock = Callable[[], float]  # returns the time in seconds
-LEAST_ROUNDS = 3  # a median of fewer rounds is not robust against one slow round
+K = TypeVar("K", bound=Hashable)
 
 
 class Timing(NamedTuple):
@@ -40,19 +40,22 @@ class Rounds:
 
     Attributes:
         most: The largest number of rounds.
-        seconds: After this time no further round starts, except to reach `LEAST_ROUNDS`.
+        seconds: After this time no further round starts, except to reach `least`.
         clock: Returns the time in seconds.
+        least: The smallest number of rounds. A median of fewer than three is not robust against one
+            slow round.
     """
 
     most: int = 7
     seconds: float = 10.0
     clock: Clock = time.perf_counter
+    least: int = 3
 
     def repeat(self, once: Callable[[], float]) -> list[float]:
         """Calls `once`, which returns seconds, for each round. Returns the seconds."""
         begin, seconds = self.clock(), []
         while len(seconds) < self.most:
-            if len(seconds) >= LEAST_ROUNDS and self.clock() - begin >= self.seconds:
+            if len(seconds) >= self.least and self.clock() - begin >= self.seconds:
                 break
             seconds.append(once())
         return seconds
@@ -63,31 +66,34 @@ class Rounds:
         jax.block_until_ready(run())
         return self.clock() - begin
 
-    def measure(self, run: Callable[[], Any], repeats: int = 1) -> Timing:
-        """Runs a program once to warm it up, then times it.
+    def measure(self, run: Callable[[], Any], repeats: int = 1, warmup: int = 1) -> Timing:
+        """Warms a program up, then times it.
 
         Args:
             run: Runs the program and returns its result.
             repeats: The number of equal steps in a run. The timing is that of one step.
+            warmup: The number of first runs that do not count.
         """
-        jax.block_until_ready(run())
+        for _ in range(warmup):
+            jax.block_until_ready(run())
         return Timing.of(self.repeat(lambda: self.time(run)), repeats)
 
 
-class Budget:
-    """Time limit of a whole measurement, which is checked before each part."""
+def in_turn(
+    timers: Mapping[K, Callable[[], float]], rounds: int, warmup: int = 1
+) -> dict[K, list[float]]:
+    """Times several programs in turn (A B C A B C …), so that drift of the machine affects all.
 
-    def __init__(self, seconds: float, clock: Clock = time.perf_counter):
-        """Starts the time.
+    Args:
+        timers: For each program, a function that runs it once and returns the seconds.
+        rounds: How often each program is timed.
+        warmup: The number of first rounds that do not count. Programs compile in the first one.
 
-        Args:
-            seconds: The limit.
-            clock: Returns the time in seconds.
-        """
-        self._clock = clock
-        self._end = clock() + seconds
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the limit."""
-        return self._end - self._clock()
+    Returns:
+        The seconds of each round, by program.
+    """
+    seconds: dict[K, list[float]] = {name: [] for name in timers}
+    for _ in range(warmup + rounds):
+        for name, timer in timers.items():
+            seconds[name].append(timer())
+    return {name: each[warmup:] for name, each in seconds.items()}

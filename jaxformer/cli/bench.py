@@ -86,7 +86,6 @@ def _measure(
     """Runs all parts and shows their progress. Returns the `Results`."""
     from jaxformer.bench.plan import plan_for
     from jaxformer.bench.suite import parts_of, run_parts
-    from jaxformer.bench.timing import Budget
     from jaxformer.training.screen import Screen
 
     plan = plan_for(here["platform"], here["memory"], here["devices"], arguments.quick)
@@ -101,7 +100,7 @@ def _measure(
             advance(next(done))
             return found
 
-        return run_parts(parts, Budget(arguments.seconds), show)
+        return run_parts(parts, arguments.seconds, show)
 
 
 def _both(path: Path) -> tuple[Path, Path]:

@@ -5,7 +5,7 @@ import pytest
 
 from jaxformer.bench.decoding import step_seconds
 from jaxformer.bench.suite import Part, run_parts
-from jaxformer.bench.timing import Budget, Rounds, Timing
+from jaxformer.bench.timing import Rounds, Timing, in_turn
 from tests.bench.clock import FakeClock
 
 
@@ -27,8 +27,31 @@ def test_rounds_end_after_their_seconds_but_not_before_three(each, rounds):
     assert Rounds(9, 5.0, clock).measure(clock.program(each)).rounds == rounds
 
 
+def test_programs_are_timed_in_turn_after_the_warm_up():
+    """The machine becomes slower all the time; the ratio of the programs does not change."""
+    order, speeds = [], iter(range(1, 100))
+
+    def timer(name, work):
+        def seconds():
+            order.append(name)
+            return work * next(speeds)
+
+        return seconds
+
+    timers = {name: timer(name, work) for name, work in (("a", 1), ("b", 3))}
+    assert in_turn(timers, rounds=2) == {"a": [3, 5], "b": [12, 18]}
+    assert order == ["a", "b"] * 3
+    assert in_turn(timers, rounds=1, warmup=0) == {"a": [7], "b": [24]}
+
+
+def test_a_program_that_has_run_before_needs_no_warm_up():
+    clock = FakeClock()
+    assert Rounds(3, 100.0, clock).measure(clock.program(50.0, 1.0, 3.0), warmup=0).median == 3.0
+    assert Rounds(9, 5.0, clock, least=1).measure(clock.program(60.0), warmup=0).rounds == 1
+
+
 def test_steps_are_timed_between_the_first_and_the_last_tokens():
-    """Reading the prompt (7 s) and returning the result (2 s) do not count."""
+    """Reading the prompt (7 s) and returning the result (2 s) do not count, nor a first block."""
     clock = FakeClock()
 
     def generate(on_tokens):
@@ -38,6 +61,7 @@ def test_steps_are_timed_between_the_first_and_the_last_tokens():
         clock.now += 2.0
 
     assert step_seconds(generate, clock) == 2.5
+    assert step_seconds(generate, clock, skip=1) == 1.5
 
 
 def parts_of(clock, **seconds):
@@ -54,7 +78,7 @@ def test_parts_that_do_not_fit_the_budget_are_skipped_with_the_reason():
     """A smaller part after a skipped one still runs."""
     clock = FakeClock()
     parts = parts_of(clock, first=6.0, large=5.0, small=4.0)
-    found, skipped = run_parts(parts, Budget(10.0, clock), show)
+    found, skipped = run_parts(parts, 10.0, show, clock)
     assert found == ["first", "small"] and clock.now == 110.0
     assert skipped == {"large": "it needs about 5 s, and 4 s remain"}
 
@@ -66,6 +90,6 @@ def test_a_part_that_fails_does_not_lose_the_others():
     clock = FakeClock()
     first, last = parts_of(clock, first=1.0, last=1.0)
     parts = [first, Part("large", 1.0, fails), last]
-    found, skipped = run_parts(parts, Budget(10.0, clock), show)
+    found, skipped = run_parts(parts, 10.0, show, clock)
     assert found == ["first", "last"]
     assert skipped == {"large": "RESOURCE_EXHAUSTED: out of memory"}

@@ -12,7 +12,7 @@ import jaxformer as jf
 from jaxformer.bench import attention, decoding
 from jaxformer.bench.attention import causal_flops
 from jaxformer.bench.plan import CPU, QUICK, plan_for
-from jaxformer.bench.steps import largest_that_fits
+from jaxformer.bench.steps import RandomStep, largest_that_fits
 from jaxformer.functional import Causal, dot_product_attention
 from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention import dot_product, platforms
@@ -110,6 +110,13 @@ def test_other_errors_and_a_batch_of_one_are_not_repeated(message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         largest_that_fits(make, 4)
     assert tried == ([4, 2, 1] if "RESOURCE" in message else [4])
+
+
+def test_a_random_step_trains_its_own_state():
+    """Each call starts from the state that the one before has made."""
+    step = RandomStep(jf.build(TIED), rows=2, length=8)
+    assert len({float(step().loss) for _ in range(3)}) == 3
+    assert step.num_bytes > 3 * 4 * parameter_count(TIED)  # parameters and two moments
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -1,6 +1,7 @@
 """The experiments: their data, their error messages and their analysis functions."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,3 +148,19 @@ def test_a_picture_is_announced(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(record.Parser, "picture", None)
     record.run(main)
     assert capsys.readouterr().err == "picture: drawn.png\n"
+
+
+def test_a_measurement_alone_has_its_own_process_and_environment():
+    from alone import alone
+
+    name = "EXPERIMENT_SETTING"
+    assert alone(os.getpid) != os.getpid()
+    assert alone(os.getenv, name, environment={name: "on"}) == "on" and name not in os.environ
+
+
+def test_the_peak_of_memory_stays_after_the_array_is_gone():
+    from alone import peak_memory
+
+    before, size = peak_memory(), 1 << 28
+    assert b"\1" * size
+    assert before + size // 2 < peak_memory()

@@ -44,6 +44,18 @@ BUGS = (
         "bench/test_timing.py::test_the_median_and_the_range_exclude_the_warm_up",
     ),
     Bug(
+        "the warm-up of programs in turn counts as a round",
+        "bench.timing:in_turn",
+        Replace("each[warmup:]", "each"),
+        "bench/test_timing.py::test_programs_are_timed_in_turn_after_the_warm_up",
+    ),
+    Bug(
+        "a first block of tokens counts although it is skipped",
+        "bench.decoding:step_seconds",
+        Replace("times[skip]", "times[0]"),
+        "bench/test_timing.py::test_steps_are_timed_between_the_first_and_the_last_tokens",
+    ),
+    Bug(
         "a part starts although it cannot end in time",
         "bench.suite:run_parts",
         Replace("remaining < part.seconds", "remaining < 0"),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxformer.bench.measurement import DECODING, FIRST_TOKEN, DType, Measurement
-from jaxformer.bench.timing import Clock, Rounds, Timing
+from jaxformer.bench.timing import Rounds, TimeSource, Timing
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.result import Generation
@@ -129,7 +129,7 @@ def greedy_run(
     return partial(generate, model, ready, prompts, max_new_tokens=new, sampler=GREEDY)
 
 
-def step_seconds(run: Callable, clock: Clock, skip: int = 0) -> float:
+def step_seconds(run: Callable, clock: TimeSource, skip: int = 0) -> float:
     """Returns the seconds between the first call of `on_tokens` by `run` and the last one.
 
     `generate` calls it for the first token, which it chooses after reading the prompt, and then

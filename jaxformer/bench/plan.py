@@ -23,7 +23,7 @@ _TINY = DecoderConfig(vocab_size=256, max_length=64, num_layers=2, embed_dim=64,
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Sizes of all programs.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan:
     seconds: dict[str, float]
 
 
-QUICK = Plan(
+QUICK = BenchPlan(
     matrix_sizes={"float32": 128, "bfloat16": 128},
     array_bytes=2**22,
     training=(TrainingCase("tiny", _TINY, 64, 2),),
@@ -58,7 +58,7 @@ QUICK = Plan(
     rounds=Rounds(3, 0.5),
     seconds={},
 )
-CPU = Plan(
+CPU = BenchPlan(
     matrix_sizes={"float32": 1536, "bfloat16": 1536},
     array_bytes=2**28,
     training=(
@@ -71,7 +71,7 @@ CPU = Plan(
     rounds=Rounds(5, 8.0),
     seconds={"10.8M": 60, "gpt2-124m": 90, "ceilings": 30, "attention": 45, "collectives": 15},
 )
-_ACCELERATOR = Plan(
+_ACCELERATOR = BenchPlan(
     matrix_sizes={"float32": 8192, "bfloat16": 8192},
     array_bytes=2**31,
     training=(),
@@ -90,7 +90,7 @@ _ACCELERATOR = Plan(
 )
 
 
-def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> Plan:
+def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> BenchPlan:
     """Returns the plan for a machine.
 
     Args:

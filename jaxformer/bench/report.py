@@ -63,7 +63,7 @@ def _object(x: Measurement, ceilings: Ceilings) -> dict:
     }
 
 
-def table(results: Results, ceilings: Ceilings, num_devices: int) -> str:
+def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str:
     """Returns the table: the measured programs by part, the skipped parts, and published figures.
 
     Args:

@@ -17,12 +17,12 @@ from jaxformer.bench.ceilings import measure_ceilings
 from jaxformer.bench.collectives import measure_collectives
 from jaxformer.bench.decoding import measure_decoding
 from jaxformer.bench.measurement import DType, Measurement
-from jaxformer.bench.plan import Plan
+from jaxformer.bench.plan import BenchPlan
 from jaxformer.bench.steps import measure_step
-from jaxformer.bench.timing import Clock
+from jaxformer.bench.timing import TimeSource
 
 
-class Part(NamedTuple):
+class SuitePart(NamedTuple):
     """Part of the measurement: its name, an estimate of its seconds, and what runs it."""
 
     name: str
@@ -37,7 +37,7 @@ class Results(NamedTuple):
     skipped: dict[str, str]
 
 
-def parts_of(plan: Plan, dtype: DType) -> Iterator[Part]:
+def suite_parts(plan: BenchPlan, dtype: DType) -> Iterator[SuitePart]:
     """Yields the parts: first the ceilings, then the programs that are compared with them.
 
     Args:
@@ -45,8 +45,10 @@ def parts_of(plan: Plan, dtype: DType) -> Iterator[Part]:
         dtype: The dtype of the models and of attention.
     """
 
-    def part(name: str, key: str, measure: Callable[..., list[Measurement]], *sizes: Any) -> Part:
-        return Part(name, plan.seconds.get(key, 1), partial(measure, *sizes, plan.rounds))
+    def part(
+        name: str, key: str, measure: Callable[..., list[Measurement]], *sizes: Any
+    ) -> SuitePart:
+        return SuitePart(name, plan.seconds.get(key, 1), partial(measure, *sizes, plan.rounds))
 
     sizes = plan.matrix_sizes, plan.array_bytes
     yield part("matrix product and memory", "ceilings", measure_ceilings, *sizes)
@@ -60,10 +62,10 @@ def parts_of(plan: Plan, dtype: DType) -> Iterator[Part]:
 
 
 def run_parts(
-    parts: list[Part],
+    parts: list[SuitePart],
     seconds: float,
     show: Callable[[str, Callable], list[Measurement]],
-    clock: Clock = time.perf_counter,
+    clock: TimeSource = time.perf_counter,
 ) -> Results:
     """Runs the parts that fit into the budget.
 

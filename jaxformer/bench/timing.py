@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-Clock = Callable[[], float]  # returns the time in seconds
+TimeSource = Callable[[], float]  # returns the time in seconds
 K = TypeVar("K", bound=Hashable)
 
 
@@ -48,7 +48,7 @@ class Rounds:
 
     most: int = 7
     seconds: float = 10.0
-    clock: Clock = time.perf_counter
+    clock: TimeSource = time.perf_counter
     least: int = 3
 
     def repeat(self, once: Callable[[], float]) -> list[float]:

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
     start_jax()
     from jaxformer.bench.measurement import Ceilings
-    from jaxformer.bench.report import json_of, table
+    from jaxformer.bench.report import json_of, results_table
     from jaxformer.bench.roofline import draw_roofline
     from jaxformer.bench.suite import machine
     from jaxformer.training.devices import device_of
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         say(json_text(found))
         return 0
-    say(f"jaxformer bench: {title}\n\n{table(results, ceilings, here['devices'])}")
+    say(f"jaxformer bench: {title}\n\n{results_table(results, ceilings, here['devices'])}")
     say(f"\nfigures: {path}\npicture: {picture}")
     return 0
 
@@ -85,11 +85,11 @@ def _measure(
 ) -> "Results":
     """Runs all parts and shows their progress. Returns the `Results`."""
     from jaxformer.bench.plan import plan_for
-    from jaxformer.bench.suite import parts_of, run_parts
+    from jaxformer.bench.suite import run_parts, suite_parts
     from jaxformer.training.screen import Screen
 
     plan = plan_for(here["platform"], here["memory"], here["devices"], arguments.quick)
-    parts = list(parts_of(plan, dtype))
+    parts = list(suite_parts(plan, dtype))
     screen, done = Screen(stderr=True, quiet=arguments.json), count(1)
     with screen.count(len(parts), "measured", "parts") as advance:
         advance(0)

@@ -4,7 +4,7 @@
     tpu:v5e:4x4      a slice of TPUs
     cpu:8            8 devices, simulated on this machine
 
-Compilation needs the plugin of the machine's compiler, but not its drivers (see `missing`).
+Compilation needs the plugin of the machine's compiler (see `missing_compiler`), but no drivers.
 """
 
 import os
@@ -77,7 +77,7 @@ def parse_target(text: str) -> Target:
     return target
 
 
-def missing(target: Target) -> str | None:
+def missing_compiler(target: Target) -> str | None:
     """Returns the command that installs the compiler for a target; None if it is installed."""
     if target.platform == "tpu" and find_spec("libtpu") is None:
         wanted = next(x for x in requires("jax") or () if x.startswith("libtpu"))
@@ -107,7 +107,7 @@ def devices_of(target: Target) -> list:
         ValueError: The plugin is missing, there is no such slice, or JAX has started with fewer
             CPU devices. The message says what to do.
     """
-    if install := missing(target):
+    if install := missing_compiler(target):
         raise ValueError(
             f"target is {target}, but its compiler is not installed; install it with: {install}"
         )

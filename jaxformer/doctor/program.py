@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from jaxformer.doctor.hlo import Instruction, walk
 
-KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
-KINDS += ("collective-permute", "collective-broadcast")
+COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+COLLECTIVE_KINDS += ("collective-permute", "collective-broadcast")
 
 
 class Collective(NamedTuple):
     """Exchange between the devices of a group.
 
     Attributes:
-        kind: One of `KINDS`.
+        kind: One of `COLLECTIVE_KINDS`.
         size: Bytes of the whole arrays: the output of a gather, the input of a scatter.
         devices: The number of devices in a group.
         times: How often the program runs it.
@@ -54,7 +54,7 @@ def collectives(text: str) -> list[Collective]:
     runs: dict[str, Counter[tuple[Instruction, str, int]]] = {}
     for instruction, computation, times in walk(text):
         kind = instruction.operation.removesuffix("-start")
-        if kind in KINDS and (group := _group(instruction.rest, everyone)) > 1:
+        if kind in COLLECTIVE_KINDS and (group := _group(instruction.rest, everyone)) > 1:
             if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
                 kind = "reduce-scatter"  # on TPU, a fusion that keeps a part of the sum per device
             channel = re.search(r"channel_id=\d+", instruction.rest)
@@ -111,7 +111,7 @@ class Total(NamedTuple):
 
 def by_kind(found: list[Collective]) -> dict[str, Total]:
     """Returns the sums of each kind of collective that occurs."""
-    groups = {kind: [one for one in found if one.kind == kind] for kind in KINDS}
+    groups = {kind: [one for one in found if one.kind == kind] for kind in COLLECTIVE_KINDS}
     return {
         kind: Total(sum(one.times for one in group), sum(one.sent for one in group))
         for kind, group in groups.items()

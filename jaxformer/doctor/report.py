@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxformer.doctor.machines import missing, parse_target
+from jaxformer.doctor.machines import missing_compiler, parse_target
 from jaxformer.runtime import start_jax
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _missing() -> dict[str, str]:
     """Returns the missing optional packages: name and purpose, and how to install them."""
     found = {f"{x}: {use}": how for x, (use, how) in OPTIONAL.items() if find_spec(x) is None}
     for name, target in TARGETS.items():
-        if how := missing(parse_target(target)):
+        if how := missing_compiler(parse_target(target)):
             found[f"compiler for {name.upper()}s, to examine them without having one"] = how
     return found
 

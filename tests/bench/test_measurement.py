@@ -12,7 +12,7 @@ from jaxformer.bench.measurement import (
     Ceilings,
     Measurement,
 )
-from jaxformer.bench.report import json_of, prefixed, table
+from jaxformer.bench.report import json_of, prefixed, results_table
 from jaxformer.bench.suite import Results
 from jaxformer.bench.timing import Timing
 from jaxformer.training.devices import DEVICES
@@ -71,20 +71,22 @@ def test_the_table_shows_rates_shares_and_the_implementation():
     step = second(TRAINING, flops=2 * 400e12, tokens=2000)
     attention = second(ATTENTION, flops=2 * 80e12, note="cuDNN")
     results = Results([*MEASURED, step, attention], {"large": "it needs about 9 s"})
-    lines = table(results, CEILINGS, 1).splitlines()
+    lines = results_table(results, CEILINGS, 1).splitlines()
     (row,) = (line for line in lines if "1,000 tokens/s" in line)
     assert row.split()[1:] == "1,000 tokens/s 50.0% 40.4% 2.00 s (1.00 s … 4.00 s)".split()
     (row,) = (line for line in lines if line.endswith("cuDNN"))
     assert "80 TFLOP/s" in row and "10.0%" in row
     assert "skipped: large: it needs about 9 s" in lines
     assert any("there is one device" in line for line in lines)
-    assert not any("one device" in line for line in table(results, CEILINGS, 2).splitlines())
+    assert not any(
+        "one device" in line for line in results_table(results, CEILINGS, 2).splitlines()
+    )
 
 
 def test_the_table_names_a_source_for_each_published_figure():
     results = Results([], {})
     published = json_of(results, CEILINGS)["published"]
-    lines = table(results, CEILINGS, 1).splitlines()
+    lines = results_table(results, CEILINGS, 1).splitlines()
     assert published["device"]["flops"] == H100.flops
     for anchor in published["anchors"]:
         assert all(anchor.values())

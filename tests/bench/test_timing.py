@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxformer.bench.decoding import step_seconds
-from jaxformer.bench.suite import Part, run_parts
+from jaxformer.bench.suite import SuitePart, run_parts
 from jaxformer.bench.timing import Rounds, Timing, in_turn
 from tests.bench.clock import FakeClock
 
@@ -66,7 +66,7 @@ def test_steps_are_timed_between_the_first_and_the_last_tokens():
 
 def parts_of(clock, **seconds):
     """Returns parts that take exactly the estimated seconds."""
-    return [Part(name, x, lambda x=x: [clock.program(x)()]) for name, x in seconds.items()]
+    return [SuitePart(name, x, lambda x=x: [clock.program(x)()]) for name, x in seconds.items()]
 
 
 def show(name, run):
@@ -89,7 +89,7 @@ def test_a_part_that_fails_does_not_lose_the_others():
 
     clock = FakeClock()
     first, last = parts_of(clock, first=1.0, last=1.0)
-    parts = [first, Part("large", 1.0, fails), last]
+    parts = [first, SuitePart("large", 1.0, fails), last]
     found, skipped = run_parts(parts, 10.0, show, clock)
     assert found == ["first", "last"]
     assert skipped == {"large": "RESOURCE_EXHAUSTED: out of memory"}

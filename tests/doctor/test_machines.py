@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxformer.doctor import machines
-from jaxformer.doctor.machines import Target, devices_of, missing, parse_target
+from jaxformer.doctor.machines import Target, devices_of, missing_compiler, parse_target
 from jaxformer.training.devices import DEVICES
 
 
@@ -45,7 +45,7 @@ def test_a_missing_compiler_is_reported_with_its_installation(monkeypatch, text,
     with pytest.raises(ValueError, match="but its compiler is not installed") as refused:
         devices_of(parse_target(text))
     assert command in str(refused.value)
-    assert missing(parse_target("cpu:8")) is None
+    assert missing_compiler(parse_target("cpu:8")) is None
 
 
 def test_more_cpu_devices_than_jax_started_with_are_refused():

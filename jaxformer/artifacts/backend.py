@@ -42,7 +42,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(text)
 
 
-def parts_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+def tokenizer_parts(backend: tokenizers.Tokenizer) -> dict[str, Any]:
     """Returns the parsed tokenizer.json that `backend` would write, without vocabulary and merges.
 
     Serializing and parsing 500,000 merges would take longer than reading the file.

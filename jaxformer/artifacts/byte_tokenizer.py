@@ -23,7 +23,7 @@ from jaxformer.artifacts.byte_vocabulary import (
     cut,
     divides_at_spaces,
     lossy_part,
-    special_tokens,
+    special_texts,
     spelled,
     token_bytes,
 )
@@ -79,7 +79,7 @@ class ByteTokenizer(Tokenizer):
             raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
         name, self.end_of_text = next(iter(ids.items()))
         self.stop_tokens = self.special_ids = (self.end_of_text,)
-        if name not in special_tokens(backend).values():
+        if name not in special_texts(backend).values():
             backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
         self._token_bytes = token_bytes(backend)

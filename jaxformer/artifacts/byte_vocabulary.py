@@ -110,7 +110,7 @@ def _plain(added_tokens: list[dict]) -> Iterator[dict]:
     return (token for token in added_tokens if not token["special"])
 
 
-def special_tokens(backend: tokenizers.Tokenizer) -> dict[int, str]:
+def special_texts(backend: tokenizers.Tokenizer) -> dict[int, str]:
     """Returns the text of each special token by its id."""
     added = backend.get_added_tokens_decoder()
     return {number: token.content for number, token in added.items() if token.special}
@@ -124,7 +124,7 @@ def spelled(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[i
     replaced: another special token may be the vocabulary's unknown token.
     """
     alphabet = {c: n for c in byte_characters() if (n := backend.token_to_id(c)) is not None}
-    special = special_tokens(backend)
+    special = special_texts(backend)
     if len(alphabet) < NUM_BYTES:
         special = {end_of_text: special[end_of_text]}
     return {n: [alphabet[c] for c in text if c in alphabet] for n, text in special.items()}

@@ -18,7 +18,7 @@ from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import CheckpointDType
 
-FORMAT = 2  # changes whenever a file of a run or of a saved folder changes
+RUN_FORMAT = 2  # changes whenever a file of a run or of a saved folder changes
 # Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
 # of the objects.
 SECTIONS: dict[str, Any] = {
@@ -99,7 +99,7 @@ class RunFolder:
             sections: Sections by name, each a dataclass or plain data.
         """
         plain = {name: asdict(x) if is_dataclass(x) else x for name, x in sections.items()}
-        write_whole(self.config, json_text({"format": FORMAT, **plain}, indent=2) + "\n")
+        write_whole(self.config, json_text({"format": RUN_FORMAT, **plain}, indent=2) + "\n")
 
     def read_config(self, *needed: str) -> dict:
         """Returns the sections of config.json by name.
@@ -114,7 +114,7 @@ class RunFolder:
             raise ValueError(f"{self.path} holds no run (there is no {self.config.name} in it)")
         sections = read_sections(self.path)
         if sections is None:
-            raise ValueError(f"{self.config} has format None; this version reads {FORMAT}")
+            raise ValueError(f"{self.config} has format None; this version reads {RUN_FORMAT}")
         for name in needed:
             if name not in sections:
                 raise ValueError(f"{self.config} has no section {name!r}")
@@ -199,8 +199,8 @@ def read_sections(folder: Path) -> dict | None:
         return None
     check_links(folder, whole_tree=True)
     version = content["format"]
-    if type(version) is not int or version != FORMAT:
-        raise ValueError(f"{path} has format {shown(version)}; this version reads {FORMAT}")
+    if type(version) is not int or version != RUN_FORMAT:
+        raise ValueError(f"{path} has format {shown(version)}; this version reads {RUN_FORMAT}")
     if "model" not in content:
         raise ValueError(f"{path} has no section 'model'")
     for name in content:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.run import FORMAT, parse_config, parse_kind, source_sections
+from jaxformer.artifacts.run import RUN_FORMAT, parse_config, parse_kind, source_sections
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensors, write_tensors
 from jaxformer.artifacts.tokenizer import (
@@ -66,7 +66,7 @@ def save(
     special = None if tokenizer is None else tokenizer.special
     with new_folder(folder) as unfinished:
         kind = kind_of(model.config)
-        content = {"format": FORMAT, "kind": kind, "model": asdict(model.config)}
+        content = {"format": RUN_FORMAT, "kind": kind, "model": asdict(model.config)}
         if model.layers is not None:
             content["layers"] = to_json(model.layers, "layers")
         ids = None if special is None else asdict(special)

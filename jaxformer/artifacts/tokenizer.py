@@ -21,8 +21,8 @@ from typing import Any, Protocol, Self, TypeVar
 import tokenizers
 from tokenizers import normalizers
 
-from jaxformer.artifacts.backend import parts_of
-from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_tokens
+from jaxformer.artifacts.backend import tokenizer_parts
+from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_texts
 from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.panics import Result, guarded
 from jaxformer.artifacts.patterns import LONGEST_PIECE, backtracking_patterns, in_pieces
@@ -97,7 +97,7 @@ class Tokenizer(ABC):
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
-        self.parts = parts_of(backend)
+        self.parts = tokenizer_parts(backend)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True  # a spelled-out special token is plain text
@@ -209,7 +209,7 @@ class Tokenizer(ABC):
     @cached_property
     def special_words(self) -> dict[str, int]:
         """The text of each special token, with its id."""
-        return {text: number for number, text in special_tokens(self._backend).items()}
+        return {text: number for number, text in special_texts(self._backend).items()}
 
     @cached_property
     def _parser(self) -> tokenizers.Tokenizer:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.bench.measurement import DTYPES, MATRIX, MEMORY, DType, Measurement
+from jaxformer.bench.measurement import MATRIX, MEASURED_DTYPES, MEMORY, DType, Measurement
 from jaxformer.bench.timing import Rounds
 
 REPEATS = 4  # steps of one program, so that its start takes a small share of the time
@@ -11,7 +11,7 @@ REPEATS = 4  # steps of one program, so that its start takes a small share of th
 
 def measure_ceilings(sizes: dict[str, int], num_bytes: int, rounds: Rounds) -> list[Measurement]:
     """Measures matrix products of these sizes by dtype, and memory with an array of these bytes."""
-    products = (measure_product(sizes[dtype], dtype, rounds) for dtype in DTYPES)
+    products = (measure_product(sizes[dtype], dtype, rounds) for dtype in MEASURED_DTYPES)
     return [*products, *measure_memory(num_bytes, rounds)]
 
 

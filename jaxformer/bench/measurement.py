@@ -18,7 +18,7 @@ TRAINING, DECODING, FIRST_TOKEN = "training step", "decoding", "first token"
 ATTENTION, COLLECTIVES = "attention", "collectives"
 PARTS = (MATRIX, MEMORY, TRAINING, DECODING, FIRST_TOKEN, ATTENTION, COLLECTIVES)
 DType = Literal["float32", "bfloat16"]
-DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+MEASURED_DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 
 
 class Measurement(NamedTuple):

@@ -18,7 +18,7 @@ from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.tensors import Tensor, file_tensors
 from jaxformer.hub.adapter_targets import pattern_value, read_patterns, read_targets
 from jaxformer.hub.options import Options
-from jaxformer.hub.table import Entry
+from jaxformer.hub.table import TensorEntry
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -49,7 +49,7 @@ class Adapter:
     scales: dict[str, float]
     is_adapted: Callable[[str], bool]
 
-    def applied(self, tensors: dict[str, Tensor], entries: list[Entry], base: str) -> dict:
+    def applied(self, tensors: dict[str, Tensor], entries: list[TensorEntry], base: str) -> dict:
         """Returns the model's tensors by their names in the table, with the updates added.
 
         Args:
@@ -123,7 +123,7 @@ class Adapted(NamedTuple):
         return np.float32(self.tensor.mapped()) + (update if self.is_transposed else update.T)
 
 
-def is_map(entry: Entry) -> bool:
+def is_map(entry: TensorEntry) -> bool:
     """Returns whether the entry is the weight of a linear map."""
     return entry.ours[0].endswith("/kernel")
 

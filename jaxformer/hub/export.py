@@ -21,7 +21,7 @@ from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
-from jaxformer.hub.table import Entry, entries
+from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.hub.tokenizers.writing import write_tokenizer
 from jaxformer.models.config.model import CheckpointDType, ModelConfig
 from jaxformer.models.config.transformer import TransformerConfig
@@ -115,7 +115,7 @@ def _converted(name: str, make: Callable[[], np.ndarray], dtype: np.dtype) -> np
     return converted
 
 
-def of_entry(entry: Entry, leaves: dict) -> np.ndarray:
+def of_entry(entry: TensorEntry, leaves: dict) -> np.ndarray:
     """Returns one of their tensors from our leaves."""
     place = ... if entry.layer is None else entry.layer
     return entry.to_theirs([np.asarray(leaves[name])[place] for name in entry.ours])

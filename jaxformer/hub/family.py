@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.hub.class_options import read_by_class
 from jaxformer.hub.generation import OPTIONS
-from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, spread
+from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, per_layer
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
@@ -196,7 +196,7 @@ class Family:
             except ValueError as error:
                 reasons.append(str(error))
                 continue
-            changed += differences(config, again)
+            changed += config_differences(config, again)
             if not changed:
                 return written
             both = ((x, getattr(config, x), getattr(again, x)) for x in dict.fromkeys(changed))
@@ -224,7 +224,7 @@ def canonical(config: Config) -> Config:
     defaults = {x.name: x.default for x in fields(config)}
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
     config = replace(config, **{name: defaults[name] for name in unused})
-    layers = {name: spread(getattr(config, name), config.num_layers) for name in config.patterns}
+    layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [
         None if base is None or scaling is None else _canonical_scaling(scaling)
         for base, scaling in zip(layers["rotary_base"], layers["rotary_scaling"], strict=True)
@@ -243,7 +243,7 @@ def _canonical_scaling(scaling: RotaryScaling) -> RotaryScaling:
     return RotaryScaling(**{name: getattr(scaling, name) for name in used})
 
 
-def differences(config: TransformerConfig, other: TransformerConfig) -> list[str]:
+def config_differences(config: TransformerConfig, other: TransformerConfig) -> list[str]:
     """Returns the fields that make two canonical configs of one type compute different results."""
     return [
         x.name

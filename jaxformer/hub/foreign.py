@@ -17,7 +17,7 @@ from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import read_generation
 from jaxformer.hub.options import Options
-from jaxformer.hub.table import Entry, entries, read_leaves
+from jaxformer.hub.table import TensorEntry, entries, read_leaves
 from jaxformer.hub.tokenizers.files import read_tokenizer
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.transformer import TransformerConfig
@@ -110,7 +110,7 @@ def family_of(options: Options) -> Family:
 
 
 def names_in_file(
-    folder: Path, family: Family, wanted: list[Entry], tensors: dict[str, Tensor]
+    folder: Path, family: Family, wanted: list[TensorEntry], tensors: dict[str, Tensor]
 ) -> dict[str, str]:
     """Returns the file's name of each tensor in the table.
 

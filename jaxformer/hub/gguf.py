@@ -17,7 +17,7 @@ from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.hub.export import counterpart, of_entry, preferred
 from jaxformer.hub.family import canonical
 from jaxformer.hub.gguf_vocabulary import Vocabulary, vocabulary, write_vocabulary
-from jaxformer.hub.table import Entry, entries
+from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -87,7 +87,7 @@ def export_gguf(
     write_gguf(path, gguf.MODEL_ARCH_NAMES[number], config, words, tensors, dtype)
 
 
-def of_file(entry: Entry, leaves: dict, config: TransformerConfig, turns: bool) -> np.ndarray:
+def of_file(entry: TensorEntry, leaves: dict, config: TransformerConfig, turns: bool) -> np.ndarray:
     """Returns a tensor in the file's layout.
 
     Matrices are [outputs, inputs]. With `turns`, for Llama, the two features of a rotary pair are

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxformer.hub.family import Part
-from jaxformer.hub.options import Options, pattern, spread
+from jaxformer.hub.options import Options, pattern, per_layer
 from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 
@@ -47,7 +47,7 @@ def layers_part(
         return {"window": windows, **rotary.read(options, types)}
 
     def write(config: DecoderConfig | EncoderConfig) -> dict:
-        windows = spread(config.window, config.num_layers)
+        windows = per_layer(config.window, config.num_layers)
         types = [GLOBAL if x is None else LOCAL for x in windows]
         written = write_window(next((x for x in windows if x is not None), None))
         return {**written, "layer_types": types, **rotary.write(config, types)}

@@ -208,7 +208,7 @@ def pattern(entries: list[Entry]) -> Entry | tuple[Entry, ...]:
     return entries[0] if period == 1 else tuple(entries[:period])
 
 
-def spread(value: Entry | tuple[Entry, ...], num_layers: int) -> list[Entry]:
+def per_layer(value: Entry | tuple[Entry, ...], num_layers: int) -> list[Entry]:
     """Returns one entry per layer: the inverse of `pattern`."""
     entries = value if isinstance(value, tuple) else (value,)
     return [entries[layer % len(entries)] for layer in range(num_layers)]

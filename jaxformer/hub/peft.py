@@ -21,7 +21,7 @@ from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map
 from jaxformer.hub.export import counterpart, preferred
 from jaxformer.hub.family import Family
 from jaxformer.hub.load import adapter_origin, read_adapter
-from jaxformer.hub.table import Entry, entries
+from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
@@ -92,7 +92,7 @@ def _write(out: str | Path, content: dict, tensors: dict) -> None:
         save_file(tensors, unfinished / TENSORS, metadata={"format": "pt"})
 
 
-def _updates(entry: Entry, adapter: dict) -> dict[int, tuple]:
+def _updates(entry: TensorEntry, adapter: dict) -> dict[int, tuple]:
     """Returns (A, B) of this layer for each of the entry's leaves that has an update."""
     updates = {}
     for place, name in enumerate(entry.ours):
@@ -102,7 +102,7 @@ def _updates(entry: Entry, adapter: dict) -> dict[int, tuple]:
     return updates
 
 
-def _joined(entry: Entry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.ndarray]:
+def _joined(entry: TensorEntry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.ndarray]:
     """Returns PEFT's (lora_A, lora_B) from our updates of the leaves of one entry."""
     downs, ups = [], []
     for place, (down, up) in updates.items():

@@ -35,7 +35,7 @@ _NOT_IMPLEMENTED = {"yarn": ("mscale", "mscale_all_dim")}
 _WHOLE_HEADS = "the class rotates whole heads"
 
 
-class Entry(NamedTuple):
+class RotaryEntry(NamedTuple):
     """Checks and reads one object of rotary parameters.
 
     Args:
@@ -158,7 +158,7 @@ class Rotary(NamedTuple):
         if name == "rope_scaling":
             options.ignore("rope_parameters", because="rope_scaling replaces it")
         fields = {kind: _FIELDS[kind] for kind in self.kinds}
-        entry = Entry(options, name, options.mapping(name), fields)
+        entry = RotaryEntry(options, name, options.mapping(name), fields)
         if uses_length(entry.kind):
             length = options.whole("original_max_position_embeddings", None, least=1)
         else:
@@ -171,7 +171,7 @@ class Rotary(NamedTuple):
             "rotary_fraction": self.read_fraction(options, entry),
         }
 
-    def read_fraction(self, options: Options, entry: Entry) -> float:
+    def read_fraction(self, options: Options, entry: RotaryEntry) -> float:
         """Returns the fraction of each head that is rotated."""
         if self.fraction is not None:
             outside = options.number(self.fraction_option, self.fraction)
@@ -217,7 +217,7 @@ class RotaryByType(NamedTuple):
             if not isinstance(parameters, dict):
                 raise options.error("rope_parameters", f"{kind} must be an object")
             parameters = parameters | (older if kind in self.scaled else {})
-            entry = Entry(options, f"rope_parameters of {kind}", parameters, _FIELDS_BY_TYPE)
+            entry = RotaryEntry(options, f"rope_parameters of {kind}", parameters, _FIELDS_BY_TYPE)
             entry.check_whole_heads("partial_rotary_factor")
             outside = options.number(self.base_options[kind], base)
             bases[kind], scalings[kind] = entry.number("rope_theta", outside), entry.scaling(None)
@@ -239,7 +239,7 @@ class RotaryByType(NamedTuple):
 
 
 def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: dict) -> dict:
-    """Returns the object that `Entry` reads."""
+    """Returns the object that `RotaryEntry` reads."""
     written = {"rope_type": "default", "rope_theta": base}
     if scaling is not None:
         written |= {theirs: getattr(scaling, x) for theirs, x in fields[scaling.kind].items()}

@@ -26,7 +26,7 @@ def _alone(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarra
     return [tensor]
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Layout of one of their tensors, which holds one or more of our leaves.
 
     `join` and `split` work on the arrays of one layer with the outputs on the last axis, as in our
@@ -72,18 +72,18 @@ def _cut_by_head(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.
 
 
 LAYOUTS = {
-    "": Layout(),
+    "": TensorLayout(),
     # The outputs of several projections, concatenated as a whole or head by head.
-    "fused": Layout(_concatenate, _cut, shape=_joined_shape),
-    "fused-by-head": Layout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
-    "as-ours": Layout(is_transposed=False),  # matrices are [inputs, outputs]
-    "fused-as-ours": Layout(_concatenate, _cut, False, shape=_joined_shape),
-    "one-row": Layout(
+    "fused": TensorLayout(_concatenate, _cut, shape=_joined_shape),
+    "fused-by-head": TensorLayout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
+    "as-ours": TensorLayout(is_transposed=False),  # matrices are [inputs, outputs]
+    "fused-as-ours": TensorLayout(_concatenate, _cut, False, shape=_joined_shape),
+    "one-row": TensorLayout(
         lambda arrays, _: arrays[0][None],
         lambda tensor, *_: [tensor[0]],
         shape=lambda shapes: (1, *shapes[0]),
     ),
-    "after-first": Layout(first_layer=1),
+    "after-first": TensorLayout(first_layer=1),
 }
 
 
@@ -121,7 +121,7 @@ def table(text: str, **names: str) -> tuple[Row, ...]:
     return tuple(Row(*line.split()) for line in text.splitlines() if line.strip())
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One of their tensors and the leaves of ours that it holds.
 
     Attributes:
@@ -137,7 +137,7 @@ class Entry(NamedTuple):
     ours: tuple[str, ...]
     shapes: Shapes
     layer: int | None
-    layout: Layout
+    layout: TensorLayout
     num_heads: int
 
     @property
@@ -169,7 +169,7 @@ class Entry(NamedTuple):
 
 def entries(
     rows: Iterable[Row], config: TransformerConfig, shapes: dict[str, tuple[int, ...]]
-) -> list[Entry]:
+) -> list[TensorEntry]:
     """Returns the entries of all their tensors for a model.
 
     Args:
@@ -187,19 +187,19 @@ def entries(
             covered.update(ours)
             whole, heads = tuple(shapes[name] for name in ours), config.num_heads
             if "*" not in theirs:
-                tensors.append(Entry(theirs, ours, whole, None, layout, heads))
+                tensors.append(TensorEntry(theirs, ours, whole, None, layout, heads))
                 continue
             of_layer = tuple(shape[1:] for shape in whole)
             for n in range(layout.first_layer, whole[0][0]):
                 name = theirs.replace("*", str(n))
-                tensors.append(Entry(name, ours, of_layer, n, layout, heads))
+                tensors.append(TensorEntry(name, ours, of_layer, n, layout, heads))
     if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return tensors
 
 
 def read_leaves(
-    wanted: list[Entry], tensors: dict[str, Tensor], like: dict, dtype: str
+    wanted: list[TensorEntry], tensors: dict[str, Tensor], like: dict, dtype: str
 ) -> dict[str, jax.Array]:
     """Reads our leaves from their tensors.
 
@@ -212,7 +212,7 @@ def read_leaves(
     Raises:
         ValueError: If a tensor has another shape.
     """
-    by_leaf: dict[tuple, list[Entry]] = {}
+    by_leaf: dict[tuple, list[TensorEntry]] = {}
     for entry in wanted:
         tensors[entry.theirs].check(entry.their_shape)
         by_leaf.setdefault(entry.ours, []).append(entry)
@@ -220,7 +220,7 @@ def read_leaves(
 
     def leaves(ours: tuple[str, ...]) -> dict[str, jax.Array]:
         for entry in by_leaf[ours]:
-            fill(arrays, entry, tensors[entry.theirs])
+            fill_arrays(arrays, entry, tensors[entry.theirs])
         return {name: jax.device_put(arrays.pop(name), like[name].sharding) for name in ours}
 
     parts = in_threads(leaves, by_leaf, lambda ours: sum(like[x].size for x in ours))
@@ -230,7 +230,7 @@ def read_leaves(
     return read | {name: jnp.ones(x.shape, dtype, device=x.sharding) for name, x in alone.items()}
 
 
-def fill(arrays: dict, entry: Entry, tensor: Tensor) -> None:
+def fill_arrays(arrays: dict, entry: TensorEntry, tensor: Tensor) -> None:
     """Copies one of their tensors into our arrays."""
     places = [arrays[name][... if entry.layer is None else entry.layer] for name in entry.ours]
     if entry.is_as_ours:

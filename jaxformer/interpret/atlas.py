@@ -19,7 +19,7 @@ from jaxformer.interpret.head_scores import (
     CrossScores,
     HeadScores,
     ScoreSettings,
-    Sums,
+    ScoreSums,
     check_settings,
     cross_score_sums,
     score_sums,
@@ -220,14 +220,14 @@ def _measure(
     """Computes all scores and the mean loss in one pass, `rows_at_once` rows at a time."""
     point = f"{attention}.weights"
 
-    def of_row(weights: Float[Array, "layers heads length keys"], row: Batch) -> Sums:
+    def of_row(weights: Float[Array, "layers heads length keys"], row: Batch) -> ScoreSums:
         row, weights = jax.tree.map(lambda x: x[None], row), weights[:, None]
         if attention == "cross_attention":
             return cross_score_sums(weights, row.segments, row.source_segments)
         queries = query_inputs(row, attention)
         return score_sums(weights, queries.tokens, queries.segments, settings)
 
-    def of_rows(rows: Batch) -> tuple[Sums, Float[Array, " rows"]]:
+    def of_rows(rows: Batch) -> tuple[ScoreSums, Float[Array, " rows"]]:
         passed = model.forward(params, inputs_of(rows), hooks=Hooks((point,)))
         sums = jax.vmap(of_row, in_axes=(1, 0))(passed.captured[point], rows)
         return sums, row_losses(model, params, rows, passed.hidden)

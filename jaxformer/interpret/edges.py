@@ -47,7 +47,7 @@ from jaxformer.models.language_model import LanguageModel, Variables
 INPUTS = ("query", "key", "value")
 
 
-class Edge(NamedTuple):
+class HeadEdge(NamedTuple):
     """A direct path from the output of a head to an input of a head in a later layer.
 
     Attributes:
@@ -101,7 +101,7 @@ def patch_edges(
     clean: AnyArray | Inputs,
     corrupted: AnyArray | Inputs,
     metric: Metric,
-    edges: Sequence[Edge],
+    edges: Sequence[HeadEdge],
     *,
     chunk: int = 32,
     on_progress: Callable[[int, int], Any] | None = None,
@@ -237,15 +237,15 @@ def check_is_sum(model: LanguageModel) -> None:
         )
 
 
-def checked_edge(edge: Edge, config: Any) -> Edge:
+def checked_edge(edge: HeadEdge, config: Any) -> HeadEdge:
     """Returns the edge with Python integers.
 
     Raises:
         ValueError: a layer, head or input does not exist, or the receiver is not after the sender.
     """
-    if len(edge) != len(Edge._fields):
-        raise ValueError(f"edge {edge!r} must have the fields {', '.join(Edge._fields)}")
-    edge = Edge(*edge)
+    if len(edge) != len(HeadEdge._fields):
+        raise ValueError(f"edge {edge!r} must have the fields {', '.join(HeadEdge._fields)}")
+    edge = HeadEdge(*edge)
     if edge.receiver_input not in INPUTS:
         raise ValueError(
             f"receiver_input is {edge.receiver_input!r}; it must be one of {', '.join(INPUTS)}"

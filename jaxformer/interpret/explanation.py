@@ -34,7 +34,7 @@ from jaxformer.interpret.page_weights import (
 )
 from jaxformer.models.config import kind_of
 
-FORMAT = 1
+PAGE_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def explain(
     variables = {"params": dense_all(variables["params"])}  # the page stores arrays
     reason = live_reason(model, variables)
     data: dict[str, Any] = {
-        "format": FORMAT,
+        "format": PAGE_FORMAT,
         "mode": "captured" if reason else "live",
         "reason": reason,
         "title": title or type(model).__name__,

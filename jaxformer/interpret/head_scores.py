@@ -83,7 +83,7 @@ class CrossScores(NamedTuple):
     last_token: Array
 
 
-class Sums(NamedTuple):
+class ScoreSums(NamedTuple):
     """Sums from which scores are computed; sums of several batches can be added.
 
     Attributes:
@@ -154,7 +154,7 @@ def score_sums(
     tokens: Int[Array, "batch length"],
     segments: Int[Array, "batch length"] | None,
     settings: ScoreSettings,
-) -> Sums:
+) -> ScoreSums:
     """Computes the sums of `HeadScores`, in the order of its fields."""
     documents, positions = _documents(tokens.shape, segments)
     keys, defined = _targets(tokens, documents, positions, settings)
@@ -163,14 +163,14 @@ def score_sums(
     weights = jnp.where(same, weights.astype(jnp.float32), 0.0)
     counted = (keys & defined[..., None]).astype(jnp.float32)
     total = jnp.einsum("sbqk,lbhqk->slh", counted, weights)
-    return Sums(total, defined.sum(axis=(1, 2)).astype(jnp.float32))
+    return ScoreSums(total, defined.sum(axis=(1, 2)).astype(jnp.float32))
 
 
 def cross_score_sums(
     weights: Float[Array, "layers batch heads length source"],
     segments: Int[Array, "batch length"] | None,
     source_segments: Int[Array, "batch source"] | None,
-) -> Sums:
+) -> ScoreSums:
     """Computes the sums of `CrossScores`, in the order of its fields."""
     _, batch, _, length, source = weights.shape
     documents, positions = _documents((batch, length), segments)
@@ -189,7 +189,9 @@ def cross_score_sums(
     ends = jnp.stack([first, last]).astype(jnp.float32)
     shares = jnp.einsum("sbk,lbhqk->slh", ends, weights)
     queries = (documents != 0).sum().astype(jnp.float32)
-    return Sums(jnp.concatenate([moved[None], shares]), jnp.stack([pairs.sum(), queries, queries]))
+    return ScoreSums(
+        jnp.concatenate([moved[None], shares]), jnp.stack([pairs.sum(), queries, queries])
+    )
 
 
 def check_settings(settings: ScoreSettings) -> None:

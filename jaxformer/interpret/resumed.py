@@ -63,7 +63,7 @@ class CorruptedPass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The part of a sweep that is static in a compiled program.
 
     Attributes:
@@ -135,7 +135,7 @@ def resumed_effects(
         if positions:
             at = np.array([(layer, h, p) for p in positions for h in heads], np.int32)
             sites = pad_sites(Site(*at.T), min(chunk, len(at)))
-            plan = Plan(model, grid, length, start, is_last)
+            plan = SweepPlan(model, grid, length, start, is_last)
             state = (weights, corrupted, value, metric)
             found = resumed_metrics(plan, state, np.int32(layer), sites, min(chunk, len(at)))
             found = np.asarray(found)[: len(at)].reshape(len(positions), *by_layer.shape[2:])
@@ -158,7 +158,7 @@ def corrupted_pass(
 
 @partial(jax.jit, static_argnames=("plan", "chunk"))
 def resumed_metrics(
-    plan: Plan,
+    plan: SweepPlan,
     state: tuple[Weights, CorruptedPass, Array, Any],
     layer: Int[Array, ""],
     sites: Site,
@@ -177,7 +177,7 @@ def resumed_metrics(
 
 
 def patched_token(
-    plan: Plan,
+    plan: SweepPlan,
     weights: Weights,
     corrupted: CorruptedPass,
     value: Float[Array, "layers batch *heads length width"],
@@ -209,7 +209,7 @@ def patched_token(
 
 
 def remaining(
-    plan: Plan,
+    plan: SweepPlan,
     weights: Weights,
     corrupted: CorruptedPass,
     layer: Int[Array, ""],

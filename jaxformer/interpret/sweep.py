@@ -35,7 +35,7 @@ from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
 
-Progress = Callable[[int, int], Any]
+OnProgress = Callable[[int, int], Any]
 _CHUNKS_PER_CALL = 8  # between two reports of progress
 
 
@@ -71,7 +71,7 @@ def patch_sweep(
     *,
     axes: Iterable[str] | None = None,
     chunk: int = 32,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Sweep:
     """Measures the effect of every site of a point on a metric of the corrupted text.
 
@@ -130,7 +130,7 @@ def whole_effects(
     grid: Grid,
     value: Shaped[Array, "..."],
     chunk: int,
-    report: Progress,
+    report: OnProgress,
 ) -> Float[np.ndarray, "..."]:
     """Returns the metric for every site, by passes of the whole model."""
     sites = grid.sites()

@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
     bytes: float
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """Sums over the scored targets.
 
     Attributes:
@@ -56,7 +56,7 @@ def evaluate(
     on_scored: OnScored = noop,
     *,
     correct: bool = False,
-) -> Sums:
+) -> LossSums:
     """Scores all batches, without dropout.
 
     Args:
@@ -80,7 +80,7 @@ def evaluate(
     if not results:
         raise ValueError("the text has no tokens to score")
     losses, right = np.array(jax.device_get(results), np.float64).sum(axis=0)
-    return Sums(float(losses), count, round(right))
+    return LossSums(float(losses), count, round(right))
 
 
 @lru_cache(maxsize=4)

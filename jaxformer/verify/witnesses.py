@@ -17,12 +17,12 @@ from jaxformer.models.check import AnyArray
 from jaxformer.verify.bounds import REACH, is_float
 from jaxformer.verify.taint import Taint, follow
 
-Pairs = Bool[np.ndarray, "outputs inputs"]
+PairTable = Bool[np.ndarray, "outputs inputs"]
 
 
 def by_taint(
     function: Callable[..., Array], inputs: AnyArray, num_positions: int, weights: Any = None
-) -> tuple[Pairs, tuple[str, ...], tuple[str, ...]]:
+) -> tuple[PairTable, tuple[str, ...], tuple[str, ...]]:
     """Finds the pairs that a path of computations connects.
 
     Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
@@ -93,7 +93,7 @@ def _is_zero(array: AnyArray) -> Bool[np.ndarray, "..."]:
     return np.asarray(array) == 0 if is_float(array) else np.zeros(np.shape(array), bool)
 
 
-def _by_position(found: Taint, num_positions: int) -> Pairs:
+def _by_position(found: Taint, num_positions: int) -> PairTable:
     """Returns bool [outputs, inputs]: the union over the features of an output."""
     features = tuple(range(num_positions, found.bits.ndim - 1))
     return found.bits.any(axis=features).reshape(-1, found.bits.shape[-1])

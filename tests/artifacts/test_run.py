@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.artifacts.run import FORMAT, RunFolder, read_sections
+from jaxformer.artifacts.run import RUN_FORMAT, RunFolder, read_sections
 from jaxformer.models.config.check import shown
 from tests.errors import error_of
 
@@ -66,10 +66,10 @@ def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
         assert folder.read_metrics() == [line for line in there if line["step"] <= step]
 
 
-@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, str(FORMAT), True, None])
+@pytest.mark.parametrize("version", [RUN_FORMAT - 1, RUN_FORMAT + 1, str(RUN_FORMAT), True, None])
 def test_a_folder_of_another_format_is_refused_with_both_numbers(tmp_path, version):
     content = {"format": version, "kind": "decoder", "model": {}, "training": {}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     for read in (jf.load, read_sections, lambda path: RunFolder(path).read_config()):
         said = error_of(read, tmp_path)
-        assert f"has format {shown(version)}; this version reads {FORMAT}" in said
+        assert f"has format {shown(version)}; this version reads {RUN_FORMAT}" in said

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxformer.artifacts.backend import parts_of
+from jaxformer.artifacts.backend import tokenizer_parts
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import (
@@ -101,4 +101,4 @@ def test_parts_are_those_of_the_file_without_vocabulary_and_merges(name, has_all
         backend.enable_padding(direction="left", pad_id=1, pad_token="a", length=3)
     expected = json.loads(backend.to_str())
     expected["model"] = {x: y for x, y in expected["model"].items() if x not in ("vocab", "merges")}
-    assert parts_of(backend) == expected
+    assert tokenizer_parts(backend) == expected

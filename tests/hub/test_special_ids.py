@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.cli import main
-from jaxformer.hub.tokenizers.files import special_tokens
+from jaxformer.hub.tokenizers.files import read_special_tokens
 from tests.errors import error_of
 from tests.hub import foreign
 
@@ -30,14 +30,14 @@ def test_an_id_is_a_token_or_none_or_an_error_with_file_and_key(tmp_path_factory
     (folder / name).write_text(json.dumps({key: value}))
     is_list = isinstance(value, list) and key == "eos_token_id" and all(map(is_id, value))
     if value is None or is_id(value) or is_list or (type(value) is int and value == -1):
-        found = special_tokens(folder, SIZE)
+        found = read_special_tokens(folder, SIZE)
         expected = value if is_list else [value] if is_id(value) else []
         expected = [token for token in expected if token < SIZE]
         field = {"bos_token_id": found.begin, "pad_token_id": found.pad}.get(key, found.start)
         said = found.stop_tokens if key == "eos_token_id" else () if field is None else (field,)
         assert list(said) == expected
     else:
-        said = error_of(special_tokens, folder, SIZE)
+        said = error_of(read_special_tokens, folder, SIZE)
         assert str(folder / name) in said and key in said and repr(value) in said
 
 

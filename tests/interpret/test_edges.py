@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import jaxformer as jf
-from jaxformer.interpret.edges import INPUTS, Edge, patch_edges
+from jaxformer.interpret.edges import INPUTS, HeadEdge, patch_edges
 from jaxformer.interpret.metrics import LogitDifference
 from tests.properties import oracle, tiny
 from tests.slow import mostly_slow
@@ -17,12 +17,12 @@ LENGTH, LAYERS, RIGHT, WRONG_TOKEN = 4, 3, 1, 2
 METRIC = LogitDifference(RIGHT, WRONG_TOKEN)
 few = settings(max_examples=max(3, settings().max_examples // 5))
 EDGES = [
-    Edge(0, 1, 1, 2, "query"),
-    Edge(0, 3, 2, 1, "query"),
-    Edge(1, 0, 2, 3, "query"),
-    Edge(0, 2, 2, 1, "key"),
-    Edge(0, 0, 1, 0, "value"),
-    Edge(1, 3, 2, 1, "value"),
+    HeadEdge(0, 1, 1, 2, "query"),
+    HeadEdge(0, 3, 2, 1, "query"),
+    HeadEdge(1, 0, 2, 3, "query"),
+    HeadEdge(0, 2, 2, 1, "key"),
+    HeadEdge(0, 0, 1, 0, "value"),
+    HeadEdge(1, 3, 2, 1, "value"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(n
     params["blocks"] = {**params["blocks"], "feedforward": feedforward}
     variables = {"params": params}
     clean, corrupted = tiny.tokens(4, 1, LENGTH), tiny.tokens(5, 1, LENGTH)
-    edge = Edge(0, 1, 1, 1, name)
+    edge = HeadEdge(0, 1, 1, 1, name)
     found = patch_edges(model, variables, clean, corrupted, METRIC, [edge])
 
     def inspect(tokens, patch=None):
@@ -163,17 +163,20 @@ WRONG = {
     "model is a Recurrent; edges are those of a Decoder": ({"kind": jf.RecurrentConfig}, EDGES),
     "receiver_input is 'output'; it must be one of query, key, value": (
         {},
-        [Edge(0, 0, 1, 0, "output")],
+        [HeadEdge(0, 0, 1, 0, "output")],
     ),
-    "receiver_head is 2; for this model it must be from 0 to 1": ({}, [Edge(0, 0, 1, 2, "key")]),
-    "sender_head is 4; for this model": ({}, [Edge(0, 4, 1, 0, "key")]),
+    "receiver_head is 2; for this model it must be from 0 to 1": (
+        {},
+        [HeadEdge(0, 0, 1, 2, "key")],
+    ),
+    "sender_head is 4; for this model": ({}, [HeadEdge(0, 4, 1, 0, "key")]),
     "sender_layer is -1; it must be a whole number of at least 0": (
         {},
-        [Edge(-1, 0, 1, 0, "key")],
+        [HeadEdge(-1, 0, 1, 0, "key")],
     ),
     "sender_layer is 1 and receiver_layer 1; the receiver must be in a later layer": (
         {},
-        [Edge(1, 0, 1, 0, "key")],
+        [HeadEdge(1, 0, 1, 0, "key")],
     ),
     "must have the fields sender_layer, sender_head": ({}, [(0, 1)]),
 }

@@ -15,7 +15,7 @@ from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas
 from jaxformer.interpret.attention_maps import attention_maps
 from jaxformer.interpret.attribution import attribute
-from jaxformer.interpret.edges import Edge, patch_edges
+from jaxformer.interpret.edges import HeadEdge, patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.gradients import input_gradients, state_norms
 from jaxformer.interpret.lens import jacobian_lens, logit_lens, train_tuned_lens
@@ -35,7 +35,7 @@ TOKENS, OTHERS = (tiny.tokens(seed, 2, LENGTH) for seed in (0, 1))
 TEXT = EncodedText(TOKENS[0].tolist())
 TARGET = np.array([3, 4])
 METRIC = LogitDifference(TARGET, TARGET + 1)
-EDGES = [Edge(0, 1, 1, 0, name) for name in ("query", "key", "value")]
+EDGES = [HeadEdge(0, 1, 1, 0, name) for name in ("query", "key", "value")]
 
 VIEWS = {
     "lens": lambda *of: logit_lens(*of, TOKENS),

@@ -110,8 +110,8 @@ def test_a_name_is_changed_inside_one_function(name, change, result):
     ("bug", "code", "said"),
     [
         (
-            Bug("another format", "artifacts.run:FORMAT", Replace("2", "3"), ""),
-            "from jaxformer.artifacts.run import FORMAT; print(FORMAT)",
+            Bug("another format", "artifacts.run:RUN_FORMAT", Replace("2", "3"), ""),
+            "from jaxformer.artifacts.run import RUN_FORMAT; print(RUN_FORMAT)",
             "3",
         ),
         (

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.layers import layers_part, window_of
-from jaxformer.hub.options import Options, pattern, spread
+from jaxformer.hub.options import Options, pattern, per_layer
 from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import DecoderConfig
@@ -176,9 +176,9 @@ def read_smollm3(options: Options) -> dict:
 
 def write_smollm3(config: DecoderConfig) -> dict:
     """Returns the options that `read_smollm3` reads."""
-    bases = spread(config.rotary_base, config.num_layers)
+    bases = per_layer(config.rotary_base, config.num_layers)
     rotated = [layer for layer, base in enumerate(bases) if base is not None] or [0]
-    scalings = spread(config.rotary_scaling, config.num_layers)
+    scalings = per_layer(config.rotary_scaling, config.num_layers)
     first = {"rotary_base": bases[rotated[0]] or 10_000.0, "rotary_scaling": scalings[rotated[0]]}
     written = SMOLLM3.write(replace(config, **first))
     return {**written, "no_rope_layers": [int(base is not None) for base in bases]}

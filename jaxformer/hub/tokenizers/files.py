@@ -35,7 +35,7 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
       ValueError: If a file is damaged or asks for an option that is not implemented, or if a
         special id is not an id of the model.
     """
-    special = special_tokens(folder, vocab_size)
+    special = read_special_tokens(folder, vocab_size)
     path = folder / "tokenizer.json"
     if not path.is_file():
         older = read_older(folder)
@@ -46,7 +46,7 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
     return tokenizer
 
 
-def special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens:
+def read_special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens:
     """Reads the special ids of config.json; those of generation_config.json take precedence.
 
     null and -1 both mean that there is no such token.

@@ -15,7 +15,7 @@ from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS, read_sett
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
 from jaxformer.hub.tokenizers.settings import (
     CONVERT,
-    Kind,
+    Schema,
     TokenizerSettings,
     add_tokens,
     check_options,
@@ -66,7 +66,7 @@ def read_older(folder: Path) -> Older | None:
 
 
 def settings_with_defaults(
-    settings: TokenizerSettings, kind: Kind, options: dict[str, Any]
+    settings: TokenizerSettings, kind: Schema, options: dict[str, Any]
 ) -> dict[str, str]:
     """Returns settings files that state the defaults of the folder's class.
 
@@ -93,7 +93,7 @@ def tokenizer_class(folder: Path, settings: TokenizerSettings) -> Any:
     return settings.options.get("tokenizer_class") or config.get("tokenizer_class")
 
 
-def _kind(folder: Path) -> Kind | None:
+def _kind(folder: Path) -> Schema | None:
     """Returns the schema of the folder's vocabulary; None if it has none."""
     has = {name for name in VOCABULARIES if (folder / name).is_file()}
     model_type = read_optional(folder / "config.json").get("model_type")
@@ -171,7 +171,7 @@ def _gpt2_template(options: dict[str, Any]) -> list[str]:
     return [*begin, "$A", *end] if begin or end else []
 
 
-_WORDPIECE = Kind(
+_WORDPIECE = Schema(
     classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
     build=_wordpiece,
     demanded={
@@ -186,7 +186,7 @@ _WORDPIECE = Kind(
     model_input_names=("input_ids", "token_type_ids", "attention_mask"),
     template=lambda options: [options["cls_token"], "$A", options["sep_token"]],
 )
-_GPT2 = Kind(
+_GPT2 = Schema(
     classes=("GPT2Tokenizer",),
     build=_gpt2,
     demanded={"auto_map": None},
@@ -194,7 +194,7 @@ _GPT2 = Kind(
     flags={"add_prefix_space": False, "add_bos_token": False, "add_eos_token": False},
     template=_gpt2_template,
 )
-_T5 = Kind(
+_T5 = Schema(
     classes=("T5Tokenizer", "MT5Tokenizer"),
     build=lambda folder, options: of_t5(folder / "spiece.model", options["extra_ids"]),
     demanded={"add_prefix_space": True, "sp_model_kwargs": {}, "auto_map": None},
@@ -202,7 +202,7 @@ _T5 = Kind(
     numbers={"extra_ids": 100},
     fixed=("eos_token", "unk_token"),
 )
-_MARIAN = Kind(
+_MARIAN = Schema(
     classes=("MarianTokenizer",),
     build=lambda folder, _: of_marian(folder / "source.spm", read_json(folder / "vocab.json")),
     demanded={"separate_vocabs": False, "sp_model_kwargs": {}, "auto_map": None},

@@ -25,7 +25,7 @@ SETTINGS_FILES = (CONFIG, MAP, ADDED)
 # Options that cannot change the ids of a text. They concern the length and the padding of batches,
 # chat templates, file paths, versions, and decoding. `split_special_tokens` is always true here: a
 # special token that is spelled out in a text is plain text.
-HARMLESS = frozenset(
+HARMLESS_SETTINGS = frozenset(
     """
     _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces errors
     files_loaded is_local legacy legacy_behaviour local_files_only max_len max_length merges_file
@@ -47,7 +47,7 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 @dataclass(frozen=True)
-class Kind:
+class Schema:
     """Options that the tokenizer classes of one kind of vocabulary accept.
 
     Attributes:
@@ -123,7 +123,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     return TokenizerSettings(folder, options, named, added, tuple(extra.values()))
 
 
-def check_options(settings: TokenizerSettings, kind: Kind, named_class: Any) -> dict[str, Any]:
+def check_options(settings: TokenizerSettings, kind: Schema, named_class: Any) -> dict[str, Any]:
     """Checks tokenizer_config.json against the schema of a kind of vocabulary.
 
     Args:
@@ -167,7 +167,7 @@ def check_options(settings: TokenizerSettings, kind: Kind, named_class: Any) -> 
 
 def _is_known(key: str, value: Any) -> bool:
     is_handled = key in _OWN or key.endswith("_token")
-    return is_handled or key in HARMLESS or value in (False, [], {})
+    return is_handled or key in HARMLESS_SETTINGS or value in (False, [], {})
 
 
 def add_tokens(

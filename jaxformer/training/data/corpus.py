@@ -13,7 +13,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.data.documents import HUB, Document, Source, TextFile, measure
 from jaxformer.training.data.reading import NotText
 from jaxformer.training.data.records import HubDataset, source_of
-from jaxformer.training.data.separators import SeparatedText, report_of, with_separators
+from jaxformer.training.data.separators import SeparatedText, separators_report, with_separators
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
@@ -145,7 +145,7 @@ class Documents:
             for source, begin, end in zip(self._sources, begins, self._ends, strict=False)
             if isinstance(source, SeparatedText) and source.found
         ]
-        return report_of(divided)
+        return separators_report(divided)
 
     @property
     def num_sources(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from jaxformer.training.data.reading import NotText, damaged, opened, read_piece
+from jaxformer.training.data.reading import NotText, damaged, open_stream, read_piece
 
 HUB = "hf:"
 
@@ -136,7 +136,7 @@ class TextFile(_Read, File):
         """
         decoder = codecs.getincrementaldecoder("utf-8")()
         at, lines, begun, empty = 0, 1, False, True
-        with opened(self.path) as file:
+        with open_stream(self.path) as file:
             while True:
                 data, error = read_piece(file)
                 if error is not None:
@@ -174,7 +174,7 @@ def text_parts(documents: Iterable[AnyDocument]) -> Iterator[str]:
         yield "\n"
 
 
-class Measured(NamedTuple):
+class DocumentDigest(NamedTuple):
     """Digest and size of a document.
 
     Attributes:
@@ -190,7 +190,7 @@ class Measured(NamedTuple):
 
 def measure(
     document: AnyDocument, on_read: Callable[[int], None] = lambda num_bytes: None
-) -> Measured:
+) -> DocumentDigest:
     """Reads a document to its end and returns its digest and size.
 
     Args:
@@ -204,4 +204,4 @@ def measure(
         num_bytes += len(data)
         num_characters += len(piece)
         on_read(num_bytes)
-    return Measured(digest.digest(), num_bytes, num_characters)
+    return DocumentDigest(digest.digest(), num_bytes, num_characters)

@@ -20,7 +20,7 @@ from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument, text_parts
 from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
-from jaxformer.training.data.split import DEFAULT_SPLIT, Part, split, token_digests
+from jaxformer.training.data.split import DEFAULT_SPLIT, SplitPart, split, token_digests
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
 
@@ -208,7 +208,7 @@ def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
 
 
 def _new_tokenizer(
-    folder: RunFolder, config: TextTraining, documents: Documents, train: Part, screen: Screen
+    folder: RunFolder, config: TextTraining, documents: Documents, train: SplitPart, screen: Screen
 ) -> Tokenizer:
     """Trains a tokenizer on the training part, or on a sample of it, and saves it in the folder."""
     share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
@@ -258,7 +258,7 @@ def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[
 
 
 def _list_documents(
-    folder: RunFolder, train: Part, held_out: Part, skipped: list[str], repeated: Repeated
+    folder: RunFolder, train: SplitPart, held_out: SplitPart, skipped: list[str], repeated: Repeated
 ) -> None:
     """Writes documents.txt: a line per file with its bytes and its number of records."""
     temporary = folder.documents.with_suffix(".tmp")

@@ -60,7 +60,7 @@ def suffix_of(name: str) -> str:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Stream]:
+def open_stream(path: str) -> Iterator[Stream]:
     """Opens a file of bytes; .gz and .zst are decompressed, up to a multiple of their size.
 
     Raises:
@@ -108,7 +108,7 @@ def read_lines(path: str) -> Iterator[bytes]:
         ValueError: The file is damaged. The message names the line.
     """
     number, rest, more = 0, [b""], True  # a list, so that a long line is joined only once
-    with opened(path) as file:
+    with open_stream(path) as file:
         while more:
             data, error = read_piece(file)
             head, *lines = data.split(b"\n")

@@ -63,7 +63,7 @@ class JsonArray(JsonLines):
             NotText: The first entry is no such object, the list is larger than 256 MiB, or the
                 file holds anything else.
         """
-        with reading.opened(self.path) as file:
+        with reading.open_stream(self.path) as file:
             data, error = reading.read_piece(file)
             first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             if error is not None or first != b"[":

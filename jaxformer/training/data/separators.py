@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT
 from jaxformer.training.data.documents import Document, Source, TextFile
-from jaxformer.training.data.reading import opened, read_piece, suffix_of
+from jaxformer.training.data.reading import open_stream, read_piece, suffix_of
 
 _NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|endofdocument|>", "<|eos|>", "<｜end▁of▁sentence｜>")
 _NAMES += ("</s>", "<eos>", "<EOS>", "[EOS]")
@@ -80,7 +80,7 @@ def with_separators(source: Source) -> Source:
     return SeparatedText(source)
 
 
-def report_of(divided: Iterable[tuple[Counter[str], int]]) -> str | None:
+def separators_report(divided: Iterable[tuple[Counter[str], int]]) -> str | None:
     """Returns a line about divided sources; None if there are none.
 
     Args:
@@ -110,7 +110,7 @@ def _has_separators(file: TextFile) -> bool:
 def _spells_name(path: str) -> bool:
     """Returns whether the bytes of a file hold any of the names."""
     names, rest = re.compile("|".join(map(re.escape, _NAMES)).encode()), b""
-    with opened(path) as file:
+    with open_stream(path) as file:
         while True:
             data, error = read_piece(file)
             if names.search(rest + data):

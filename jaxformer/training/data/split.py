@@ -48,7 +48,7 @@ class _Division(NamedTuple):
         return self.positions[number]
 
 
-class Part:
+class SplitPart:
     """One part of a split: whole documents and excerpts, which each iteration reads from disk."""
 
     def __init__(self, division: _Division, side: int):
@@ -86,7 +86,7 @@ def split(
     fraction: float = 0.05,
     minimum_bytes: float = 0,
     maximum_bytes: float = math.inf,
-) -> tuple[Part, Part]:
+) -> tuple[SplitPart, SplitPart]:
     """Divides the text into a training part and a held-out part. Both preserve the order.
 
     The target size of the held-out part is ``fraction`` of the bytes, but at least
@@ -118,7 +118,7 @@ def split(
     aim = min(max(fraction * total, min(minimum_bytes, total / 10)), maximum_bytes)
     share = aim / max(total, 1)
     division = _Division(documents, _choose(documents, aim, share), documents.characters, share, {})
-    train, held_out = Part(division, _TRAIN), Part(division, _HELD_OUT)
+    train, held_out = SplitPart(division, _TRAIN), SplitPart(division, _HELD_OUT)
     if not train or not held_out:
         raise ValueError(f"documents: {total} bytes of text are too few to hold some of them out")
     return train, held_out

@@ -143,7 +143,7 @@ BUGS = (
     ),
     Bug(
         "an original length outside the rotary options is dropped",
-        "hub.rotary:Entry.scaling",
+        "hub.rotary:RotaryEntry.scaling",
         takes(length=lambda _: None),
         "hub/test_options.py::test_the_original_length_outside_has_priority",
     ),
@@ -187,7 +187,7 @@ BUGS = (
     ),
     Bug(
         "every layer is read into the first",
-        "hub.table:fill",
+        "hub.table:fill_arrays",
         takes(entry=lambda x: x if x.layer is None else x._replace(layer=0)),
         ROUND_TRIP,
     ),

@@ -124,6 +124,15 @@ def test_a_ring_can_be_rewound_by_its_spare_slots(seed, count):
         kept.rewind(4)
 
 
+@pytest.mark.parametrize("size", [5, 6, 9])
+def test_any_chunk_fits_a_ring(size):
+    """A ring of 8 slots and a window of 4 takes 5 tokens at once; more are one pass too."""
+    model, length = windowed(), 6 + size
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, length)
+    logits, _ = in_ring(model, variables, tokens, [3, 3, size], 8)
+    tiny.close(logits, tiny.apply(model)(variables, tokens))
+
+
 @pytest.mark.slow
 def test_what_a_ring_cannot_do_is_refused():
     model = windowed()

@@ -18,6 +18,7 @@ from tests.mutation.bugs import (
     generation,
     hub,
     interpret,
+    layers,
     masks,
     model,
     placement,
@@ -53,6 +54,7 @@ BUGS = (
     *tuning.BUGS,
     *bench.BUGS,
     *cli.BUGS,
+    *layers.BUGS,
 )
 
 

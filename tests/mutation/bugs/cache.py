@@ -89,10 +89,10 @@ BUGS = (
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),
     Bug(
-        "a ring accepts one token too many per call",
-        "functional.cache.ring:Ring.append",
-        Replace("slots - self.reach + 1", "slots - self.reach + 2"),
-        f"{REWIND}::test_what_a_ring_cannot_do_is_refused",
+        "a chunk one token longer than a ring takes is read as a shorter one",
+        "functional.cache.table:SlotTable.append",
+        Replace("self.slots - ring.reach + 1", "self.slots - ring.reach + 2"),
+        f"{REWIND}::test_any_chunk_fits_a_ring",
     ),
     Bug(
         "a rewound ring writes after the forgotten tokens",

@@ -30,7 +30,7 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.residual import LayerAt
-from jaxformer.functional.stack import Layer, Stack, run_layer, sublayers_of
+from jaxformer.functional.stack import Layer, Stack, layer_at, run_layer
 from jaxformer.functional.taps import Hooks, Patch, Tap
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer
@@ -85,15 +85,12 @@ class SweepPlan:
         """The layers of the model."""
         return stack_of_model(self.model)
 
-    def at(
-        self, layer: Layer, weights: Weights, first: int, cached: KeysValues | None = None
-    ) -> LayerAt:
+    def at(self, layer: Layer, weights: Weights, first: int, cached: KeysValues) -> LayerAt:
         """Returns where a layer computes the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         row = SlotView(TokenInfo(self.length), jnp.int32(first))
         tokens = Pass(new, self.model.run(), {None: row})
-        contexts = {x: x.context(tokens, weights) for x in sublayers_of(layer)}
-        return LayerAt(contexts, {"attention": cached})
+        return layer_at(layer, tokens, weights)._replace(states={"attention": cached})
 
 
 def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
@@ -201,8 +198,9 @@ def patched_token(
     tap = Tap(Hooks(patch={name: Patch(True, x) for name, x in replaced.items()}))
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
-        at = plan.at(layer, weights, plan.length - 1)
-        return run_layer(layer, block, x, at._replace(states={}, tap=tap)).x
+        alone = Pass(TokenInfo(1), plan.model.run())  # its attention is replaced
+        at = layer_at(layer, alone, weights)
+        return run_layer(layer, block, x, at._replace(tap=tap)).x
 
     inputs = at_site(corrupted.inputs)
     return by_layer(plan.stack, run, layer, weights_of_layer(weights, layer), inputs)

@@ -5,6 +5,7 @@ from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, 
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.cross_attention import CrossAttention
+from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.residual import Parallel, Residual
@@ -20,6 +21,7 @@ __all__ = [
     "Attention",
     "Causal",
     "CrossAttention",
+    "Experts",
     "FeedForward",
     "Initial",
     "LayerNorm",

@@ -16,6 +16,7 @@ from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
+_OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router")
 # Fields that have no effect unless `positions` has this value.
 _OF_POSITIONS = {
     "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
@@ -223,6 +224,7 @@ def canonical(config: Config) -> Config:
     """
     defaults = {x.name: x.default for x in fields(config)}
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
+    unused += ["mlp_dim"] if config.num_experts else _OF_EXPERTS
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [

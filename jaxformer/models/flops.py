@@ -1,6 +1,7 @@
 """Number of operations of a model by formula; a multiplication and an addition count as two.
 
     forward:  2 · Σ (elements of a matrix) · (tokens that it is applied to)
+              of experts: those that a token is sent to
             + 4 · heads · head_dim · (queries) · (keys that each query is compared with)
     training: three times that, since the gradient needs two products for each product
 
@@ -45,7 +46,8 @@ def forward_flops(
     for path, leaf in leaves:
         names = [key.key for key in path]
         if names[-1] == "kernel" or (names == ["embedding", "tokens"] and config.tie_embeddings):
-            total += 2 * leaf.size * _tokens(names, length, source_length)
+            size = leaf.size * _share(config, names)
+            total += round(2 * size * _tokens(names, length, source_length))
     return total + _attention(
         config, length, source_length, visible_pairs if only_visible else _pairs
     )
@@ -69,6 +71,12 @@ def flops_per_token(config: ModelConfig, length: int, source_length: int | None 
     model FLOPs utilization.
     """
     return training_flops(config, length, source_length) / length
+
+
+def _share(config: Any, names: list[str]) -> float:
+    """Returns the share of a kernel that a token is multiplied by: that of its chosen experts."""
+    is_experts = "feedforward" in names and "router" not in names and config.num_experts
+    return config.experts_per_token / config.num_experts if is_experts else 1.0
 
 
 def _tokens(names: list[str], length: int, source_length: int) -> int:

@@ -13,6 +13,7 @@ from jaxformer.functional.embedding import (
 )
 from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
+from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.norms import Norm, Unapplied, norm_of
 from jaxformer.functional.layers.residual import Parallel, Residual
@@ -125,9 +126,7 @@ def _layer(
 ) -> Layer:
     """Returns the layer that the settings of one layer describe."""
     attention = attention_of(config, mask, relative)
-    width, use_bias = config.sizes.mlp_dim, config.sizes.feedforward_bias
-    feed_forward = FeedForward(width, config.activation, config.output_activation, use_bias)
-    norm = norm_of(config)
+    feed_forward, norm = feed_forward_of(config), norm_of(config)
     if config.parallel != "no":
         shares_norm = config.parallel == "one_norm"
         return (Parallel((attention, feed_forward), norm, shares_norm, config.dropout),)
@@ -138,6 +137,16 @@ def _layer(
     if reads_source:
         parts.insert(1, _residual(_cross_attention(config), norm, config))
     return tuple(parts)
+
+
+def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:
+    """Returns the feed-forward layer, or the experts, that the settings of one layer describe."""
+    sizes = config.sizes
+    width = sizes.expert_dim if config.num_experts else sizes.mlp_dim
+    layer = FeedForward(width, config.activation, config.output_activation, sizes.feedforward_bias)
+    if not config.num_experts:
+        return layer
+    return Experts(layer, config.num_experts, config.experts_per_token, config.normalize_router)
 
 
 def _residual(sublayer: SubLayer, norm: Norm | None, config: TransformerConfig) -> Residual:

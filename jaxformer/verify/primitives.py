@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jaxtyping import Array
 
+from jaxformer.functional.layers.experts import ByRow
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered
@@ -182,6 +183,25 @@ def _sorted(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) 
     names = ("dimension", "axis", "reduction_dimension")
     axis = next((params[name] for name in names if name in params), -1) % np.ndim(inputs[0].value)
     return [m.merged(_marks_of(inputs), (axis,))] * len(outputs)
+
+
+# ---- rows that are sorted, computed and put back
+
+
+def is_by_row(params: Params) -> bool:
+    """Returns whether an equation computes `experts.by_expert`."""
+    return isinstance(params.get("policy"), ByRow)
+
+
+def by_row(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
+    """Rule of `by_expert`: an output has the marks of its token, its expert and all weights."""
+    *weights, x, experts = inputs
+    if np.ndim(x.value) != 2:  # vmap has added axes
+        return m.everything(params, inputs, outputs)
+    each = None if experts.marks is None else experts.marks[:, :, None]
+    token = None if x.marks is None else m.merged(x.marks, (1,))[:, :, None]
+    whole = [m.merged(w.marks, range(w.marks.ndim - 1)) for w in weights if w.marks is not None]
+    return [m.union(each, token, *(marks.reshape(1, 1, 1, -1) for marks in whole))]
 
 
 # ---- shapes alone

@@ -26,7 +26,14 @@ from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import hull, not_constant, output_bounds
 from jaxformer.verify.indexing import MOVED, moved_bounds
 from jaxformer.verify.marks import Bounds, Marked, everything
-from jaxformer.verify.primitives import ELEMENTWISE, IDENTITIES, RESHAPED, rule_of
+from jaxformer.verify.primitives import (
+    ELEMENTWISE,
+    IDENTITIES,
+    RESHAPED,
+    by_row,
+    is_by_row,
+    rule_of,
+)
 from jaxformer.verify.thresholds import Thresholds
 
 # Primitives that evaluate a jaxpr once on their operands.
@@ -172,7 +179,7 @@ class _Run:
         if is_followed or any(x.marks is not None for x in inputs):
             if name in ("scan", "while", "cond"):
                 return getattr(self, f"{name}_")(equation, inputs)
-            if name in _CALLS:
+            if name in _CALLS and not is_by_row(params):
                 (called,) = (params[key] for key in _CALLED if key in params)
                 return self.closed(called, inputs)
         bound = equation.primitive.get_bind_params(params)
@@ -187,7 +194,7 @@ class _Run:
         primitive, params = equation.primitive, equation.params
         if primitive.name in ELEMENTWISE:
             inputs = m.aligned(inputs, np.ndim(values[0]))
-        rule = rule_of(primitive)
+        rule = by_row if is_by_row(params) else rule_of(primitive)
         if rule is None:
             self.unknown[primitive.name] += 1
             rule = everything

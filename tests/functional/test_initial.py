@@ -33,6 +33,8 @@ OTHERS = [
     {"residual": False, "norm": "none", "activation": "relu", "num_layers": 4, **change}
     for change in (
         {"activation": "swiglu", "num_layers": 2},
+        {"num_experts": 8},
+        {"num_experts": 8, "experts_per_token": 4, "normalize_router": False},
         {"num_heads": 4},
         {"num_heads": 4, "num_kv_heads": 2},
         {"output_activation": True, "attention_scale": 1.0},

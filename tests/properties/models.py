@@ -25,6 +25,14 @@ MODELS = {
         "attention_cap": 2.0,
         "logits_cap": 3.0,
     },
+    "experts": {
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "num_experts": 4,
+        "expert_dim": 6,
+        "num_layers": 1,
+    },
     "rnn": {"kind": RNN, "cell": "rnn", "hidden_dim": 6, "tie_embeddings": False},
     "lstm": {"kind": RNN, "cell": "lstm"},
     "cnn": {"kind": CNN, "kernel_size": 3, "activation": "gelu"},
@@ -67,6 +75,7 @@ KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
 def each_model(*quick):
     """Parametrizes a test over all models.
 
-    Models that are not in `quick` are rare, but for one model of each kind, which is slow.
+    Models that are not in `quick` are rare, but for one model of each kind and the experts, which
+    are slow.
     """
-    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=KINDS))
+    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=(*KINDS, "experts")))

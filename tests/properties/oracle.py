@@ -160,6 +160,21 @@ def feed_forward(weights, x, activation, output_activation=False):
     return act(y) if output_activation else y
 
 
+def mixture(weights, x, function, num_chosen, renormalises):
+    """Returns Σ p_e FFN_e(x) by a loop over tokens [tokens, dim] and their experts."""
+    experts = {name: branch for name, branch in weights.items() if name != "router"}
+    logits = linear(weights["router"], x)
+    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    rows = []
+    for token, p in zip(x, probabilities, strict=True):
+        chosen = np.argsort(-p, kind="stable")[:num_chosen]
+        shares = p[chosen] / (p[chosen].sum() if renormalises else 1.0)
+        outputs = [function(_layer(experts, e), token) for e in chosen]
+        rows.append(sum(share * y for share, y in zip(shares, outputs, strict=True)))
+    return np.stack(rows)
+
+
 def decoder(params, tokens, segments, config):
     """Returns the logits [length, vocab] of one text. Values at padding are meaningless."""
     params = float64(params)
@@ -257,6 +272,15 @@ def relative_bucket(offset, config):
     return later + min(exact + int(share * (buckets - exact)), buckets - 1)
 
 
+def _feed_forward(weights, x, config):
+    def one(weights, x):
+        return feed_forward(weights, x, config.activation, config.output_activation)
+
+    if not config.num_experts:
+        return one(weights, x)
+    return mixture(weights, x, one, config.experts_per_token, config.normalize_router)
+
+
 def _block(weights, x, seen, positions, bias, config):
     start = x
     for name, sublayer in (
@@ -266,9 +290,7 @@ def _block(weights, x, seen, positions, bias, config):
         ),
         (
             "feedforward",
-            lambda x: feed_forward(
-                weights["feedforward"], x, config.activation, config.output_activation
-            ),
+            lambda x: _feed_forward(weights["feedforward"], x, config),
         ),
     ):
         norm, where = weights.get(f"{name}_norm"), config.norm_position

@@ -11,7 +11,7 @@ from jaxformer.models.config.check import (
     check_positive,
 )
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import AllOf, AnyOf, Is
+from jaxformer.models.config.needs import Above, AllOf, AnyOf, Is
 from jaxformer.models.config.rotary import RotaryScaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
@@ -23,7 +23,11 @@ Positions = Literal[
 
 _LINEAR_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias")
 _NORMED = Is("norm", "layer", "rms", "rms_one_plus")
+_ROUTED = Above("num_experts", 0)
 _NEEDS = {
+    "experts_per_token": (_ROUTED,),
+    "expert_dim": (_ROUTED,),
+    "normalize_router": (_ROUTED,),
     "use_bias": (
         AnyOf(
             *(Is(name, None) for name in _LINEAR_BIASES),
@@ -52,6 +56,7 @@ class Sizes(NamedTuple):
     num_kv_heads: int
     head_dim: int
     mlp_dim: int
+    expert_dim: int
     query_key_value_bias: bool
     attention_output_bias: bool
     feedforward_bias: bool
@@ -88,6 +93,15 @@ class TransformerConfig(ModelConfig):
     """width of the feed-forward layer's hidden features; None: 4 × embed_dim"""
     activation: Activation = "gelu_tanh"
     """activation of the feed-forward layer; swiglu, geglu and geglu_tanh are gated"""
+    num_experts: int = 0
+    """number of experts of each layer, feed-forward layers of which a router chooses some for each
+    token (Mixtral); 0: one feed-forward layer for all tokens"""
+    experts_per_token: int = 2
+    """number of experts that compute a token"""
+    expert_dim: int | None = None
+    """width of the hidden features of one expert; None: mlp_dim"""
+    normalize_router: bool = True
+    """divide the probabilities of a token's chosen experts by their sum"""
     output_activation: bool = False
     """also apply the activation after the feed-forward layer's second projection (lecture 10)"""
     norm: Norm = "layer"
@@ -169,7 +183,8 @@ class TransformerConfig(ModelConfig):
         super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
         check_at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
-        check_at_least(0, self, "position_offset")
+        check_at_least(1, self, "experts_per_token", "expert_dim")
+        check_at_least(0, self, "position_offset", "num_experts")
         check_at_least(4, self, "relative_buckets")
         check_not_empty(self, "rotary_base", "rotary_scaling")
         check_fraction(self, "dropout")
@@ -182,6 +197,11 @@ class TransformerConfig(ModelConfig):
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
                 f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads})"
+            )
+        if 0 < self.num_experts < self.experts_per_token:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}; it must be at most num_experts "
+                f"({self.num_experts})"
             )
         head_dim = self.head_dim or self.embed_dim // self.num_heads
         if self.parallel != "no" and (self.norm_position != "pre" or not self.residual):
@@ -218,6 +238,7 @@ class TransformerConfig(ModelConfig):
             self.num_kv_heads or self.num_heads,
             self.head_dim or self.embed_dim // self.num_heads,
             self.mlp_dim or 4 * self.embed_dim,
+            self.expert_dim or self.mlp_dim or 4 * self.embed_dim,
             has_bias(self.query_key_value_bias),
             has_bias(self.attention_output_bias),
             has_bias(self.feedforward_bias),

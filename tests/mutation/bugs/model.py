@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from tests.mutation.bug import CHUNKING, DISCIPLINE, INVARIANCE, KERNELS, Bug
 from tests.mutation.changes import Replace, inside, takes, then, unchanged
 
+EXPERTS = "functional/layers/test_experts.py"
 NORMS, POSITIONS = "functional/layers/test_norms.py", "functional/test_positions.py"
 
 
@@ -58,6 +59,37 @@ BUGS = (
         "functional.layers.feedforward:gated",
         Replace("_wide(gate, activation) * x", "_wide(gate, activation).astype(x.dtype) * x"),
         "functional/layers/test_feedforward.py::test_gates_are_rounded_once_in_bfloat16",
+    ),
+    # ---- experts
+    Bug(
+        "a router looks at the next token",
+        "functional.layers.experts:Experts.__call__",
+        inside("route", takes(x=lambda x: jnp.roll(x, -1, axis=-2))),
+        f"{EXPERTS}::test_a_decoder_with_experts_depends_on_earlier_tokens_only",
+    ),
+    Bug(
+        "tokens beyond an expert's even share are dropped",
+        "functional.layers.experts:_block_sizes",
+        Replace("(num_rows + num_experts * (block - 1)) // block", "-(-num_rows // block)"),
+        f"{EXPERTS}::test_it_is_its_formula",
+    ),
+    Bug(
+        "the shares of all experts, and not of the chosen ones, sum to 1",
+        "functional.layers.experts:route",
+        Replace("shares / shares.sum(axis=-1, keepdims=True)", "shares"),
+        f"{EXPERTS}::test_it_is_its_formula",
+    ),
+    Bug(
+        "the gradient of an expert is that of its last block",
+        "functional.layers.experts:_map_blocks",
+        Replace("total.at[owner].add(x)", "total.at[owner].set(x)"),
+        f"{EXPERTS}::test_gradients_are_those_of_all_experts_on_all_tokens",
+    ),
+    Bug(
+        "the losses of a router count padding",
+        "functional.layers.experts:router_losses",
+        Replace("segments != 0", "segments == segments"),
+        f"{EXPERTS}::test_router_losses_are_means_over_tokens_without_padding",
     ),
     Bug(
         "a gradient stores the steps of norms",

@@ -60,6 +60,19 @@ _OWN = {
     "phi3": """
         embd_pdrop hidden_act intermediate_size original_max_position_embeddings resid_pdrop
         """,
+    "mixtral": """
+        hidden_act intermediate_size num_experts num_experts_per_tok num_local_experts
+        output_router_logits router_aux_loss_coef router_jitter_noise
+        """,
+    "olmoe": """
+        attention_bias clip_qkv hidden_act intermediate_size norm_topk_prob num_experts
+        num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef
+        """,
+    "qwen3_moe": """
+        attention_bias decoder_sparse_step hidden_act intermediate_size mlp_only_layers
+        moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts
+        output_router_logits router_aux_loss_coef use_sliding_window
+        """,
     "gemma": """
         attention_bias hidden_act intermediate_size use_bidirectional_attention
         """,

@@ -117,8 +117,7 @@ def _converted(name: str, make: Callable[[], np.ndarray], dtype: np.dtype) -> np
 
 def of_entry(entry: TensorEntry, leaves: dict) -> np.ndarray:
     """Returns one of their tensors from our leaves."""
-    place = ... if entry.layer is None else entry.layer
-    return entry.to_theirs([np.asarray(leaves[name])[place] for name in entry.ours])
+    return entry.to_theirs([np.asarray(leaves[name])[entry.place] for name in entry.ours])
 
 
 def preferred(

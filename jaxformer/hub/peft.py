@@ -55,6 +55,12 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
     tensors, maps = {}, {}
     for entry in wanted:
         if updates := _updates(entry, adapter):
+            if config.num_experts and "feedforward" in entry.ours[0]:
+                raise ValueError(
+                    f"{entry.ours[0]} has an update, but in transformers the router and the "
+                    "experts are no linear maps that PEFT can update; export the whole model, or "
+                    "train updates of other maps (--lora-maps)"
+                )
             module = entry.theirs.removesuffix(".weight").removeprefix(prefix)
             maps[module] = len(updates)
             for factor, array in zip("AB", _joined(entry, updates), strict=True):
@@ -93,12 +99,12 @@ def _write(out: str | Path, content: dict, tensors: dict) -> None:
 
 
 def _updates(entry: TensorEntry, adapter: dict) -> dict[int, tuple]:
-    """Returns (A, B) of this layer for each of the entry's leaves that has an update."""
+    """Returns (A, B) of this place for each of the entry's leaves that has an update."""
     updates = {}
     for place, name in enumerate(entry.ours):
         if isinstance(kernel := adapter.get(name), LowRankKernel):
             factors = (np.asarray(x) for x in (kernel.down, kernel.up))
-            updates[place] = tuple(x if entry.layer is None else x[entry.layer] for x in factors)
+            updates[place] = tuple(x[entry.place] for x in factors)
     return updates
 
 

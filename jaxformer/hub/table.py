@@ -3,12 +3,13 @@
 "Ours" are jaxformer's parameters, "theirs" the tensors of transformers. A row names a parameter of
 ours, the tensor of theirs and, if it is not the usual one, the layout of theirs. Our parameters are
 those of `model.init`, stacked over the layers. The names of theirs have `*` for the number of the
-layer. A row whose parameters a model lacks is skipped, so one table serves all variants of a
-family.
+layer, and a second `*` for the number of the expert. A row whose parameters a model lacks is
+skipped, so one table serves all variants of a family.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -127,8 +128,9 @@ class TensorEntry(NamedTuple):
     Attributes:
         theirs: The name of their tensor.
         ours: The paths of our leaves.
-        shapes: The shapes of our leaves in one layer.
-        layer: The index on the first axis of our leaves; None if they have no layer axis.
+        shapes: The shapes of their parts of our leaves.
+        place: The indices of these parts on the first axes of our leaves: none, (layer,) or
+            (layer, expert).
         layout: The layout of their tensor.
         num_heads: The number of heads.
     """
@@ -136,7 +138,7 @@ class TensorEntry(NamedTuple):
     theirs: str
     ours: tuple[str, ...]
     shapes: Shapes
-    layer: int | None
+    place: tuple[int, ...]
     layout: TensorLayout
     num_heads: int
 
@@ -151,12 +153,12 @@ class TensorEntry(NamedTuple):
         return self.layout.split is _alone and not self.is_transposed
 
     def to_theirs(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Returns their tensor from our arrays of this layer."""
+        """Returns their tensor from our arrays at this place."""
         whole = self.layout.join(arrays, self.num_heads)
         return whole.T if self.is_transposed else whole
 
     def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
-        """Returns our arrays of this layer from their tensor."""
+        """Returns our arrays at this place from their tensor."""
         tensor = tensor.T if self.is_transposed else tensor
         return self.layout.split(tensor, self.shapes, self.num_heads)
 
@@ -186,13 +188,13 @@ def entries(
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
             whole, heads = tuple(shapes[name] for name in ours), config.num_heads
-            if "*" not in theirs:
-                tensors.append(TensorEntry(theirs, ours, whole, None, layout, heads))
-                continue
-            of_layer = tuple(shape[1:] for shape in whole)
-            for n in range(layout.first_layer, whole[0][0]):
-                name = theirs.replace("*", str(n))
-                tensors.append(TensorEntry(name, ours, of_layer, n, layout, heads))
+            num_axes = theirs.count("*")
+            parts = tuple(shape[num_axes:] for shape in whole)
+            for place in np.ndindex(whole[0][:num_axes]):
+                if num_axes and place[0] < layout.first_layer:
+                    continue
+                name = reduce(lambda name, n: name.replace("*", str(n), 1), place, theirs)
+                tensors.append(TensorEntry(name, ours, parts, place, layout, heads))
     if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return tensors
@@ -232,12 +234,12 @@ def read_leaves(
 
 def fill_arrays(arrays: dict, entry: TensorEntry, tensor: Tensor) -> None:
     """Copies one of their tensors into our arrays."""
-    places = [arrays[name][... if entry.layer is None else entry.layer] for name in entry.ours]
+    places = [arrays[name][entry.place] for name in entry.ours]
     if entry.is_as_ours:
         tensor.read_into(places[0])
     else:
         for place, part in zip(places, entry.to_ours(tensor.mapped()), strict=True):
             place[...] = part
-    if entry.layer == entry.layout.first_layer:
+    if entry.place == (entry.layout.first_layer,):
         for name in entry.ours:
-            arrays[name][: entry.layer] = 1
+            arrays[name][: entry.layout.first_layer] = 1

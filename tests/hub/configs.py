@@ -28,6 +28,10 @@ VALUES = {
         *("relu", "gelu", "gelu_tanh", "silu", "squared_relu"),
         *("swiglu", "geglu", "geglu_tanh"),
     ),
+    "num_experts": (0, 3),
+    "experts_per_token": (1, 2),
+    "expert_dim": (12,),
+    "normalize_router": (True, False),
     "output_activation": (True,),
     "norm": ("layer", "rms", "rms_one_plus"),
     "norm_position": ("pre", "post", "output", "both"),
@@ -86,6 +90,7 @@ def base(family: str):
         "roberta": {"position_offset": 2, "num_token_types": 1, "activation": "gelu"},
         "xlm-roberta": {"position_offset": 2, "num_token_types": 1, "activation": "gelu"},
         "bert": {"num_token_types": 2},
+        **{key: {"num_experts": 4} for key in ("mixtral", "olmoe", "qwen3_moe")},
     }.get(family, {})
     return kind(**{**sizes, **fixed, **architecture, **extra}).resolved
 

@@ -99,6 +99,56 @@ PUBLISHED = {
         },
         {"rotary_base": 500000.0, "rotary_scaling": jf.RotaryScaling("llama3", 8.0, 8192)},
     ),
+    ("mixtral", "MixtralForCausalLM"): (
+        LLAMA
+        | {
+            "max_position_embeddings": 32768,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "output_router_logits": False,
+            "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.02,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
+        {"num_experts": 8, "expert_dim": 128, "normalize_router": True, "window": None},
+    ),
+    ("olmoe", "OlmoeForCausalLM"): (
+        LLAMA
+        | {
+            "attention_bias": False,
+            "clip_qkv": None,
+            "max_position_embeddings": 4096,
+            "norm_topk_prob": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "output_router_logits": False,
+            "rope_scaling": None,
+            "rope_theta": 10000.0,
+            "router_aux_loss_coef": 0.01,
+        },
+        {"num_experts": 64, "experts_per_token": 8, "normalize_router": False},
+    ),
+    ("qwen3_moe", "Qwen3MoeForCausalLM"): (
+        LLAMA
+        | {
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "output_router_logits": False,
+            "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        },
+        {"num_experts": 128, "expert_dim": 768, "normalize_router": True, "window": None},
+    ),
     ("starcoder2", "Starcoder2ForCausalLM"): (
         {
             "attention_dropout": 0.1,

@@ -129,6 +129,31 @@ FAMILIES = {
         {"attention_bias": True, "tie_word_embeddings": True},
         {"use_sliding_window": True, "sliding_window": 30, "max_window_layers": 1, **YARN},
     ),
+    "mixtral": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        GROUPED | {"num_local_experts": 5},
+        {"sliding_window": 50},
+        {"num_experts_per_tok": 3, "tie_word_embeddings": True},
+        {"num_experts_per_tok": 1, "num_local_experts": 2, **YARN_BY_HAND},
+    ),
+    "olmoe": (
+        "OlmoeConfig",
+        "OlmoeForCausalLM",
+        {key: value for key, value in GROUPED.items() if key != "head_dim"}
+        | {"num_experts": 5, "num_experts_per_tok": 3},
+        {},
+        {"norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
+        {"num_experts_per_tok": 5, **LINEAR},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        GROUPED | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+        {"norm_topk_prob": True},
+        {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 4},
+        {"use_sliding_window": True, "sliding_window": 30, **YARN},
+    ),
     "starcoder2": (
         "Starcoder2Config",
         "Starcoder2ForCausalLM",

@@ -176,9 +176,11 @@ def test_bfloat16_is_as_near_as_theirs(pair):
     model, variables, _ = jf.load(folder, dtype="bfloat16")
     tokens, target = texts(model)
     rows = tokens[2:], None if target is None else target[2:]
+    # The other implementation of experts has no float64.
+    how = {"experts_implementation": "eager"} if model.config.num_experts else {}
     with torch.no_grad():
         exact, half = (
-            _whole(type(theirs).from_pretrained(folder, dtype=dtype).eval(), *rows)
+            _whole(type(theirs).from_pretrained(folder, dtype=dtype, **how).eval(), *rows)
             for dtype in (torch.float64, torch.bfloat16)
         )
     read = {} if target is None else {"source": rows[0]}

@@ -1,10 +1,20 @@
 """The supported families of checkpoints, each with the table of its tensors."""
 
-from jaxformer.hub.families import bart, bert, gemma, gpt2, llama, modernbert, starcoder2, t5
+from jaxformer.hub.families import (
+    bart,
+    bert,
+    experts,
+    gemma,
+    gpt2,
+    llama,
+    modernbert,
+    starcoder2,
+    t5,
+)
 from jaxformer.hub.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (gpt2, llama, gemma, starcoder2, bert, modernbert, t5, bart)
+    for module in (gpt2, llama, experts, gemma, starcoder2, bert, modernbert, t5, bart)
     for family in module.FAMILIES
 }

@@ -14,22 +14,25 @@ from jaxformer.models.config import DecoderConfig
 OTHERS = table("""
     embedding/tokens              model.embed_tokens.weight
     blocks/attention/output       model.layers.*.self_attn.o_proj
-    blocks/feedforward/down       model.layers.*.mlp.down_proj
     final_norm                    model.norm
     head/kernel                   lm_head.weight
 """)
-MAPS = table("""
+ATTENTION = table("""
     blocks/attention/query        model.layers.*.self_attn.q_proj
     blocks/attention/key          model.layers.*.self_attn.k_proj
     blocks/attention/value        model.layers.*.self_attn.v_proj
     blocks/attention/query_norm   model.layers.*.self_attn.q_norm
     blocks/attention/key_norm     model.layers.*.self_attn.k_norm
+""")
+MAPS = ATTENTION + table("""
     blocks/feedforward/gate       model.layers.*.mlp.gate_proj
     blocks/feedforward/up         model.layers.*.mlp.up_proj
+    blocks/feedforward/down       model.layers.*.mlp.down_proj
 """)
 FUSED = table("""
     blocks/attention/query+key+value model.layers.*.self_attn.qkv_proj fused
     blocks/feedforward/gate+up    model.layers.*.mlp.gate_up_proj      fused
+    blocks/feedforward/down       model.layers.*.mlp.down_proj
 """)
 NORMS = table("""
     blocks/attention_norm         model.layers.*.input_layernorm
@@ -84,12 +87,13 @@ def family(
         rows: The table of its tensors, without those that all these families share.
         kv_heads: The class's default of `num_key_value_heads`.
         changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
+            A renamed option that is None does not exist.
     """
     return Family(
         model_type,
         DecoderConfig,
         {f"{model}ForCausalLM": {}},
-        SIZES | changes.get("renamed", {}),
+        {name: x for name, x in (SIZES | changes.get("renamed", {})).items() if x is not None},
         lambda config: rows + OTHERS,
         FIXED | changes.get("fixed", {}),
         changes.get("demanded", {"hidden_act": "silu"}),

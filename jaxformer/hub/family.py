@@ -224,7 +224,7 @@ def canonical(config: Config) -> Config:
     """
     defaults = {x.name: x.default for x in fields(config)}
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
-    unused += ["mlp_dim"] if config.num_experts else _OF_EXPERTS
+    unused += () if config.num_experts else _OF_EXPERTS
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [
@@ -232,6 +232,8 @@ def canonical(config: Config) -> Config:
         for base, scaling in zip(layers["rotary_base"], layers["rotary_scaling"], strict=True)
     ]
     changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
+    if config.num_experts:
+        changed["mlp_dim"] = config.expert_dim
     scale = config.attention_scale
     # pyrefly: ignore[unsupported-operation] (in a resolved config head_dim is not None)
     if scale is not None and math.isclose(scale, config.head_dim**-0.5, rel_tol=1e-9):

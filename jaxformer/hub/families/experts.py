@@ -55,14 +55,12 @@ def experts_part(option: str, other: str, default: int) -> Part:
 def read_qwen3(options: Options) -> dict:
     """Reads the window, which all layers have, and checks that all layers have experts."""
     options.require({"decoder_sparse_step": 1, "mlp_only_layers": []})
-    options.ignore("intermediate_size", because="all layers have experts")
     return {"window": window_if_used(4096)(options)}
 
 
 def write_qwen3(config: DecoderConfig) -> dict:
-    """Returns the options that `read_qwen3` reads, and the size that their class requires."""
-    window = {"use_sliding_window": config.window is not None, "sliding_window": config.window}
-    return {**window, "intermediate_size": config.expert_dim}
+    """Returns the options that `read_qwen3` reads."""
+    return {"use_sliding_window": config.window is not None, "sliding_window": config.window}
 
 
 def chosen(default: int) -> dict[str, Field]:
@@ -72,7 +70,7 @@ def chosen(default: int) -> dict[str, Field]:
 
 WIDTH = {"intermediate_size": Field("expert_dim")}
 NORMALIZES = {"norm_topk_prob": Field("normalize_router", False)}
-QWEN3_WIDTH = {"intermediate_size": None, "moe_intermediate_size": Field("expert_dim", 768)}
+QWEN3_WIDTH = {"moe_intermediate_size": Field("expert_dim", 768)}
 EPSILON = {"rms_norm_eps": Field("norm_epsilon", 1e-5)}
 FAMILIES = (
     family(

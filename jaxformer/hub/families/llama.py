@@ -87,13 +87,12 @@ def family(
         rows: The table of its tensors, without those that all these families share.
         kv_heads: The class's default of `num_key_value_heads`.
         changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
-            A renamed option that is None does not exist.
     """
     return Family(
         model_type,
         DecoderConfig,
         {f"{model}ForCausalLM": {}},
-        {name: x for name, x in (SIZES | changes.get("renamed", {})).items() if x is not None},
+        SIZES | changes.get("renamed", {}),
         lambda config: rows + OTHERS,
         FIXED | changes.get("fixed", {}),
         changes.get("demanded", {"hidden_act": "silu"}),

@@ -160,6 +160,7 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     ids = [1, 2, 3]
     model, variables = model_of(dtype="bfloat16")
     assert "bfloat16" in explain(model, variables, ids).reason
+    assert "experts" in explain(*model_of(num_experts=2), ids).reason
     model, variables = model_of()
     monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     page = explain(model, variables, ids)
@@ -179,8 +180,9 @@ def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
     derived = """num_kv_heads mlp_dim relative_buckets relative_distance rotary_base rotary_scaling
         rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
         feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
+    refused = "num_experts experts_per_token expert_dim normalize_router".split()
     fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
-    assert fields == {*page_weights._FIELDS, *derived}
+    assert fields == {*page_weights._FIELDS, *derived, *refused}
     hints = get_type_hints(jf.DecoderConfig)
     for name, known in page_weights._KNOWN.items():
         values = {

@@ -57,6 +57,14 @@ def test_a_window_limits_the_counted_keys():
     assert forward_flops(config, 64) - forward_flops(near, 64) == head * 64 * (64 - 8)
 
 
+def test_of_experts_the_chosen_ones_are_counted():
+    """Two of eight experts of width 24 cost as much as one layer of width 48, plus the router."""
+    dense = replace(CONFIGS["decoder"], mlp_dim=48)
+    experts = replace(dense, num_experts=8, experts_per_token=2, expert_dim=24)
+    router = 2 * 32 * dense.num_layers * dense.embed_dim * 8
+    assert forward_flops(experts, 32) == forward_flops(dense, 32) + router
+
+
 MASKS = {
     "causal": DecoderConfig(),
     "window": DecoderConfig(window=5),

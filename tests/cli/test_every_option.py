@@ -21,11 +21,12 @@ from jaxformer.training.presets import training_preset, usual_preset
 ACTS = {
     "train": """
         --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
-        --mlp-dim --activation --output-activation --norm --parallel --residual --positions
-        --attention-scale --attention-cap --output-scale --logits-cap --query-key-value-bias
-        --attention-output-bias --feedforward-bias --head-bias --tie-embeddings --scale-embeddings
-        --dropout --dtype --window --prefix --remat --optimizer --schedule --learning-rate
-        --warmup-steps --final-fraction --weight-decay --clip-norm --average-decay --lora-rank
+        --mlp-dim --num-experts --activation --output-activation --norm --parallel --residual
+        --positions --attention-scale --attention-cap --output-scale --logits-cap
+        --query-key-value-bias --attention-output-bias --feedforward-bias --head-bias
+        --tie-embeddings --scale-embeddings --dropout --dtype --window --prefix --remat
+        --optimizer --schedule --learning-rate --warmup-steps --final-fraction --weight-decay
+        --clip-norm --average-decay --lora-rank
         --mesh --steps --minutes --accumulate --held-out --label-smoothing --seed --evaluate-every
         --checkpoint-every --keep --keep-every --non-finite --trackers --profile --batch-size
         --window-length --packing --evaluation-windows --sample-tokens --source --from --model
@@ -68,6 +69,9 @@ SOMETIMES = {
             ["", "--norm-position both"],
             ["--norm none", "--norm-position post", "--norm-position output"],
         ),
+        "--experts-per-token 1": (["--num-experts 4"], [""]),
+        "--expert-dim 8": (["--num-experts 4"], [""]),
+        "--normalize-router False": (["--num-experts 4"], [""]),
         "--norm-bias False": (["--norm layer"], ["--norm rms", ""]),
         "--no-use-bias": (
             ["", f"{LEARNED} {ALL_BIASES}", "--query-key-value-bias True"],

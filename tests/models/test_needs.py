@@ -43,6 +43,8 @@ OTHER = {
     "source_vocab_size": 9,
     **dict.fromkeys(("query_key_value_bias", "attention_output_bias", "feedforward_bias"), False),
     "norm_bias": False,
+    "num_experts": 3,
+    "experts_per_token": 1,
 }
 
 
@@ -58,8 +60,9 @@ def settings_of(kind):
         biases = {x: True for x in OTHER if x.endswith("_bias") and x != "norm_bias"}
         variations += [{"norm_position": "post"}, {"norm_position": "output"}]
         variations += [{"norm": "rms"}, {"norm": "rms", **biases}, {**biases, "norm_bias": True}]
+        variations += [{"num_experts": 2}, {"num_experts": 2, "expert_dim": 6}]
         if "transform" in names:
-            variations += [{**variations[-1], "transform": False, "pooler": False}]
+            variations += [{**variations[-3], "transform": False, "pooler": False}]
         variations += [{"first_attention_norm": False, "norm_position": "both"}]
     if "norm" in names:
         variations += [{"norm": "none"}]

@@ -24,12 +24,14 @@ from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.own_gradient import own_gradient
+from jaxformer.functional.symbolic import Size, is_known
 from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.trees import Weights
 
 _BLOCKS_PER_EXPERT = 2  # more blocks have fewer rows of zeros and read kernels more often
 
 
+@dataclass(frozen=True)
 class ByRow:
     """Rematerialization policy that stores nothing, of a function of rows.
 
@@ -77,7 +79,10 @@ def route(
     """
     logits = linear(router, x, jnp.float32)
     probabilities = tap("feedforward.router", jax.nn.softmax(logits))
-    shares, experts = jax.lax.top_k(probabilities, experts_per_token)
+    experts = jax.lax.top_k(jax.lax.stop_gradient(probabilities), experts_per_token)[1]
+    # `checkify` of jax 0.10.2 fails on the gradient of `top_k`, a lookup with batch axes.
+    chosen = jax.nn.one_hot(experts, probabilities.shape[-1])
+    shares = (chosen * probabilities[..., None, :]).sum(axis=-1)
     if renormalises:
         shares = shares / shares.sum(axis=-1, keepdims=True)
     return Routes(experts, shares, jax.nn.logsumexp(logits, axis=-1), probabilities)
@@ -115,25 +120,28 @@ def _sorted_by_expert(
     experts: Int[Array, "tokens chosen"],
 ) -> Float[Array, "tokens chosen dim"]:
     index = experts.reshape(-1)
-    block, num_blocks = _block_sizes(len(index), num_experts)
+    num_rows = index.shape[0]
+    block, num_blocks = _block_sizes(num_rows, num_experts)
     counts = jnp.zeros(num_experts, jnp.int32).at[index].add(1)
     num_of_expert = -(-counts // block)
     ends = num_of_expert.cumsum()
     order = jnp.argsort(index)  # stable
     own = index[order]
-    place = jnp.arange(len(index)) - (counts.cumsum() - counts)[own]  # among the expert's rows
+    place = jnp.arange(num_rows) - (counts.cumsum() - counts)[own]  # among the expert's rows
     place += block * (ends - num_of_expert)[own]
-    number = jnp.full(num_blocks * block, len(index), order.dtype).at[place].set(order)
-    rows = jnp.take(x, number // experts.shape[-1], axis=0, mode="fill", fill_value=0)
+    number = jnp.full(num_blocks * block, num_rows, order.dtype).at[place].set(order)
+    rows = jnp.pad(x, ((0, 1), (0, 0)))[number // experts.shape[-1]]  # the last row is zeros
     owners = jnp.searchsorted(ends, jnp.arange(num_blocks), side="right").clip(max=num_experts - 1)
     y = _map_blocks(expert)(weights, rows.reshape(num_blocks, block, -1), owners)
     places = jnp.zeros_like(place).at[order].set(place)
     return y.reshape(num_blocks * block, -1)[places].reshape(*experts.shape, -1)
 
 
-def _block_sizes(num_rows: int, num_experts: int) -> tuple[int, int]:
+def _block_sizes(num_rows: Size, num_experts: int) -> tuple[Size, int]:
     """Returns the rows of a block, and the most blocks that any distribution of rows needs."""
     block = -(-num_rows // (_BLOCKS_PER_EXPERT * num_experts))
+    if not is_known(num_rows):  # a loop needs a known number of blocks
+        return block, (1 + _BLOCKS_PER_EXPERT) * num_experts
     return block, (num_rows + num_experts * (block - 1)) // block
 
 

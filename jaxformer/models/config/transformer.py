@@ -27,6 +27,7 @@ _ROUTED = Above("num_experts", 0)
 _NEEDS = {
     "experts_per_token": (_ROUTED,),
     "expert_dim": (_ROUTED,),
+    "mlp_dim": (AnyOf(Is("num_experts", 0), Is("expert_dim", None)),),
     "normalize_router": (_ROUTED,),
     "use_bias": (
         AnyOf(

@@ -131,7 +131,8 @@ def _layer(
         shares_norm = config.parallel == "one_norm"
         return (Parallel((attention, feed_forward), norm, shares_norm, config.dropout),)
     first = norm
-    if norm is not None and not config.first_attention_norm:
+    precedes = config.norm_position in ("pre", "both")
+    if norm is not None and precedes and not config.first_attention_norm:
         first = Unapplied(norm) if config.num_layers > 1 else None
     parts = [_residual(attention, first, config), _residual(feed_forward, norm, config)]
     if reads_source:

@@ -12,6 +12,7 @@ from jaxformer.functional.attention import masks
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
 from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
+from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
 from jaxformer.functional.layers.residual import Parallel, Residual
@@ -23,7 +24,7 @@ _KNOWN = {
     kind.__name__: kind
     for kind in (
         *(Alibi, RelativePositions, Attention, Rotary, RotaryScaling, CrossAttention),
-        *(FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
+        *(Experts, FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
         *(getattr(masks, name) for name in _MASKS),
     )
 }

@@ -75,8 +75,8 @@ def export(
     accepted = get_args(CheckpointDType)
     if dtype not in (None, *accepted):
         raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, accepted))} or None")
-    check_layers_of_config(model)
     params = checked_params(model, variables)
+    check_layers_of_config(model)
     matching, config, options = counterpart(model.config, preferred(family, model.family))
     leaves = with_zeros(params, config)
     wanted = entries(matching.rows(config), config, {name: x.shape for name, x in leaves.items()})

@@ -61,8 +61,8 @@ def export_gguf(
     Raises:
         ValueError: If llama.cpp has no such model or tokenizer.
     """
-    check_layers_of_config(model)
     gguf, params = package(), checked_params(model, variables)
+    check_layers_of_config(model)
     if family not in (None, *ARCHITECTURES):
         raise ValueError(f"family is {family!r}; in GGUF it must be {', '.join(ARCHITECTURES)}")
     families = preferred(family, model.family, ARCHITECTURES)

@@ -203,6 +203,12 @@ def _key_heads(settings: Settings) -> None:
         settings.let(num_kv_heads=max(x for x in range(1, most + 1) if heads % x == 0))
 
 
+def _chosen_experts(settings: Settings) -> None:
+    """A token has at most as many experts as there are."""
+    if settings["num_experts"]:
+        settings.let(experts_per_token=min(settings["experts_per_token"], settings["num_experts"]))
+
+
 def _feedforward_widths(settings: Settings) -> None:
     """The widths of the feed-forward layers stay in proportion to embed_dim."""
     for name in ("mlp_dim", "encoder_mlp_dim"):
@@ -285,6 +291,7 @@ def _nearest(value: float, unit: int) -> int:
 _RULES = {
     "num_kv_heads": (_sinusoidal_width, _heads, _key_heads, _relative_distances, _parallel_layers),
     "mlp_dim": (_feedforward_widths,),
+    "num_experts": (_chosen_experts,),
     "num_labels": (_pooler,),
     "hidden_dim": (_tied_width,),
     "source_vocab_size": (_source_vocabulary,),

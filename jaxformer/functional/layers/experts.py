@@ -127,11 +127,15 @@ def _sorted_by_expert(
     ends = num_of_expert.cumsum()
     order = jnp.argsort(index)  # stable
     own = index[order]
-    place = jnp.arange(num_rows) - (counts.cumsum() - counts)[own]  # among the expert's rows
+    place = (
+        jnp.arange(num_rows, dtype=jnp.int32) - (counts.cumsum() - counts)[own]
+    )  # among the expert's rows
     place += block * (ends - num_of_expert)[own]
     number = jnp.full(num_blocks * block, num_rows, order.dtype).at[place].set(order)
     rows = jnp.pad(x, ((0, 1), (0, 0)))[number // experts.shape[-1]]  # the last row is zeros
-    owners = jnp.searchsorted(ends, jnp.arange(num_blocks), side="right").clip(max=num_experts - 1)
+    owners = jnp.searchsorted(ends, jnp.arange(num_blocks, dtype=jnp.int32), side="right").clip(
+        max=num_experts - 1
+    )
     y = _map_blocks(expert)(weights, rows.reshape(num_blocks, block, -1), owners)
     places = jnp.zeros_like(place).at[order].set(place)
     return y.reshape(num_blocks * block, -1)[places].reshape(*experts.shape, -1)
@@ -223,10 +227,10 @@ def router_losses(
         segments: 0 for padding; None: there is none.
     """
     num_experts, chosen = routes.probabilities.shape[-1], routes.experts.shape[-1]
-    real = jnp.ones(routes.experts.shape[:-1]) if segments is None else segments != 0
+    real = jnp.ones(routes.experts.shape[:-1], jnp.float32) if segments is None else segments != 0
     real = real.reshape(-1, 1).astype(jnp.float32) / jnp.maximum(real.sum(), 1)
     index = routes.experts.reshape(-1, chosen)
-    fractions = jnp.zeros(num_experts).at[index].add(real / chosen)
+    fractions = jnp.zeros(num_experts, jnp.float32).at[index].add(real / chosen)
     means = (real * routes.probabilities.reshape(-1, num_experts)).sum(axis=0)
     squares = jnp.square(routes.log_normalizers).reshape(-1, 1)
     return {"balance": num_experts * fractions @ means, "router_z": (real * squares).sum()}

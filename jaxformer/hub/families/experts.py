@@ -49,7 +49,14 @@ def experts_part(option: str, other: str, default: int) -> Part:
             raise options.error(option, f"{other} is {number}; both must be equal")
         return {"num_experts": number}
 
-    return Part(read, lambda config: {option: config.num_experts})
+    def write(config: DecoderConfig) -> dict:
+        if not config.num_experts:
+            raise ValueError(
+                f"num_experts is 0, there {default}; mlp_dim is {config.mlp_dim}, there unused"
+            )
+        return {option: config.num_experts}
+
+    return Part(read, write)
 
 
 def read_qwen3(options: Options) -> dict:

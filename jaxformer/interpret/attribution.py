@@ -198,7 +198,7 @@ def _output(block: Weights, name: str, written: Array) -> Float[Array, "batch di
 def _add(
     block: Weights, name: str, x: tuple[Array, Array], y: tuple[Array, Array], config: Any
 ) -> tuple[Array, Array]:
-    """Adds y to x as `functional.blocks.add_residual` does; each is (value, real value)."""
+    """Adds y to x as `functional.layers.residual.Residual` does; each is (value, real value)."""
 
     def norm(name: str, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         value, real = (_fixed_norm(block[name], of, pair[1], config) for of in pair)

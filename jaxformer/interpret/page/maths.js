@@ -51,7 +51,7 @@ export function deviationOf(x) {
   return Math.sqrt(sum / x.length);
 }
 
-/** Normalizes `num` rows of `dim` numbers, as `functional.norms.normalize`. */
+/** Normalizes `num` rows of `dim` numbers, as `functional.layers.norms`. */
 export function normalizeRows(x, first, num, weights, config, dim = config.embed_dim) {
   const out = x.slice(first * dim, (first + num) * dim);
   if (config.norm === "none") return out;

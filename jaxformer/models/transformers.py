@@ -129,7 +129,9 @@ def _layer(
     feed_forward, norm = feed_forward_of(config), norm_of(config)
     if config.parallel != "no":
         shares_norm = config.parallel == "one_norm"
-        return (Parallel((attention, feed_forward), norm, shares_norm, config.dropout),)
+        crossed = (_cross_attention(config),) if reads_source else ()
+        sublayers = (attention, *crossed, feed_forward)
+        return (Parallel(sublayers, norm, shares_norm, config.dropout, crossed),)
     first = norm
     precedes = config.norm_position in ("pre", "both")
     if norm is not None and precedes and not config.first_attention_norm:

@@ -223,7 +223,7 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
     params, config = tiny.weights(model, seed)["params"], model.config
     source, tokens = (jnp.asarray(tiny.tokens(seed + i, 1, n)) for i, n in enumerate((5, 4)))
     run = Run(model.execution)
-    encoded, _, cache = recurrent_encoder_decoder.encode(params, Inputs(source), config, run)
+    encoded, _, cache, _ = recurrent_encoder_decoder.encode(params, Inputs(source), config, run)
     hidden = read(params, Inputs(tokens), config, run, initial=cache.states).hidden[0]
     weights = oracle.float64(params["attention"])
     key, value = (np.asarray(encoded[0]) @ weights[name]["kernel"] for name in ("key", "value"))

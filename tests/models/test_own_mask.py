@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import Causal, Mask, Packed, dot_product_attention, transformer
+from jaxformer.functional import Causal, Mask, dot_product_attention
 from jaxformer.models.autoregressive import forward_edge, require_autoregressive
+from jaxformer.models.transformers import decoder_of
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of
@@ -143,8 +144,8 @@ def test_certificates_use_the_mask(name):
 def test_a_certificate_fails_if_the_model_ignores_its_mask(monkeypatch):
     """The model runs a mask other than the one it declares."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    masks = (other & Packed(),) * model.config.num_layers
-    monkeypatch.setattr(transformer, "self_attention_masks", lambda config, mask: masks)
+    ignoring = staticmethod(lambda config, mask: decoder_of(config, other))
+    monkeypatch.setattr(jf.Decoder, "builder", ignoring)
     assert not examine(subject_of(model, tiny.weights(model, 0), length=12), "causal").holds
 
 

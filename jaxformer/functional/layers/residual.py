@@ -120,12 +120,15 @@ class Parallel:
         norm: the norm of each input (GPT-NeoX); None: there is none.
         shares_norm: whether all inputs share the norm of the first (GPT-J).
         dropout: the dropout rate of each output.
+        reads_sum: sub-layers that read the sum so far instead, with a norm of their own, such as
+            cross-attention between the two.
     """
 
     sublayers: tuple[SubLayer, ...]
     norm: Norm | None = None
     shares_norm: bool = False
     dropout: float = 0.0
+    reads_sum: tuple[SubLayer, ...] = ()
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """Returns initial weights, by the names of the sub-layers and of their norms."""
@@ -143,7 +146,8 @@ class Parallel:
         y, state, auxiliary = x, {}, {}
         keys = split_key(at.dropout_key, len(self.sublayers))
         for sublayer, key, point in zip(self.sublayers, keys, at.sums, strict=True):
-            output = at.run(sublayer, weights, self.input_of(sublayer, weights, x))
+            read = y if sublayer in self.reads_sum else x
+            output = at.run(sublayer, weights, self.input_of(sublayer, weights, read))
             y = at.tap(point, y + dropout(key, output.x, self.dropout))
             state, auxiliary = {**state, **output.state}, {**auxiliary, **output.auxiliary}
         return Output(y, state, auxiliary)
@@ -155,4 +159,5 @@ class Parallel:
         return x if self.norm is None else self.norm(weights[self._norm_of(sublayer)], x)
 
     def _norm_of(self, sublayer: SubLayer) -> str:
-        return f"{(self.sublayers[0] if self.shares_norm else sublayer).name}_norm"
+        is_shared = self.shares_norm and sublayer not in self.reads_sum
+        return f"{(self.sublayers[0] if is_shared else sublayer).name}_norm"

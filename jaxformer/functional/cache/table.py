@@ -45,7 +45,7 @@ class SlotTable:
 
     @classmethod
     def empty(cls, rows: int, slots: int, reach: int | None) -> "SlotTable":
-        """Returns a table of empty slots; with a reach, it is a ring."""
+        """Returns a table of empty slots, which is a ring if `reach` is not None."""
         positions, documents = (jnp.zeros((rows, slots), jnp.int32) for _ in range(2))
         return cls(positions, documents, None if reach is None else Ring.start(rows, reach))
 

@@ -50,7 +50,7 @@ def rms_norm(
 
 @runtime_checkable
 class Norm(Protocol):
-    """A norm as a value: frozen, hashable, with its options as fields."""
+    """A norm: a frozen, hashable dataclass whose fields are its options."""
 
     def init(self, dim: int) -> Weights:
         """Returns the initial weights for `dim` features."""

@@ -98,7 +98,7 @@ class Task(Protocol):
         Args:
             model: The model.
             variables: Its parameters.
-            whole: Whether to score all held-out data, or a part that is always the same.
+            whole: Whether to score all held-out data; if not, a fixed part of it is scored.
             on_scored: Called with the number of targets scored so far.
         """
 

@@ -7,6 +7,7 @@ from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
+from jaxformer.functional.layers.layer import block, layer_at
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
@@ -14,7 +15,7 @@ from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from jaxformer.functional.losses.cross_entropy import cross_entropy
 from jaxformer.functional.positions import rotary, sinusoidal_positions
-from jaxformer.functional.stack import Stack, block, layer_at
+from jaxformer.functional.stack import Stack
 
 __all__ = [
     "At",

@@ -37,9 +37,10 @@ from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.feedforward import activate
+from jaxformer.functional.layers.layer import sublayers_of
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.affine import init_linear, linear
-from jaxformer.functional.stack import Stack, run_stack, sublayers_of
+from jaxformer.functional.stack import Stack, run_stack
 from jaxformer.functional.taps import Tap
 from jaxformer.functional.trees import Weights, split_key
 

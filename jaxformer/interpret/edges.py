@@ -32,8 +32,8 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.linear.affine import linear
-from jaxformer.functional.stack import Layer
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer

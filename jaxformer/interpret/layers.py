@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxformer.functional.layers.attention import Attention
-from jaxformer.functional.stack import Layer, Stack, sublayers_of
+from jaxformer.functional.layers.layer import Layer, sublayers_of
+from jaxformer.functional.stack import Stack
 from jaxformer.functional.transformer import Transformer
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel

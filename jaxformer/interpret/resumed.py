@@ -29,8 +29,9 @@ from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.layers.layer import Layer, layer_at, run_layer
 from jaxformer.functional.layers.residual import LayerAt
-from jaxformer.functional.stack import Layer, Stack, layer_at, run_layer
+from jaxformer.functional.stack import Stack
 from jaxformer.functional.taps import Hooks, Patch, Tap
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer

@@ -11,7 +11,7 @@ from jaxformer.functional import embedding
 from jaxformer.functional.architecture import Architecture, CacheSize, weight_shapes
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.stack import Layer
+from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import cache
 
 from jaxformer.functional.architecture import Architecture
+from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import SubLayer
-from jaxformer.functional.stack import Layer, sublayers_of
 from jaxformer.functional.transformer import Transformer
 
 

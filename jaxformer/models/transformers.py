@@ -15,10 +15,11 @@ from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
+from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.layers.norms import Norm, Unapplied, norm_of
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import Initial, SubLayer
-from jaxformer.functional.stack import Layer, Stack
+from jaxformer.functional.stack import Stack
 from jaxformer.functional.transformer import Pooler, Transform, Transformer
 from jaxformer.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.stack import Layer, sublayers_of
+from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.models import config as configs
 from jaxformer.models.config.transformer import TransformerConfig
 

@@ -58,13 +58,6 @@ def without_padding(by_position):
     return lambda captured, lengths, width: by_position(captured, [width] * len(lengths), width)
 
 
-def forgets_no_slot(rewind):
-    def broken(self, lengths):
-        return replace(rewind(self, lengths), documents=self.documents, length=self.length)
-
-    return broken
-
-
 BUGS = (
     Bug(
         "a patch at a position beyond the text changes nothing",
@@ -232,8 +225,8 @@ BUGS = (
     ),
     Bug(
         "rewinding leaves the forgotten slots visible",
-        "functional.cache.key_values:Cache.rewind",
-        forgets_no_slot,
+        "functional.cache.table:SlotTable.rewind",
+        lambda rewind: lambda self, *args: replace(rewind(self, *args), documents=self.documents),
         f"{REWIND}::test_rewound_rows_go_on_as_if_they_had_not_read",
     ),
     Bug(

@@ -188,7 +188,7 @@ BUGS = (
     Bug(
         "every layer is read into the first",
         "hub.table:fill_arrays",
-        takes(entry=lambda x: x if x.layer is None else x._replace(layer=0)),
+        takes(entry=lambda x: x._replace(place=(0, *x.place[1:])) if x.place else x),
         ROUND_TRIP,
     ),
     Bug(

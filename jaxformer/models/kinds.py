@@ -1,7 +1,7 @@
 """The kinds of model: for each one its config, its module and what depends on the kind."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int, Shaped
@@ -15,7 +15,7 @@ from jaxformer.functional.transformer import Pooler
 from jaxformer.models import config as configs
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.language_model import Builder, LanguageModel
 from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
 from jaxformer.models.transformers import decoder_of, encoder_decoder_of, encoder_of
 
@@ -28,7 +28,7 @@ class Decoder(LanguageModel):
     >>> logits = jax.jit(model.apply)(variables, tokens)  # [batch, length, vocab_size]
     """
 
-    builder = staticmethod(decoder_of)
+    builder: ClassVar[Builder] = staticmethod(decoder_of)
     config_type = configs.DecoderConfig
     config: configs.DecoderConfig
 
@@ -41,7 +41,7 @@ class EncoderDecoder(LanguageModel):
     >>> generate(model, variables, [[begin]] * 2, max_new_tokens=64, source=[[5, 6, 7], [8, 9]])
     """
 
-    builder = staticmethod(encoder_decoder_of)
+    builder: ClassVar[Builder] = staticmethod(encoder_decoder_of)
     config_type = configs.EncoderDecoderConfig
     config: configs.EncoderDecoderConfig
 
@@ -52,7 +52,7 @@ class Recurrent(LanguageModel):
     >>> model = Recurrent(RecurrentConfig(cell="lstm", num_layers=2))
     """
 
-    builder = staticmethod(lambda config, mask: RecurrentModel(config))
+    builder: ClassVar[Builder] = staticmethod(lambda config, mask: RecurrentModel(config))
     attends = False
     config_type = configs.RecurrentConfig
     config: configs.RecurrentConfig
@@ -64,7 +64,7 @@ class Convolutional(LanguageModel):
     >>> model = Convolutional(ConvolutionalConfig(num_layers=6, kernel_size=3, dilation_growth=2))
     """
 
-    builder = staticmethod(lambda config, mask: ConvolutionalModel(config))
+    builder: ClassVar[Builder] = staticmethod(lambda config, mask: ConvolutionalModel(config))
     attends = False
     config_type = configs.ConvolutionalConfig
     config: configs.ConvolutionalConfig
@@ -76,7 +76,9 @@ class RecurrentEncoderDecoder(LanguageModel):
     >>> model = RecurrentEncoderDecoder(RecurrentEncoderDecoderConfig(attends=True))
     """
 
-    builder = staticmethod(lambda config, mask: RecurrentSequenceToSequence(config))
+    builder: ClassVar[Builder] = staticmethod(
+        lambda config, mask: RecurrentSequenceToSequence(config)
+    )
     attends = False
     config_type = configs.RecurrentEncoderDecoderConfig
     config: configs.RecurrentEncoderDecoderConfig
@@ -93,7 +95,7 @@ class Encoder(LanguageModel):
     >>> vector = model.apply(variables, tokens, method="pooled")   # [batch, embed_dim]
     """
 
-    builder = staticmethod(encoder_of)
+    builder: ClassVar[Builder] = staticmethod(encoder_of)
     config_type = configs.EncoderConfig
     config: configs.EncoderConfig
 

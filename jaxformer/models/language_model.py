@@ -30,6 +30,8 @@ from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.own_layers import with_layers
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
+# (resolved config, mask or None) → the value with the functions of the model
+Builder = Callable[[Any, Mask | None], Architecture]
 
 
 class LanguageModel(nn.Module):
@@ -58,8 +60,7 @@ class LanguageModel(nn.Module):
     """
 
     config_type: ClassVar[type]
-    # (resolved config, mask or None) → the value with the functions of the model
-    builder: ClassVar[Callable[[Any, Mask | None], Architecture]]
+    builder: ClassVar[Builder]
     attends: ClassVar[bool] = True  # whether a mask of self-attention has an effect
 
     config: Any

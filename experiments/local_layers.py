@@ -53,7 +53,7 @@ def measured(num_tokens: int, window: int, rounds: int) -> dict:
         cache = jf.start(model, prepared, 1, num_tokens, ring=ring)
         for part in np.split(text, range(1024, read, 1024), axis=1):
             _, cache = jf.advance(model, prepared, part, cache)
-        held = sum(x.nbytes for x in jax.tree.leaves((cache.keys, cache.values)))
+        held = sum(x.nbytes for x in jax.tree.leaves(cache.states))
         found[name] = {"bytes": held, "tokens": np.asarray(greedy(cache)).tolist()}
         runs[name] = partial(Rounds().time, partial(greedy, cache))
     for name, seconds in in_turn(runs, rounds).items():

@@ -10,10 +10,10 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.functional.layers.feedforward import ACTIVATIONS
-from jaxformer.functional.layers.norms import norm_of
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.gguf import ARCHITECTURES
 from jaxformer.models import kinds
+from jaxformer.models.builders.parts import norm_of
 from jaxformer.models.config import KINDS, transformer
 from jaxformer.training.presets import RUNS, TRAININGS
 

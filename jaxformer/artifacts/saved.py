@@ -221,6 +221,6 @@ def _replaced(model: LanguageModel) -> Iterator[str]:
 
 def _has_equal_masks(model: LanguageModel, other: LanguageModel) -> bool:
     try:
-        return bool(model.self_attention_masks == other.self_attention_masks)
+        return bool(model.masks == other.masks)
     except ValueError:  # a mask holds an array, and the truth value of its comparison is ambiguous
         return False

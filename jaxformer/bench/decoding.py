@@ -14,7 +14,7 @@ from jaxformer.decoding.generate import generate
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.result import Generation
 from jaxformer.decoding.sampling import Sampler
-from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.trees import Weights
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.flops import forward_flops
@@ -66,7 +66,7 @@ def cache_bytes(model: LanguageModel, weights: Weights, batch_size: int, live: f
     """
     one_token = CacheSize(batch_size, 1, ring=False)
     cache, _ = jax.eval_shape(lambda x: model.start(x, None, one_token), weights)
-    return live * _num_bytes((cache.keys, cache.values))
+    return live * _num_bytes(cache.states)
 
 
 def _num_bytes(tree: Any) -> int:

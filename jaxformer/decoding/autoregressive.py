@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.decoding.cache_slots import checked_slots
 from jaxformer.decoding.prepared import weights_of
-from jaxformer.functional.architecture import CacheSize, DecodingCache
+from jaxformer.functional.cache.key_values import Cache, CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
@@ -60,7 +60,7 @@ def start(
     source: Any = None,
     *,
     ring: bool | None = None,
-) -> DecodingCache:
+) -> Cache:
     """Returns an empty cache for `batch_size` rows.
 
     A layer with a sliding window keeps the last tokens only, if that needs fewer slots.
@@ -93,7 +93,7 @@ def start_captured(
     source: Any,
     size: CacheSize,
     hooks: Hooks,
-) -> tuple[DecodingCache, dict[str, Array]]:
+) -> tuple[Cache, dict[str, Array]]:
     """Returns (the cache, the values captured while the source was read); see `start`."""
     read = model.read_source(source)
     if read is not None and size.batch_size % len(read.tokens):
@@ -121,9 +121,9 @@ def advance(
     model: LanguageModel,
     variables: Variables,
     tokens: AnyArray,
-    cache: DecodingCache,
+    cache: Cache,
     segments: AnyArray | None = None,
-) -> tuple[Float[Array, "batch new vocab"], DecodingCache]:
+) -> tuple[Float[Array, "batch new vocab"], Cache]:
     """Reads new tokens.
 
     The given cache remains valid but is not updated: continue with the returned one. Outside jit
@@ -230,7 +230,7 @@ def _inspect_in_trace(
     model: LanguageModel,
     variables: Variables,
     inputs: Inputs,
-    cache: DecodingCache | None,
+    cache: Cache | None,
     hooks: Hooks,
     live: int | None,
 ) -> Inspection:

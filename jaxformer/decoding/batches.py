@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 
 from jaxformer.decoding.autoregressive import start_cache
 from jaxformer.decoding.cache_slots import prompt_bucket, slots
-from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.functional.trees import Weights
 from jaxformer.models.config.check import whole_number

@@ -29,7 +29,7 @@ from jaxformer.decoding.constraints import constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.prepared import prepare, weights_of
 from jaxformer.decoding.steps import prefill
-from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.functional.trees import Weights

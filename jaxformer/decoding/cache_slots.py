@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.functional.architecture import DecodingCache
+from jaxformer.functional.cache.key_values import Cache
 from jaxformer.functional.positions import continued_segments, document_positions
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel
@@ -13,7 +13,7 @@ from jaxformer.models.rows import bucket, power_of_two
 
 
 def checked_slots(
-    model: LanguageModel, cache: DecodingCache, tokens: AnyArray, segments: AnyArray | None
+    model: LanguageModel, cache: Cache, tokens: AnyArray, segments: AnyArray | None
 ) -> int | None:
     """Returns the number of slots to attend to with these tokens (None: all).
 
@@ -40,7 +40,7 @@ def checked_slots(
 
 def _check_reading(
     model: LanguageModel,
-    cache: DecodingCache,
+    cache: Cache,
     needed: int,
     segments: AnyArray | None,
     shape: tuple[int, ...],
@@ -74,7 +74,7 @@ def _check_reading(
         )
 
 
-def live_slots(cache: DecodingCache, needed: int) -> int | None:
+def live_slots(cache: Cache, needed: int) -> int | None:
     """Returns the static number of slots to attend to: `slots(needed)`, at most the capacity.
 
     Returns None for a cache without slots, which holds one state of fixed size.
@@ -82,7 +82,7 @@ def live_slots(cache: DecodingCache, needed: int) -> int | None:
     return None if cache.capacity is None else min(cache.capacity, slots(needed))
 
 
-def with_slots(cache: DecodingCache, needed: int) -> DecodingCache:
+def with_slots(cache: Cache, needed: int) -> Cache:
     """Returns the cache with at least `needed` slots, growing it to `slots(needed)` if it has less.
 
     Decoding loops start with few slots and grow the cache while rows continue, so that memory

@@ -30,7 +30,7 @@ from jaxformer.decoding.result import (
 )
 from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler
 from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
-from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
-from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention.attend import Context
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.attention.platforms import kernels_of
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
 from jaxformer.models.config import Execution

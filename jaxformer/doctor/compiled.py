@@ -13,7 +13,7 @@ from jaxformer.decoding.autoregressive import start_cache
 from jaxformer.decoding.cache_slots import live_slots, slots
 from jaxformer.decoding.prepared import parallel_parts, prepare_weights
 from jaxformer.decoding.steps import Choice, State, choose_first, decode_block, prefill
-from jaxformer.functional.architecture import CacheSize
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.models.autoregressive import require_autoregressive

@@ -1,8 +1,6 @@
-"""Input and output of a language model: token ids to vectors, and hidden states to logits."""
+"""The beginning of a model: token ids to vectors."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +9,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.linear.affine import init_linear, linear, map_kernels, soft_cap
-from jaxformer.functional.linear.kernels import Int8Table, for_small_steps
+from jaxformer.functional.linear.kernels import Int8Table
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.taps import Tap
@@ -107,38 +104,6 @@ def without_padding(
     return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)
 
 
-@dataclass(frozen=True)
-class Head:
-    """The output map of a model, from hidden states to logits.
-
-    Attributes:
-        vocab_size: number of logits.
-        dim: number of features of a hidden state.
-        is_tied: whether the kernel is the transposed table of token vectors.
-        use_bias: whether there is a bias.
-        softcap: soft cap of the logits, or None.
-    """
-
-    vocab_size: int
-    dim: int
-    is_tied: bool = True
-    use_bias: bool = False
-    softcap: float | None = None
-
-    def initializers(self) -> dict[str, Callable[[PRNGKeyArray], Weights]]:
-        """Returns the initializer of the head's own weights, {} if it has none."""
-        size, use_bias = self.vocab_size, self.use_bias
-        if not self.is_tied:
-            return {"head": lambda key: init_linear(key, self.dim, size, use_bias=use_bias)}
-        return {"head": lambda key: {"bias": jnp.zeros(size, jnp.float32)}} if use_bias else {}
-
-
-def head_of(config: Any, dim: int) -> Head:
-    """Returns the head that a config describes; it reads `dim` features."""
-    tied, cap = config.tie_embeddings, config.logits_cap
-    return Head(config.vocab_size, dim, tied, config.head_bias, cap)
-
-
 def embedding_stddev(dim: int, *, is_scaled: bool = False, passes_on: bool = False) -> float:
     """Returns the standard deviation of token vectors.
 
@@ -146,42 +111,6 @@ def embedding_stddev(dim: int, *, is_scaled: bool = False, passes_on: bool = Fal
     the vectors are multiplied by √dim, it is 1/√dim, which gives logits of size 1.
     """
     return dim**-0.5 if is_scaled or passes_on else 0.02
-
-
-def head(weights: Weights) -> Weights:
-    """Returns the head's weights for `linear`; a tied kernel is the transposed token table."""
-    output = weights.get("head", {})
-    return output if "kernel" in output else {"kernel": weights["embedding"]["tokens"].T, **output}
-
-
-def logits(
-    weights: Weights, hidden: Float[Array, "*batch dim"], cap: float | None = None
-) -> Float[Array, "*batch vocab"]:
-    """Computes hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations.
-
-    With a cap, the result is cap · tanh(y / cap) of these values y.
-    """
-    return soft_cap(linear(head(weights), hidden, jnp.float32), cap)
-
-
-def pack_kernels(tree: Any, dtype: DTypeLike, parts: int) -> Any:
-    """Converts every affine map in a tree of weights to the layout for decoding.
-
-    Kernels have the compute dtype. Biases and the scales of norms remain float32, as statistics and
-    logits are.
-
-    Args:
-        tree: weights.
-        dtype: the compute dtype.
-        parts: the number of parts of a packed kernel: that of cores that compute in parallel.
-    """
-    return map_kernels(lambda kernel: for_small_steps(kernel, dtype, parts), tree)
-
-
-def prepare(weights: Weights, dtype: DTypeLike, parts: int = 1) -> dict[str, Any]:
-    """Repacks the weights of a model with `layers` for decoding; see `pack_kernels`."""
-    layers, output = (pack_kernels(x, dtype, parts) for x in (weights["layers"], head(weights)))
-    return {**weights, "layers": layers, "head": output}
 
 
 @dataclass(frozen=True)

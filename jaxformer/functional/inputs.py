@@ -1,6 +1,6 @@
 """The values that a pass takes and returns: what is read, how it runs, and the result."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -74,9 +74,11 @@ class Forward(NamedTuple):
             the layer as their first axis.
         cache: the cache after these tokens; None if the pass had none.
         auxiliary: sums over the layers for the objective, by name; see `layers.sublayer.Output`.
+        states: the state of each layer after the tokens, by the names of its sub-layers.
     """
 
     hidden: Float[Array, "batch length dim"]
     captured: dict[str, Array]
     cache: Any = None
     auxiliary: Mapping[str, Array] = MappingProxyType({})
+    states: Sequence[Mapping[str, Any]] = ()

@@ -8,6 +8,7 @@ The layers (`layers.layer`) may differ.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jaxformer.functional.layers.layer import (
     Layer,
     init_layer,
     layer_points,
+    output_dim,
     run_layer,
     sublayers_of,
     weight_shapes_of,
@@ -53,7 +55,7 @@ class Stack:
 
     Attributes:
         layers: the layers, each a sequence of parts.
-        dim: the number of features of the residual stream.
+        dim: the number of features of the first layer's input.
         final_norm: the norm after the last layer, or None.
         output_scale: a factor of the result, or None.
         relative: relative positions that all layers share, or None.
@@ -74,8 +76,9 @@ class Stack:
 
     @cached_property
     def points(self) -> tuple[str, ...]:
-        """The points of the layers; see `layer_points`."""
-        return tuple(dict.fromkeys(x for layer in self.layers for x in layer_points(layer)))
+        """The points of the layers; see `layer_points`. The layer with the most comes first."""
+        layers = sorted(map(layer_points, self.layers), key=len, reverse=True)
+        return tuple(dict.fromkeys(x for layer in layers for x in layer))
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
@@ -89,9 +92,14 @@ class Stack:
         return tuple(dict.fromkeys(x for sublayer in self.sublayers for x in sublayer.units()))
 
     @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The number of features of each layer's input and, at the end, of the last output."""
+        return tuple(accumulate(self.layers, lambda dim, x: output_dim(x, dim), initial=self.dim))
+
+    @cached_property
     def segment(self) -> Segment:
         """How a scan runs the layers."""
-        first, period = find_period(self.layers)
+        first, period = find_period(list(zip(self.layers, self.dims[:-1], strict=True)))
         num_layers = len(self.layers)
         return Segment(first, period, num_layers - (num_layers - first) % period)
 
@@ -99,8 +107,8 @@ class Stack:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The numbers of the layers whose weights have equal shapes, for each such group."""
         groups: dict[tuple, list[int]] = {}
-        for number, layer in enumerate(self.layers):
-            groups.setdefault(weight_shapes_of(layer, self.dim), []).append(number)
+        for number, (layer, dim) in enumerate(zip(self.layers, self.dims[:-1], strict=True)):
+            groups.setdefault(weight_shapes_of(layer, dim), []).append(number)
         return tuple(map(tuple, groups.values()))
 
     def init(self, key: PRNGKeyArray) -> Any:
@@ -108,14 +116,14 @@ class Stack:
         keys, numbers = jax.random.split(key, len(self.layers)), {}
         for number, layer in enumerate(self.layers):
             initial = self.initial if number == 0 else replace(self.initial, input_stddev=1.0)
-            numbers.setdefault((layer, initial), []).append(number)
+            numbers.setdefault((layer, initial, self.dims[number]), []).append(number)
         trees = {
             number: tree
-            for (layer, initial), some in numbers.items()
+            for (layer, initial, dim), some in numbers.items()
             for number, tree in zip(
                 some,
                 unstack(
-                    jax.vmap(partial(init_layer, layer, initial, self.dim))(keys[np.array(some)]),
+                    jax.vmap(partial(init_layer, layer, initial, dim))(keys[np.array(some)]),
                     len(some),
                 ),
                 strict=True,
@@ -226,8 +234,8 @@ def run_stack(
     contexts = {x: x.context(tokens, weights) for x in stack.sublayers}
 
     def step(
-        layer: Layer, x: Float[Array, "batch length dim"], weights: Weights, inputs: LayerInputs
-    ) -> tuple[Float[Array, "batch length dim"], LayerOutputs]:
+        layer: Layer, x: Float[Array, "batch length in_dim"], weights: Weights, inputs: LayerInputs
+    ) -> tuple[Float[Array, "batch length out_dim"], LayerOutputs]:
         tap = Tap(inputs.hooks, tokens.new.positions, tokens.new.segments, run.placement)
         at = LayerAt(contexts, inputs.states, inputs.dropout_key, tap)
         x, states, auxiliary = run_layer(layer, weights, x, at)
@@ -279,7 +287,7 @@ def _unrolled(
     x: Float[Array, "batch length dim"],
     weights: Sequence[Weights],
     inputs: Sequence[LayerInputs],
-) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
     """Runs one layer after the other."""
     outputs = []
     for layer, *parts in zip(layers, weights, inputs, strict=True):
@@ -294,21 +302,21 @@ def _scan(
     x: Float[Array, "batch length dim"],
     weights: Any,
     inputs: Sequence[LayerInputs],
-) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
     """Runs the layers by a scan over the periods of the stack, and the others unrolled."""
     layers, (first, period, last) = stack.layers, stack.segment
     groups = stack.by_group(weights)
 
     def alone(
         x: Float[Array, "batch length dim"], numbers: range
-    ) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+    ) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
         trees = [_weights_of_layer(groups, number) for number in numbers]
         some = [inputs[number] for number in numbers]
         return _unrolled([layers[number] for number in numbers], steps, x, trees, some)
 
     def one_period(
         x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
-    ) -> tuple[Float[Array, "batch length dim"], list[LayerOutputs]]:
+    ) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
         trees, some = part
         numbers = {n: place for group in trees for place, n in enumerate(group)}
         members = {n: group for group in trees for n in group}

@@ -1,6 +1,6 @@
 """Stacks of layers: their trees of arrays, and what their backward pass recomputes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from jaxformer.functional.linear.products import STORED
 
 Weights = Mapping[str, Any]
+Initializers = dict[str, Callable[[PRNGKeyArray], Weights]]  # of the parts of a model, by name
 
 
 def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.heads import merge_heads
-from jaxformer.functional.embedding import head
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.affine import linear
+from jaxformer.functional.outputs import head
 from jaxformer.functional.taps import Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_logits

@@ -120,8 +120,8 @@ def state_norms(
         source: for a model that reads one, the sources.
 
     Returns:
-        {point: norms}: of "block.output" for Transformers, and of "recurrent.hidden" and, for an
-        LSTM, "recurrent.cell" for recurrent models.
+        {point: norms}: of "block.output" and, for recurrent layers, of "recurrent.hidden" and
+        for an LSTM of "recurrent.cell".
 
     Raises:
         ValueError: an argument is not accepted.

@@ -11,7 +11,6 @@ from jaxtyping import Array
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.functional.stack import Stack
-from jaxformer.functional.transformer import Transformer
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
@@ -51,9 +50,8 @@ def stack_of_model(model: LanguageModel) -> Stack:
     """Returns the layers of a model.
 
     Raises:
-        ValueError: the model is no Transformer.
+        ValueError: the model has no self-attention.
     """
-    architecture = model.architecture
-    if not isinstance(architecture, Transformer):
+    if not model.attends:
         raise ValueError(f"model is a {type(model).__name__}; it must be a Transformer")
-    return architecture.stack
+    return model.architecture.stack

@@ -102,7 +102,8 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     """
     if attention not in ATTENTIONS:
         raise ValueError(f"attention is {attention!r}; it must be one of {', '.join(ATTENTIONS)}")
-    points = getattr(model, "layer_points", ())
+    has_heads = isinstance(model, LanguageModel) and model.config.heads
+    points = model.layer_points if has_heads else ()
     if f"{attention}.weights" in points:
         return
     there = [name for name in ATTENTIONS if f"{name}.weights" in points]

@@ -24,7 +24,7 @@ def unsupported_reason(model: LanguageModel) -> str | None:
         return "its kernels are centred: they see later tokens"
     if model.mask is None and model.layers is None:
         return None
-    for mask in dict.fromkeys(model.self_attention_masks):
+    for mask in dict.fromkeys(model.masks):
         if edge := forward_edge(mask, model.config.max_length):
             return f"its mask lets position {edge[0]} see the later position {edge[1]}"
     return None

@@ -7,17 +7,16 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxformer.functional.attention.masks import Mask
-from jaxformer.functional.convolution import ConvolutionalModel
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.recurrent import RecurrentModel
-from jaxformer.functional.recurrent_encoder_decoder import RecurrentSequenceToSequence
-from jaxformer.functional.transformer import Pooler
+from jaxformer.functional.outputs import Pooler
 from jaxformer.models import config as configs
+from jaxformer.models.builders.convolutional import convolutional_of
+from jaxformer.models.builders.recurrent import recurrent_encoder_decoder_of, recurrent_of
+from jaxformer.models.builders.transformers import decoder_of, encoder_decoder_of, encoder_of
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.language_model import Builder, LanguageModel
 from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
-from jaxformer.models.transformers import decoder_of, encoder_decoder_of, encoder_of
 
 
 class Decoder(LanguageModel):
@@ -52,7 +51,7 @@ class Recurrent(LanguageModel):
     >>> model = Recurrent(RecurrentConfig(cell="lstm", num_layers=2))
     """
 
-    builder: ClassVar[Builder] = staticmethod(lambda config, mask: RecurrentModel(config))
+    builder: ClassVar[Builder] = staticmethod(lambda config, mask: recurrent_of(config))
     attends = False
     config_type = configs.RecurrentConfig
     config: configs.RecurrentConfig
@@ -64,7 +63,7 @@ class Convolutional(LanguageModel):
     >>> model = Convolutional(ConvolutionalConfig(num_layers=6, kernel_size=3, dilation_growth=2))
     """
 
-    builder: ClassVar[Builder] = staticmethod(lambda config, mask: ConvolutionalModel(config))
+    builder: ClassVar[Builder] = staticmethod(lambda config, mask: convolutional_of(config))
     attends = False
     config_type = configs.ConvolutionalConfig
     config: configs.ConvolutionalConfig
@@ -77,7 +76,7 @@ class RecurrentEncoderDecoder(LanguageModel):
     """
 
     builder: ClassVar[Builder] = staticmethod(
-        lambda config, mask: RecurrentSequenceToSequence(config)
+        lambda config, mask: recurrent_encoder_decoder_of(config)
     )
     attends = False
     config_type = configs.RecurrentEncoderDecoderConfig

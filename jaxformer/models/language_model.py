@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import flax.linen as nn
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from jaxformer.functional import embedding
-from jaxformer.functional.architecture import Architecture, CacheSize, weight_shapes
+from jaxformer.functional import outputs
 from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
+from jaxformer.functional.model import Model, weight_shapes
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
@@ -31,7 +32,7 @@ from jaxformer.models.own_layers import with_layers
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 # (resolved config, mask or None) → the value with the functions of the model
-Builder = Callable[[Any, Mask | None], Architecture]
+Builder = Callable[[Any, Mask | None], Model]
 
 
 class LanguageModel(nn.Module):
@@ -92,7 +93,7 @@ class LanguageModel(nn.Module):
         self.weights = {name: self._part(name, init) for name, init in parts.items()}
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> Model:
         """What the model computes, as a value: its embedding, layers and head.
 
         Raises:
@@ -283,13 +284,13 @@ class LanguageModel(nn.Module):
         self, weights: Weights, hidden: Float[Array, "batch length dim"]
     ) -> Float[Array, "batch length vocab"]:
         """Computes float32 logits of hidden states."""
-        return embedding.logits(weights, hidden, self.config.logits_cap)
+        return outputs.logits(weights, hidden, self.config.logits_cap)
 
     @nn.nowrap
     def output_map(self, weights: Weights) -> Weights:
         """Returns the head: kernel [dim, vocab_size] and, if it has them, bias and cap."""
         cap = self.config.logits_cap
-        return {**embedding.head(weights), **({} if cap is None else {"cap": cap})}
+        return {**outputs.head(weights), **({} if cap is None else {"cap": cap})}
 
     @nn.nowrap
     def check(self, variables: Variables) -> None:
@@ -314,8 +315,8 @@ class LanguageModel(nn.Module):
         return self.architecture.layer_points
 
     @property
-    def self_attention_masks(self) -> tuple[Mask, ...]:
-        """The mask of each layer; none if the model has no self-attention."""
+    def masks(self) -> tuple[Mask, ...]:
+        """The rule of each sub-layer that reads other tokens."""
         return self.architecture.masks
 
     @property
@@ -324,11 +325,12 @@ class LanguageModel(nn.Module):
 
         The model predicts only tokens after these.
         """
-        return max((mask.minimum_prefill for mask in self.self_attention_masks), default=1)
+        return max((mask.minimum_prefill for mask in self.masks), default=1)
 
     @property
     def reach(self) -> int | None:
         """The largest window of any layer, in tokens; None if a layer has no window."""
-        masks = self.self_attention_masks
-        reaches = [mask.reach for mask in masks if mask.reach is not None]
-        return max(reaches) if masks and len(reaches) == len(masks) else None
+        slots = [x.slots() for x in self.architecture.stack.sublayers]
+        windows = [x.reach for x in slots if x is not None]
+        reaches = [x for x in windows if x is not None]
+        return max(reaches) if reaches and len(reaches) == len(windows) else None

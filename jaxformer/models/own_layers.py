@@ -4,22 +4,19 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
-from jaxformer.functional.architecture import Architecture
 from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import SubLayer
-from jaxformer.functional.transformer import Transformer
+from jaxformer.functional.model import Model
 
 
 @cache
-def with_layers(architecture: Architecture, layers: tuple[Layer, ...]) -> Transformer:
+def with_layers(architecture: Model, layers: tuple[Layer, ...]) -> Model:
     """Returns the architecture with these layers in place of its own.
 
     Raises:
-        ValueError: the model is no Transformer, or a layer is not accepted.
+        ValueError: a layer is not accepted.
     """
-    if not isinstance(architecture, Transformer):
-        raise ValueError("layers were given; only a Transformer accepts layers")
     stack = architecture.stack
     if len(layers) != len(stack.layers):
         raise ValueError(

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.functional.architecture import weight_shapes
+from jaxformer.functional.model import weight_shapes
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 

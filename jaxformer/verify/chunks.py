@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.decoding.autoregressive import advance, start
-from jaxformer.functional.architecture import DecodingCache
+from jaxformer.functional.cache.key_values import Cache
 from jaxformer.verify.layers import distance
 from jaxformer.verify.subject import Result, Subject
 
@@ -38,7 +38,7 @@ def cached(subject: Subject) -> Result:
 
 def _read_in_chunks(
     subject: Subject, tokens: Int[np.ndarray, "batch length"], sizes: Sequence[int]
-) -> tuple[Float[np.ndarray, "batch length vocab"], DecodingCache]:
+) -> tuple[Float[np.ndarray, "batch length vocab"], Cache]:
     """Returns the logits and the cache after reading the tokens in chunks of these sizes."""
     cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source)
     logits = []
@@ -66,12 +66,12 @@ def _few(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes[:6])) + ", …" * (len(sizes) > 6)
 
 
-def _differing_layer(cache: DecodingCache, expected: DecodingCache, tolerance: float) -> str | None:
+def _differing_layer(cache: Cache, expected: Cache, tolerance: float) -> str | None:
     """Returns the first layer whose caches differ."""
-    leaves = jax.tree_util.tree_leaves_with_path(cache)
+    leaves = jax.tree_util.tree_leaves_with_path(cache.states)
     differing = []
-    for (path, x), y in zip(leaves, jax.tree.leaves(expected), strict=True):
-        layers = [key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey)]
-        if layers and not np.allclose(x, y, rtol=0, atol=tolerance):
-            differing.append((layers[0], f"cache{jax.tree_util.keystr(path)}"))
+    for (path, x), y in zip(leaves, jax.tree.leaves(expected.states), strict=True):
+        if not np.allclose(x, y, rtol=0, atol=tolerance):
+            name = jax.tree_util.keystr(path[1:], simple=True, separator=".")
+            differing.append((path[0].idx, name))
     return "layer {}, {}".format(*min(differing)) if differing else None

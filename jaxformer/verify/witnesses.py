@@ -163,24 +163,30 @@ def by_change(
     def run(
         x: Shaped[Array, "..."], others: Shaped[Array, "..."], columns: Int[Array, " columns"]
     ) -> Float[Array, "columns outputs"]:
+        # A result is compared one step after the step that computes it: within one step, a compiler
+        # may compute it twice, with different rounding.
         def step(
-            y: Shaped[Array, "..."], column: Int[Array, ""]
-        ) -> tuple[Shaped[Array, "..."], Float[Array, " outputs"]]:
+            carry: tuple[Shaped[Array, "..."], Shaped[Array, "..."]], columns: Int[Array, "2"]
+        ) -> tuple[tuple[Shaped[Array, "..."], Shaped[Array, "..."]], Float[Array, " outputs"]]:
+            (y, z), (column, before) = carry, columns
+            y = jnp.where(before < 0, z, y)
+            same = (y == z) | ((y != y) & (z != z))
+            by = jnp.abs(_widened(z) - _widened(y))
+            by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(by.dtype).tiny))
             here = (jnp.arange(np.prod(shape), dtype=jnp.int32) == column).reshape(
                 *shape, *features
             )
             z = function(jnp.where(here, others, x))
-            y = jnp.where(column < 0, z, y)
-            same = (y == z) | ((y != y) & (z != z))
-            by = jnp.abs(_widened(z) - _widened(y))
-            by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(by.dtype).tiny))
-            return y, _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
+            return (y, z), _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
 
-        # The first column, −1, replaces nothing and gives the reference outputs. They must come
-        # from the same compiled program, because another one may round differently.
+        # The column −1 replaces nothing and gives the reference outputs. They must come from the
+        # same compiled program, because another one may round differently.
         shapes = jax.eval_shape(function, x)
         empty = jnp.zeros(shapes.shape, shapes.dtype)
-        return jax.lax.scan(step, empty, jnp.append(-1, columns))[1][1:]
+        pairs = jnp.stack(
+            [jnp.append(-1, jnp.append(columns, 0)), jnp.append(0, jnp.append(-1, columns))], axis=1
+        )
+        return jax.lax.scan(step, (empty, empty), pairs)[1][2:]
 
     return np.asarray(run(inputs, others, jnp.asarray(columns))).T
 

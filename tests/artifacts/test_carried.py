@@ -92,7 +92,7 @@ def test_a_mask_that_equals_the_config_s_is_accepted(config, mask, tmp_path):
     """The loaded model has the same rule."""
     model = jf.Decoder(config, mask=mask, execution=jf.Execution(layers="scan"))
     jf.save(tmp_path / "saved", model, tiny.weights(model, 0))
-    assert jf.load(tmp_path / "saved").model.self_attention_masks == model.self_attention_masks
+    assert jf.load(tmp_path / "saved").model.masks == model.masks
 
 
 def test_a_replaced_function_is_refused(tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ from jaxformer.bench.attention import causal_flops
 from jaxformer.bench.plan import CPU, QUICK, plan_for
 from jaxformer.bench.steps import RandomStep, largest_that_fits
 from jaxformer.functional import Causal, dot_product_attention
-from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention import dot_product, platforms
+from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.models.parameters import init, parameter_count
 from jaxformer.training.devices import DEVICES
 
@@ -36,7 +36,7 @@ def test_the_bytes_of_a_step_are_those_of_the_arrays(config):
     head = 50 * 16 * (2 if config.dtype == "bfloat16" else 4)
     assert sum(x.nbytes for x in jax.tree.leaves(weights["head"])) == head
     cache, _ = model.start(weights, None, CacheSize(batch_size=3, capacity=7))
-    held = sum(x.nbytes for x in jax.tree.leaves((cache.keys, cache.values)))
+    held = sum(x.nbytes for x in jax.tree.leaves(cache.states))
     assert decoding.cache_bytes(model, weights, 3, live=7) == held
     assert decoding.cache_bytes(model, weights, 3, live=3.5) == held / 2
 

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional import (
-    dot_product_attention,
-    layer_norm,
-    recurrent_encoder_decoder,
-)
-from jaxformer.functional.inputs import Inputs, Run
-from jaxformer.functional.recurrent import read
+from jaxformer.functional import dot_product_attention, layer_norm
 from jaxformer.models.parameters import init
 from jaxformer.verify import dependency_matrix
 from tests.properties import oracle, tiny
@@ -220,18 +214,19 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
     α_t = softmax_j(h_t · K e_j), and the output is tanh(W [a_t; h_t] + b).
     """
     model = tiny.build(kind=jf.RecurrentEncoderDecoderConfig)
-    params, config = tiny.weights(model, seed)["params"], model.config
+    variables = tiny.weights(model, seed)
     source, tokens = (jnp.asarray(tiny.tokens(seed + i, 1, n)) for i, n in enumerate((5, 4)))
-    run = Run(model.execution)
-    encoded, _, cache, _ = recurrent_encoder_decoder.encode(params, Inputs(source), config, run)
-    hidden = read(params, Inputs(tokens), config, run, initial=cache.states).hidden[0]
-    weights = oracle.float64(params["attention"])
-    key, value = (np.asarray(encoded[0]) @ weights[name]["kernel"] for name in ("key", "value"))
+    points = ("encoder.final_norm", "recurrent.hidden")
+    seen = jf.inspect(model, variables, tokens, source=source, capture=points).captured
+    encoded, hidden = np.asarray(seen[points[0]][0]), np.asarray(seen[points[1]][-1, 0])
+    layers = model.architecture.stack.layer_trees(variables["params"]["blocks"])
+    weights = oracle.float64(layers[-1]["cross_attention"])
+    key, value = (encoded @ weights[name]["kernel"] for name in ("key", "value"))
     everything = np.ones((len(hidden), len(key)), bool)
     context = oracle.attention(hidden[None], key[None], value[None], everything, scale=1.0)[0]
     both = np.concatenate([context, hidden], axis=-1)
     expected = np.tanh(oracle.linear(weights["output"], both))
-    found = model.apply({"params": params}, tokens, source=source, method="hidden_states")
+    found = model.apply(variables, tokens, source=source, method="hidden_states")
     tiny.close(found[0], expected)
 
 

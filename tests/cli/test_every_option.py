@@ -96,10 +96,7 @@ SOMETIMES = {
                 f"{PAIRS} --model recurrent-encoder-decoder --no-attends",
             ],
         ),
-        "--layers scan": (
-            ["", "--model encoder", PAIRS],
-            ["--model recurrent", "--model convolutional"],
-        ),
+        "--layers scan": (["", "--model encoder", PAIRS, "--model recurrent"], []),
         "--decay-fraction 0.3": (["--schedule warmup-stable-decay"], ["", "--schedule linear"]),
         "--beta1 0.8": (["", "--optimizer muon"], ["--optimizer adafactor"]),
         "--beta2 0.8": (["", "--optimizer lion"], ["--optimizer adafactor"]),
@@ -149,8 +146,8 @@ SOMETIMES = {
             ["", f"{TINY} --model recurrent"],
         ),
         "--layers scan": (
-            [TINY, f"{TINY} --decode"],
-            ["", f"{TINY} --explain-attention", f"{TINY} --model convolutional"],
+            [TINY, f"{TINY} --decode", f"{TINY} --model convolutional"],
+            ["", f"{TINY} --explain-attention"],
         ),
         "--remat full": (
             [TINY, f"{TINY} --model recurrent"],

@@ -101,7 +101,7 @@ def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
     model = tiny.build(**WINDOW, dtype="bfloat16")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, cache = chunked(model, variables, tokens, [6, 6])
-    assert cache.keys[0].dtype == jnp.bfloat16
+    assert cache.slots[0].keys.dtype == jnp.bfloat16
     exact = tiny.apply(tiny.build(**WINDOW))(variables, tokens)
     tiny.close(logits, exact, 0.08)
 
@@ -203,10 +203,8 @@ def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
     _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
     unseen = (cache.tables[0].documents == 0)[:, None, :, None]
 
-    def poisoned(arrays):
-        return tuple(jnp.where(unseen, jnp.nan, array) for array in arrays)
-
-    dirty = replace(cache, keys=poisoned(cache.keys), values=poisoned(cache.values))
+    poisoned = jax.tree.map(lambda x: jnp.where(unseen, jnp.nan, x), cache.states)
+    dirty = replace(cache, states=poisoned)
     clean_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=cache)
     dirty_logits, _ = chunked(model, variables, tokens[:, 5:], [5], cache=dirty)
     np.testing.assert_array_equal(clean_logits, dirty_logits)
@@ -218,13 +216,13 @@ def test_gradients_through_a_poisoned_cache_are_finite():
     model = tiny.build(**WINDOW)
     variables, x = tiny.weights(model, 3), tiny.embeddings(3, BATCH, 3, model.config.embed_dim)
     cache = jf.start(model, variables, BATCH, CAPACITY)
-    nan = tuple(jnp.full_like(array, jnp.nan) for array in cache.keys)
+    nan = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), cache.states)
 
     def total(variables, x, cache):
         return jnp.square(jf.advance(model, variables, x, cache)[0]).sum()
 
     gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
-    dirty = gradient(variables, x, replace(cache, keys=nan, values=nan))
+    dirty = gradient(variables, x, replace(cache, states=nan))
     tiny.all_close(dirty, gradient(variables, x, cache), 0.0)
 
 

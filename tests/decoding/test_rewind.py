@@ -59,7 +59,7 @@ def test_a_state_cannot_be_rewound():
         model = tiny.build(kind=kind)
         source = tiny.sources(model, 0, BATCH)
         kept = jf.start(model, tiny.weights(model, 0), BATCH, LENGTH, source)
-        with pytest.raises(ValueError, match="is a state of one size"):
+        with pytest.raises(ValueError, match="keeps a state of one size"):
             kept.rewind(1)
 
 
@@ -97,7 +97,7 @@ def test_a_ring_of_few_slots_is_one_pass(seed, segments, chunks):
     logits, kept = in_ring(model, variables, tokens, chunks, slots, segments)
     whole = tiny.apply(model)(variables, tokens, segments)
     tiny.close(logits, whole, where=segments != 0)
-    assert kept.keys[0].shape == (BATCH, 2, slots, 4)
+    assert kept.slots[0].keys.shape == (BATCH, 2, slots, 4)
 
 
 @pytest.mark.slow

@@ -44,11 +44,12 @@ def test_a_layer_keeps_its_window():
     model = tiny.build(max_length=4096, **MIXED)
     variables = tiny.weights(model, 0)
     cache = jf.start(model, variables, 1, 4096)
-    assert [x.shape[2] for x in cache.keys] == [RING, 4096, RING]
-    assert [x.shape[2] for x in jf.start(model, variables, 1, 4096, ring=False).keys] == [4096] * 3
-    assert [x.shape[2] for x in jf.start(model, variables, 1, RING).keys] == [RING] * 3
+    assert [x.keys.shape[2] for x in cache.slots] == [RING, 4096, RING]
+    whole = jf.start(model, variables, 1, 4096, ring=False)
+    assert [x.keys.shape[2] for x in whole.slots] == [4096] * 3
+    assert [x.keys.shape[2] for x in jf.start(model, variables, 1, RING).slots] == [RING] * 3
     grown = jf.start(model, variables, 1, 4096).live_prefix(48).grow(96)
-    assert [x.shape[2] for x in grown.keys] == [RING, 96, RING]
+    assert [x.keys.shape[2] for x in grown.slots] == [RING, 96, RING]
 
 
 @pytest.mark.slow

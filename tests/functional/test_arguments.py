@@ -13,7 +13,7 @@ from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.layers.feedforward import init_feed_forward
-from jaxformer.models.transformers import stack_of
+from jaxformer.models.builders.transformers import stack_of
 from tests.properties import tiny
 
 KEY = jax.random.key(0)

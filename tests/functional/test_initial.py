@@ -12,7 +12,7 @@ import jaxformer as jf
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.layers import feedforward
 from jaxformer.functional.layers.feedforward import activate, activation_power
-from jaxformer.models.transformers import stack_of
+from jaxformer.models.builders.transformers import stack_of
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

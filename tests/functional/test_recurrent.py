@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.layers.cells import CELLS, init_recurrent_layer
+from jaxformer.functional.layers.recurrent import CELLS, init_recurrent_layer
 from jaxformer.models.parameters import init
 
 WIDTHS = st.sampled_from([64, 96])  # few widths, because each one compiles
@@ -34,10 +34,12 @@ def test_input_projections_have_variance_1(cell, embed_dim, hidden_dim, num_laye
         cell=cell,
         tie_embeddings=False,
     )
-    weights = init(jf.build(config), jax.random.key(seed))["params"]
+    model = jf.build(config)
+    weights = init(model, jax.random.key(seed))["params"]
+    layers = model.architecture.stack.layer_trees(weights["blocks"])
     x = weights["embedding"]["tokens"]
     for layer in range(num_layers):
-        projected = x @ weights["layers"][f"layer_{layer}"]["input"]["kernel"]
+        projected = x @ layers[layer]["recurrent"]["input"]["kernel"]
         assert 0.75 < jnp.var(projected) < 1.3
         x = jax.random.rademacher(jax.random.key(seed), (256, hidden_dim), jnp.float32)
 
@@ -50,9 +52,9 @@ def test_layers_are_initialized_under_vmap_without_batched_factorizations():
     It happened when the seeds of an LSTM were mapped over.
     """
     keys = jax.random.split(jax.random.key(0), 3)
-    made = jax.jit(jax.vmap(lambda key: init_recurrent_layer(key, "lstm", 5, 4)))
+    made = jax.jit(jax.vmap(lambda key: init_recurrent_layer(key, CELLS["lstm"], 5, 4)))
     batches = re.findall(r'@lapack_\w+.*num_batch_dims = "(\d+)"', made.lower(keys).as_text())
     assert batches and set(batches) == {"0"}
-    alone = [init_recurrent_layer(key, "lstm", 5, 4) for key in keys]
+    alone = [init_recurrent_layer(key, CELLS["lstm"], 5, 4) for key in keys]
     together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), made(keys), together)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.layers.norms import norm_of
 from jaxformer.interpret.attribution import _fixed_norm, attribute
+from jaxformer.models.builders.parts import norm_of
 from tests.properties import tiny
 from tests.slow import mostly_rare
 

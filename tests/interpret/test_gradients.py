@@ -79,8 +79,8 @@ def test_later_tokens_have_no_gradient(name):
     "name, points",
     [
         ("decoder", ["block.output"]),
-        ("rnn", ["recurrent.hidden"]),
-        ("lstm", ["recurrent.hidden", "recurrent.cell"]),
+        ("rnn", ["block.output", "recurrent.hidden"]),
+        ("lstm", ["block.output", "recurrent.hidden", "recurrent.cell"]),
     ],
 )
 def test_norms_are_those_of_the_captured_states(name, points):

@@ -20,8 +20,8 @@ class Memory(SubLayer):
     def init(self, key, dim, initial):
         return {"input": init_linear(key, dim, dim, stddev=initial.writing(dim))}
 
-    def init_state(self, batch_size, dim, dtype):
-        return jnp.zeros((batch_size, dim), jnp.float32)
+    def init_state(self, weights, start):
+        return jnp.zeros((start.batch_size, start.dim), jnp.float32)
 
     def rule(self):
         return Causal()

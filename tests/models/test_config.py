@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.models.transformers import stack_of
+from jaxformer.models.builders.transformers import stack_of
 
 WRONG = {
     "vocab_size is 0": {"vocab_size": 0},

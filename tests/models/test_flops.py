@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.models.builders.transformers import self_attention_mask
 from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
 from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.flops import (
@@ -18,7 +19,6 @@ from jaxformer.models.flops import (
 )
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import init, parameter_count
-from jaxformer.models.transformers import self_attention_mask
 from jaxformer.training.presets import RUNS
 
 WIDE = {"embed_dim": 256, "vocab_size": 1024}

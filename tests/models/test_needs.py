@@ -141,12 +141,11 @@ def test_a_setting_of_the_optimizer_has_an_effect_exactly_if_its_needs_hold(name
             assert (recipe(changed) != recipe(config)) == holds, config
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_layer_loop_is_read_exactly_if_its_needs_hold(kind):
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent"))
+def test_the_layer_loop_is_read_by_every_kind(kind):
     config = settings_of(kind)[0]
-    (need,) = Execution.needs["layers"]
     programs = [program(config, Execution(layers=x)) for x in ("scan", "unrolled")]
-    assert (programs[0] != programs[1]) == need.holds({"model": kind})
+    assert programs[0] != programs[1]
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent-encoder-decoder"))

@@ -133,7 +133,7 @@ class Ahead(Memory):
 class Forgetful(Memory):
     """Keeps no state."""
 
-    def init_state(self, batch_size, dim, dtype):
+    def init_state(self, weights, start):
         return None
 
 
@@ -175,6 +175,3 @@ def test_what_does_not_fit_is_refused_by_layer_and_name(tmp_path):
     ahead = tuple((Residual(replace(x[0].sublayer, mask=Packed())), x[1]) for x in LAYERS)
     with pytest.raises(ValueError, match="position 0 see the later position 1"):
         jf.start(replace(jf.Decoder(CONFIG), layers=ahead), variables, 1, 8)
-    with pytest.raises(ValueError, match="only a Transformer accepts layers"):
-        lstm = tiny.build(jf.RecurrentConfig)
-        replace(lstm, layers=layers).init(jax.random.key(0), tiny.tokens(0, 1, 3))

@@ -12,7 +12,7 @@ from hypothesis import given
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, dot_product_attention
 from jaxformer.models.autoregressive import forward_edge, require_autoregressive
-from jaxformer.models.transformers import decoder_of
+from jaxformer.models.builders.transformers import decoder_of
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import examine
 from jaxformer.verify.subject import subject_of

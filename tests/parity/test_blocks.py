@@ -17,7 +17,7 @@ from jaxformer.functional import (  # noqa: E402
 )
 from jaxformer.functional.attention.contexts import Pass  # noqa: E402
 from jaxformer.functional.inputs import Inputs, Run  # noqa: E402
-from jaxformer.models.transformers import stack_of  # noqa: E402
+from jaxformer.models.builders.transformers import stack_of  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80

@@ -7,10 +7,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="parity needs torch, which is not installed")
 
-from jaxformer.functional.convolution import kernel_offsets  # noqa: E402
-from jaxformer.functional.convolution_rows import convolution  # noqa: E402
-from jaxformer.functional.recurrent import Times, empty_states, recurrent_layer  # noqa: E402
-from jaxformer.models.config import RecurrentConfig  # noqa: E402
+from jaxformer.functional.layers.convolution import (  # noqa: E402
+    causal_offsets,
+    centred_offsets,
+    convolution,
+)
+from jaxformer.functional.layers.recurrent import (  # noqa: E402
+    CELLS,
+    Recurrent,
+    Times,
+    recurrent_layer,
+)
 from tests.parity.peers import gradients, randomised, weights  # noqa: E402
 
 BATCH, LENGTH, DIM, HIDDEN, LAYERS = 3, 40, 7, 5, 2
@@ -45,14 +52,14 @@ def test_layers_are_torchs(cell):
     theirs, last = peer(packed)
     theirs, _ = torch.nn.utils.rnn.pad_packed_sequence(theirs, batch_first=True)
     theirs.square().sum().backward()
-    states = empty_states(RecurrentConfig(1, 1, cell, LAYERS, HIDDEN).resolved, BATCH)
+    states = [Recurrent(CELLS[cell], HIDDEN).zeros(BATCH) for _ in range(LAYERS)]
 
     times = Times(valid=jnp.asarray(valid))
 
     def ours(layers):
         y, after = jnp.asarray(x), []
         for layer, state in zip(layers, states, strict=True):
-            y, state, _ = recurrent_layer(layer, y, state, times=times, cell=cell)
+            y, state, _ = recurrent_layer(layer, y, state, times=times, cell=CELLS[cell])
             after.append(state)
         return y, after
 
@@ -89,7 +96,8 @@ def test_convolution_is_torchs(causal, kernel_size, dilation):
         }
 
     def ours(weights):
-        return convolution(weights, jnp.asarray(x), kernel_offsets(kernel_size, dilation, causal))
+        offsets = causal_offsets if causal else centred_offsets
+        return convolution(weights, jnp.asarray(x), offsets(kernel_size, dilation))
 
     y = jax.jit(ours)(params(weights(peer)))
     np.testing.assert_allclose(y, theirs.detach().transpose(1, 2), atol=1e-4)

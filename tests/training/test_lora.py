@@ -163,7 +163,7 @@ def test_a_map_that_is_not_there_is_refused_with_those_that_are():
     shapes = shape_tree(tiny.build(kind=RecurrentConfig))
     said = error_of(adapted_maps, shapes, replace(LORA, lora_maps="input,query"))
     assert said == "lora_maps names 'query'; the maps of this model are input, state"
-    assert adapted_maps(shapes, LORA)[:2] == ["layers/layer_0/input", "layers/layer_0/state"]
+    assert adapted_maps(shapes, LORA)[:2] == ["blocks/recurrent/input", "blocks/recurrent/state"]
     shapes = shape_tree(MODEL)
     said = error_of(adapted_maps, shapes, replace(LORA, lora_rank=9))
     assert said == "lora_rank is 9; of blocks/attention/query it is at most 8"

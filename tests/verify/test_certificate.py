@@ -117,7 +117,7 @@ BROKEN = {
     "mask off by one": (_mask, "causal", "layer 0"),
     "window of W + 1": (_window, "causal", "layer 0"),
     "positions not restarted": (_positions, "packed = separate", "layer 0, attention.query"),
-    "cache offset by one": (_cache, "cached = full", "layer 0, cache.keys[0]"),
+    "cache offset by one": (_cache, "cached = full", "layer 0, attention.keys"),
     "batch statistics": (_norm, "batch-independent", "layer 0, attention.input"),
 }
 

@@ -23,7 +23,7 @@ from jaxformer.functional.attention.heads import group_heads, over_heads, ungrou
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import write_slots
+from jaxformer.functional.cache.slots import Slots, write_slots
 from jaxformer.functional.linear.products import contract
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import OneDevice, Placement
@@ -31,7 +31,6 @@ from jaxformer.functional.symbolic import is_known
 from jaxformer.functional.taps import NO_TAP, TapFunction
 
 KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
-Slots = tuple[Float[Array, "rows kv_heads slots d"], Float[Array, "rows kv_heads slots d"]]
 
 
 @dataclass(frozen=True)
@@ -80,19 +79,21 @@ class Context:
         """
         if cached is None or self.written is None:
             return (key, value), None
+        old = (cached.keys, cached.values)
         keys, values = (
             write_slots(slots, new, self.written)
-            for slots, new in zip(cached, (key, value), strict=True)
+            for slots, new in zip(old, (key, value), strict=True)
         )
         if self.written.ndim == 0:
             keys, values = (self.placement.place("cache.slots", x) for x in (keys, values))
+        after = replace(cached, keys=keys, values=values)
         if self.reads == "new tokens":
-            return (key, value), (keys, values)
+            return (key, value), after
         if self.reads == "slots":
-            return (keys, values), (keys, values)
-        old = (x.astype(new.dtype) for x, new in zip(cached, (key, value), strict=True))
-        both = [jnp.concatenate(x, axis=-2) for x in zip(old, (key, value), strict=True)]
-        return (both[0], both[1]), (keys, values)
+            return (keys, values), after
+        before = (x.astype(new.dtype) for x, new in zip(old, (key, value), strict=True))
+        both = [jnp.concatenate(x, axis=-2) for x in zip(before, (key, value), strict=True)]
+        return (both[0], both[1]), after
 
 
 def attend(

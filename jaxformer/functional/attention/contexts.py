@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from jaxformer.functional.attention.attend import Context
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
@@ -12,7 +11,7 @@ from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import Cache
 from jaxformer.functional.cache.table import SlotView
-from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.symbolic import Size, at_most
 
@@ -48,31 +47,33 @@ class Pass:
         slots: the slots of the cache for the layers of each reach; None: the tokens are complete
             sequences.
         source: length and padding of the sources; None: the model reads none.
-        encoded: the encoder's output for the sources; None: the cache has read them.
+        encoded: the encoder's result for the sources; None: the cache has read them.
     """
 
     new: TokenInfo
     run: Run
     slots: Mapping[int | None, SlotView] | None = None
     source: TokenInfo | None = None
-    encoded: Float[Array, "sources source dim"] | None = None
+    encoded: Forward | None = None
 
     @classmethod
-    def of_sequences(cls, inputs: Inputs, run: Run) -> "Pass":
-        """Returns the pass over complete sequences."""
-        length = inputs.tokens.shape[1]
+    def of_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Pass":
+        """Returns the pass over complete sequences; `encoded` is the result for their sources."""
+        length, source = inputs.tokens.shape[1], None
         positions, documents = jnp.arange(length, dtype=jnp.int32), None
         if inputs.segments is not None:
             begin = DocumentCursor.begin(inputs.segments.shape[0])
             documents, positions, _ = document_positions(inputs.segments, begin)
-        return cls(TokenInfo(length, positions, documents), run)
+        if encoded is not None:
+            source = TokenInfo(encoded.hidden.shape[1], None, inputs.source_segments)
+        return cls(TokenInfo(length, positions, documents), run, None, source, encoded)
 
     @classmethod
     def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Pass", Cache]:
         """Returns (the pass over tokens that continue a cache, the cache with their slots)."""
         segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
         cache, new, slots = cache.append(segments)
-        return cls(new, run, slots), cache
+        return cls(new, run, slots, cache.source), cache
 
     def self_attention(self, mask: Mask, scores: Scores) -> Context:
         """Returns what the tokens attend to: each other and, with a cache, its slots."""

@@ -11,16 +11,15 @@ ring: it has slots for the window and for `SPARE` more tokens, and reuses them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, DTypeLike, Int, Shaped
+from jaxtyping import Array, ArrayLike, DTypeLike, Int
 
-from jaxformer.functional.architecture import CacheSize
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import overwrite
+from jaxformer.functional.cache.slots import LayerSlots, Slots, SourceSlots
 from jaxformer.functional.cache.table import SlotTable, SlotView
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
@@ -29,34 +28,46 @@ from jaxformer.functional.positions import DocumentCursor, document_positions
 SPARE = 64
 
 
+@dataclass(frozen=True)
+class CacheSize:
+    """Size of a cache.
+
+    Attributes:
+        batch_size: number of rows.
+        capacity: the most tokens of a row, padding included.
+        ring: True: every layer has a window, and a ring of `capacity` slots. False: all layers have
+            `capacity` slots. None: layers with a window have a ring if that is smaller.
+        most: the capacity to which the cache may grow; None: it does not grow.
+    """
+
+    batch_size: int
+    capacity: int
+    ring: bool | None = None
+    most: int | None = None
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of the tokens read so far.
+    """What the layers keep of the tokens read so far.
 
     Attributes:
-        keys: [batch, kv_heads, slots, head_dim] for each layer with self-attention.
-        values: [batch, kv_heads, slots, head_dim] for each of these.
+        states: for each layer the states of its sub-layers, by name: `Slots`, `SourceSlots`, or the
+            arrays of `SubLayer.init_state`, whose first axis is the batch.
         tables: the tokens in the slots, for layers of one reach each.
         cursor: the segment, document and position at which each row stopped.
         length: int [], number of tokens read so far, padding included.
         reaches: the reach of each table, None for that of all tokens.
-        layer_tables: the number of the table of each layer with self-attention.
-        attends: whether each layer has self-attention.
-        states: for each layer the states of its other sub-layers, by name; see
-            `SubLayer.init_state`.
+        source: length and padding of the sources; None: the model reads none.
         is_prefix: True for the result of `live_prefix`, whose empty slots are zero already.
     """
 
-    keys: Any  # not annotated as arrays: JAX also fills the fields with placeholders
-    values: Any
+    states: tuple[Mapping[str, Any], ...]
     tables: tuple[SlotTable, ...]
-    cursor: Any
+    cursor: Any  # not annotated as arrays: JAX also fills the fields with placeholders
     length: Any
     reaches: tuple[int | None, ...] = field(metadata={"static": True})
-    layer_tables: tuple[int, ...] = field(metadata={"static": True})
-    attends: tuple[bool, ...] = field(metadata={"static": True})
-    states: tuple[Mapping[str, Any], ...] = ()
+    source: TokenInfo | None = None
     is_prefix: bool = field(default=False, metadata={"static": True})
 
     @property
@@ -71,9 +82,14 @@ class Cache:
         return self.tables[self.reaches.index(None)].slots if None in self.reaches else None
 
     @property
-    def layers(self) -> list[tuple[Array, Array]]:
-        """(keys, values) of each layer with self-attention."""
-        return list(zip(self.keys, self.values, strict=True))
+    def slots(self) -> list[Slots]:
+        """The slots of each layer that has them."""
+        return [x for _, x in self._kept if isinstance(x, Slots)]
+
+    @property
+    def _kept(self) -> list[tuple[str, Any]]:
+        """The name and the state of each sub-layer of each layer."""
+        return [named for states in self.states for named in states.items()]
 
     def append(
         self, segments: Int[Array, "batch new"]
@@ -87,29 +103,16 @@ class Cache:
         documents, positions, cursor = document_positions(segments, self.cursor)
         new = TokenInfo(segments.shape[1], positions, documents)
         appended = [table.append(new, self.length) for table in self.tables]
-        tables, views = zip(*appended, strict=True)
+        tables = tuple(table for table, _ in appended)
+        views = [view for _, view in appended]
         length = self.length + segments.shape[1]
         cache = replace(self, tables=tables, cursor=cursor, length=length)
         return cache, new, dict(zip(self.reaches, views, strict=True))
 
-    @property
-    def layer_states(self) -> list[dict[str, Any]]:
-        """The states of each layer, by the names of its sub-layers."""
-        layers = iter(self.layers)
-        return [
-            {**states, "attention": next(layers)} if has_attention else dict(states)
-            for states, has_attention in zip(self.states, self.attends, strict=True)
-        ]
-
-    def with_states(self, layer_states: Sequence[Mapping[str, Any]]) -> "Cache":
-        """Returns the cache with these states of each layer."""
-        layers = [states["attention"] for states in layer_states if "attention" in states]
-        others = tuple(
-            {name: state for name, state in states.items() if name != "attention"}
-            for states in layer_states
-        )
-        keys, values = (tuple(layer[side] for layer in layers) for side in (0, 1))
-        return replace(self, keys=keys, values=values, states=others)
+    def with_states(self, states: Sequence[Mapping[str, Any]]) -> "Cache":
+        """Returns the cache with these states in place of those of the same sub-layers."""
+        pairs = zip(self.states, states, strict=True)
+        return replace(self, states=tuple({**old, **new} for old, new in pairs))
 
     def live_prefix(self, slots: int | None) -> "Cache":
         """Returns a cache of the first `slots` slots (None: all), with zeros in the empty ones.
@@ -128,27 +131,22 @@ class Cache:
         if self.is_prefix and slots in (None, self.capacity):
             return self
         tables = tuple(table.part(slots) for table in self.tables)
-
-        def zeroed(
-            x: Shaped[Array, "batch kv_heads slots d"], table: SlotTable
-        ) -> Shaped[Array, "batch kv_heads live d"]:
-            return jnp.where(table.documents[:, None, :, None] != 0, x[:, :, : table.slots], 0)
-
-        return replace(self._mapped(zeroed, tables), tables=tables, is_prefix=True)
+        states = self._mapped(lambda x, table: x.live_part(table.documents), tables)
+        return replace(self, states=states, tables=tables, is_prefix=True)
 
     def merge_prefix(self, prefix: "Cache") -> "Cache":
         """Returns `prefix` followed by the remaining slots of this cache."""
         if self.is_prefix and prefix.capacity == self.capacity:
             return prefix
-        return replace(
-            prefix,
-            keys=tuple(map(overwrite, self.keys, prefix.keys)),
-            values=tuple(map(overwrite, self.values, prefix.values)),
-            tables=tuple(
-                table.merge(part) for table, part in zip(self.tables, prefix.tables, strict=True)
-            ),
-            is_prefix=self.is_prefix,
+        pairs = zip(self.states, prefix.states, strict=True)
+        states = tuple(
+            {name: old[name].merge(x) if isinstance(x, Slots) else x for name, x in new.items()}
+            for old, new in pairs
         )
+        tables = tuple(
+            table.merge(part) for table, part in zip(self.tables, prefix.tables, strict=True)
+        )
+        return replace(prefix, states=states, tables=tables, is_prefix=self.is_prefix)
 
     def grow(self, slots: int) -> "Cache":
         """Returns the cache with empty slots appended, so that it has `slots` of them.
@@ -165,31 +163,61 @@ class Cache:
             for reach, table in zip(self.reaches, self.tables, strict=True)
         ]
         tables = tuple(map(SlotTable.grow, self.tables, sizes))
+        states = self._mapped(lambda x, table: x.grow(table.slots), tables)
+        return replace(self, states=states, tables=tables)
 
-        def grown(
-            x: Shaped[Array, "batch kv_heads slots d"], table: SlotTable
-        ) -> Shaped[Array, "batch kv_heads more d"]:
-            return jnp.pad(x, ((0, 0), (0, 0), (0, table.slots - x.shape[2]), (0, 0)))
-
-        return replace(self._mapped(grown, tables), tables=tables)
-
-    def _mapped(self, function: Callable, tables: Sequence[SlotTable]) -> "Cache":
-        """Returns the cache with function(x, table of its layer) for all keys and values x."""
-        of_layers = [tables[number] for number in self.layer_tables]
-        keys, values = (tuple(map(function, x, of_layers)) for x in (self.keys, self.values))
-        return replace(self, keys=keys, values=values)
+    def _mapped(
+        self, function: Callable[[Slots, SlotTable], Slots], tables: Sequence[SlotTable]
+    ) -> tuple[dict[str, Any], ...]:
+        """Returns the states with function(x, table of its layer) for all slots x."""
+        table_of = dict(zip(self.reaches, tables, strict=True))
+        return tuple(
+            {
+                name: function(x, table_of[x.reach]) if isinstance(x, Slots) else x
+                for name, x in states.items()
+            }
+            for states in self.states
+        )
 
     def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "Cache":
         """Returns a cache whose row i is row rows[i] of this one; the number of rows may change.
+
+        A row reads the source of its place, so row rows[i] must have the source of row i.
 
         Args:
             rows: int [new_batch].
 
         Raises:
-            ValueError: outside jit, if an entry of `rows` is no row of this cache.
+            ValueError: outside jit, if an entry of `rows` is no row of this cache or has another
+                source.
         """
         rows = checked_rows(rows, len(self.cursor.position))
-        return jax.tree.map(lambda x: x[rows] if x.ndim else x, self)
+        self._check_sources(rows)
+        own = replace(self, source=None)  # sources have no axis of rows
+        gathered = jax.tree.map(
+            lambda x: x if isinstance(x, SourceSlots) or not x.ndim else x[rows],
+            own,
+            is_leaf=lambda x: isinstance(x, SourceSlots),
+        )
+        return replace(gathered, source=self.source)
+
+    def _check_sources(self, rows: Int[Array | np.ndarray, " rows"]) -> None:
+        slots = [x for _, x in self._kept if isinstance(x, SourceSlots)]
+        if not slots:
+            return
+        sources = len(slots[0].keys)
+        if len(rows) % sources:
+            raise ValueError(f"rows has {len(rows)} entries; the {sources} sources must divide it")
+        if isinstance(rows, jax.core.Tracer):
+            return
+        old, new = (np.arange(n) // (n // sources) for n in (len(self.cursor.position), len(rows)))
+        differs = old[rows] != new
+        if differs.any():
+            row = int(differs.argmax())
+            raise ValueError(
+                f"rows[{row}] is {rows[row]}, which reads source {old[rows[row]]}; row {row} "
+                f"reads source {new[row]}"
+            )
 
     def rewind(self, lengths: ArrayLike | Sequence[Any]) -> "Cache":
         """Drops the last lengths[i] tokens of row i, which must belong to its current document.
@@ -204,10 +232,12 @@ class Cache:
             ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
                 of that row are NaN until its next document begins.
         """
-        if jax.tree.leaves(self.states):
-            names = dict.fromkeys(name for states in self.states for name in states)
+        name = next(
+            (name for name, x in self._kept if not isinstance(x, Slots | SourceSlots)), None
+        )
+        if name is not None:
             raise ValueError(
-                f"the sub-layer {next(iter(names))!r} keeps a state of one size, which has no "
+                f"the sub-layer {name!r} keeps a state of one size, which has no "
                 "earlier states to rewind to; keep the cache from before the tokens instead"
             )
         position = self.cursor.position
@@ -267,50 +297,43 @@ def checked_rows(
 _NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
 
 
-class LayerSlots(NamedTuple):
-    """What a layer keeps of each token: the number and width of its key heads, and its reach."""
-
-    kv_heads: int
-    head_dim: int
-    reach: int | None = None
-
-
 def init_cache(
-    layers: Sequence[LayerSlots | None],
+    states: Sequence[Mapping[str, Any]],
     size: CacheSize,
     dtype: DTypeLike,
-    states: Sequence[Mapping[str, Any]] | None = None,
+    source: TokenInfo | None = None,
 ) -> Cache:
     """Returns an empty cache.
 
     Args:
-        layers: what each layer keeps of each token; None: it has no self-attention.
+        states: the states of the sub-layers of each layer, by name. A `LayerSlots` stands for empty
+            slots.
         size: the number of rows and slots.
         dtype: the dtype of keys and values.
-        states: the states of the other sub-layers of each layer; None: there are none.
+        source: length and padding of the sources; None: the model reads none.
 
     Raises:
         ValueError: the cache is a ring with fewer slots than the window.
     """
-    attends = tuple(layer is not None for layer in layers)
-    states = tuple(states or [{}] * len(layers))
-    slots = [layer for layer in layers if layer is not None]
-    sizes = _table_sizes(tuple(dict.fromkeys(layer.reach for layer in slots)), size)
-    reaches, numbers = tuple(sizes), [list(sizes).index(_kept(x.reach, sizes)) for x in slots]
-    shapes = [
-        (size.batch_size, layer.kv_heads, sizes[reaches[number]], layer.head_dim)
-        for layer, number in zip(slots, numbers, strict=True)
-    ]
-    keys, values = (tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(2))
-    tables = tuple(SlotTable.empty(size.batch_size, sizes[reach], reach) for reach in reaches)
-    cursor = DocumentCursor.begin(size.batch_size)
-    zero, numbers = jnp.int32(0), tuple(numbers)
-    return Cache(keys, values, tables, cursor, zero, reaches, numbers, attends, states)
+    reaches = [x.reach for each in states for x in each.values() if isinstance(x, LayerSlots)]
+    sizes, rows = _table_sizes(tuple(dict.fromkeys(reaches)), size), size.batch_size
 
+    def empty(layer: LayerSlots) -> Slots:
+        reach = layer.reach if layer.reach in sizes else None  # the table of all tokens
+        shape = (rows, layer.kv_heads, sizes[reach], layer.head_dim)
+        return Slots(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), reach)
 
-def _kept(reach: int | None, sizes: Mapping[int | None, int]) -> int | None:
-    """Returns the reach of the table of a layer: its own, or that of all tokens."""
-    return reach if reach in sizes else None
+    return Cache(
+        tuple(
+            {name: empty(x) if isinstance(x, LayerSlots) else x for name, x in each.items()}
+            for each in states
+        ),
+        tuple(SlotTable.empty(rows, slots, reach) for reach, slots in sizes.items()),
+        DocumentCursor.begin(rows),
+        jnp.int32(0),
+        tuple(sizes),
+        source,
+    )
 
 
 def _table_sizes(reaches: Sequence[int | None], size: CacheSize) -> dict[int | None, int]:

@@ -1,8 +1,13 @@
-"""Writing to the arrays of a cache."""
+"""The slots of a layer in a cache: keys and values of tokens, or of a source."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
+
+from jaxformer.functional.attention.token_info import TokenInfo
 
 
 def write_rows(
@@ -41,3 +46,68 @@ def write_slots(
 def overwrite(x: Array, start_of_x: Array) -> Array:
     """Returns x with its start replaced by `start_of_x`."""
     return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)
+
+
+class LayerSlots(NamedTuple):
+    """What a layer keeps of each token: the number and width of its key heads, and its reach."""
+
+    kv_heads: int
+    head_dim: int
+    reach: int | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Slots:
+    """Keys and values of the tokens that a layer has read.
+
+    Attributes:
+        keys: [batch, kv_heads, slots, head_dim].
+        values: [batch, kv_heads, slots, head_dim].
+        reach: the reach of their table; see `Cache`.
+    """
+
+    keys: Any  # not annotated as arrays: JAX also fills the fields with placeholders
+    values: Any
+    reach: int | None = field(default=None, metadata={"static": True})
+
+    def live_part(self, documents: Int[Array, "batch live"]) -> "Slots":
+        """Returns the first slots, with zeros in the empty ones, whose document is 0."""
+        is_used, live = (documents != 0)[:, None, :, None], documents.shape[1]
+        keys, values = (jnp.where(is_used, x[:, :, :live], 0) for x in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
+
+    def merge(self, part: "Slots") -> "Slots":
+        """Returns `part` followed by the remaining slots."""
+        keys, values = overwrite(self.keys, part.keys), overwrite(self.values, part.values)
+        return replace(self, keys=keys, values=values)
+
+    def grow(self, slots: int) -> "Slots":
+        """Returns the slots with empty ones appended, so that there are `slots`."""
+        widths = ((0, 0), (0, 0), (0, slots - self.keys.shape[2]), (0, 0))
+        keys, values = (jnp.pad(x, widths) for x in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SourceSlots:
+    """Keys and values of the sources, which never change.
+
+    Source i serves batch elements `i * n` to `(i + 1) * n - 1`, where n = batch / sources.
+
+    Attributes:
+        keys: [sources, kv_heads, source length, head_dim].
+        values: [sources, kv_heads, source length, head_dim].
+    """
+
+    keys: Any
+    values: Any
+
+    @classmethod
+    def of(cls, keys_values: tuple[Array, Array], source: TokenInfo) -> "SourceSlots":
+        """Returns the slots of a source, with zeros at its padding because 0 × NaN is NaN."""
+        if source.segments is None:
+            return cls(*keys_values)
+        is_real = (source.segments != 0)[:, None, :, None]
+        return cls(*(jnp.where(is_real, x, 0) for x in keys_values))

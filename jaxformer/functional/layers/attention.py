@@ -18,6 +18,7 @@ from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
+from jaxformer.functional.cache.slots import LayerSlots
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
@@ -90,6 +91,10 @@ class Attention(SubLayer):
     def rule(self) -> Mask:
         """See `SubLayer`."""
         return self.mask
+
+    def slots(self) -> LayerSlots:
+        """See `SubLayer`."""
+        return LayerSlots(self.num_kv_heads, self.head_dim, self.mask.reach)
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

@@ -1,5 +1,6 @@
 """Cross-attention: each token reads from a source (lecture 13 §4)."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -9,8 +10,9 @@ from jaxformer.functional.attention.attend import Context, KeysValues, attend
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.scores import Scores
+from jaxformer.functional.cache.slots import SourceSlots
 from jaxformer.functional.layers.attention import init_heads
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.trees import Weights
 
@@ -29,7 +31,48 @@ class SourceContext(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CrossAttention(SubLayer):
+class ReadsSource(SubLayer):
+    """Base class of the attentions to a source."""
+
+    name: ClassVar[str] = "cross_attention"
+    points: ClassVar[tuple[str, ...]] = tuple(
+        f"cross_attention.{x}" for x in ("input", "query", "weights", "heads", "output")
+    )
+
+    @abstractmethod
+    def scores(self) -> Scores:
+        """Returns how scores are computed."""
+
+    @abstractmethod
+    def keys_values(
+        self, weights: Weights, encoded: Float[Array, "*batch source dim"]
+    ) -> KeysValues:
+        """Computes keys and values [*batch, kv_heads, source, head_dim] from encoded sources."""
+
+    def context(self, tokens: Pass, shared: Weights) -> SourceContext:
+        """See `SubLayer`."""
+        encoded = None if tokens.encoded is None else tokens.encoded.hidden
+        return SourceContext(tokens.source_attention(self.scores()), encoded)
+
+    def init_state(self, weights: Weights, start: Start) -> SourceSlots:
+        """Returns the keys and values of the sources, which never change.
+
+        Raises:
+            ValueError: the model has read no source.
+        """
+        if start.encoded is None or start.source is None:
+            raise ValueError("source is None; cross-attention reads one")
+        return SourceSlots.of(self.keys_values(weights, start.encoded.hidden), start.source)
+
+    def read(self, weights: Weights, at: At) -> KeysValues:
+        """Returns the keys and values of the sources: those of the cache, or computed ones."""
+        if at.context.encoded is None:
+            return at.state.keys, at.state.values
+        return self.keys_values(weights, at.context.encoded)
+
+
+@dataclass(frozen=True)
+class CrossAttention(ReadsSource):
     """Multi-head attention of queries from the tokens to keys and values from a source.
 
     Attributes:
@@ -41,11 +84,6 @@ class CrossAttention(SubLayer):
         use_bias: whether the maps to query, key and value have biases.
         output_bias: whether W_O has a bias.
     """
-
-    name: ClassVar[str] = "cross_attention"
-    points: ClassVar[tuple[str, ...]] = tuple(
-        f"cross_attention.{x}" for x in ("input", "query", "weights", "heads", "output")
-    )
 
     num_heads: int
     num_kv_heads: int
@@ -63,25 +101,22 @@ class CrossAttention(SubLayer):
         """See `SubLayer`."""
         return init_heads(key, self, dim, initial.reading(dim), initial)
 
-    def context(self, tokens: Pass, shared: Weights) -> SourceContext:
-        """See `SubLayer`."""
-        attention = tokens.source_attention(Scores(self.scale, self.softcap))
-        return SourceContext(attention, tokens.encoded)
+    def scores(self) -> Scores:
+        """See `ReadsSource`."""
+        return Scores(self.scale, self.softcap)
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
-        """Computes attention to the source. The state, its keys and values, never changes."""
-        context, encoded = at.context
-        keys, values = at.state if encoded is None else self.keys_values(weights, encoded)
-        tap = at.tap
+        """Computes attention to the source."""
+        tap, (keys, values) = at.tap, self.read(weights, at)
         query = linear(weights["query"], tap("cross_attention.input", x))
         query = tap("cross_attention.query", split_heads(query, self.num_heads))
-        heads = tap("cross_attention.heads", attend(query, keys, values, context, tap))
+        heads = tap("cross_attention.heads", attend(query, keys, values, at.context.attention, tap))
         output = linear(weights["output"], merge_heads(heads))
         return Output(tap("cross_attention.output", output))
 
     def keys_values(
         self, weights: Weights, encoded: Float[Array, "*batch source dim"]
     ) -> KeysValues:
-        """Computes keys and values [*batch, kv_heads, source, head_dim] from encoded sources."""
+        """See `ReadsSource`."""
         key, value = (linear(weights[name], encoded) for name in ("key", "value"))
         return split_heads(key, self.num_kv_heads), split_heads(value, self.num_kv_heads)

@@ -4,7 +4,7 @@ The Transformer block is (`Residual(attention)`, `Residual(feed-forward layer)`)
 """
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import jax
@@ -114,7 +114,22 @@ def init_layer(layer: Layer, initial: Initial, dim: int, key: PRNGKeyArray) -> W
     keys, weights = jax.random.split(key, len(layer)), {}
     for part, part_key in zip(layer, keys, strict=True):
         weights |= part.init(part_key, dim, initial)
+        dim = part.output_dim(dim)
     return weights
+
+
+def input_dims(layer: Layer, dim: int) -> dict[str, int]:
+    """Returns the number of features that each sub-layer reads, by name, of `dim` in the input."""
+    dims = {}
+    for part in layer:
+        dims |= {sublayer.name: dim for sublayer in part.sublayers}
+        dim = part.output_dim(dim)
+    return dims
+
+
+def output_dim(layer: Layer, dim: int) -> int:
+    """Returns the number of features of a layer's output, of `dim` in its input."""
+    return reduce(lambda dim, part: part.output_dim(dim), layer, dim)
 
 
 @cache

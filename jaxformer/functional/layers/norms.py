@@ -5,7 +5,7 @@ Reference:
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -108,16 +108,6 @@ class RMSNorm:
         """See `Norm`."""
         scale = 1.0 + weights["scale"] if self.one_plus else weights["scale"]
         return rms_norm(x, scale, self.epsilon)
-
-
-def norm_of(config: Any) -> Norm | None:
-    """Returns the norm that a config describes; None if it has none."""
-    match config.norm:
-        case "none":
-            return None
-        case "layer":
-            return LayerNorm(config.norm_epsilon, getattr(config, "norm_bias", True))
-    return RMSNorm(config.norm_epsilon, one_plus=config.norm == "rms_one_plus")
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,18 @@ class Residual:
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """Returns initial weights, by the names of the sub-layer and of its norms."""
-        name = self.sublayer.name
-        norms = {f"{name}_norm": self.norm, f"{name}_output_norm": self.output_norm}
-        weights = {key: norm.init(dim) for key, norm in norms.items() if norm is not None}
-        return {name: self.sublayer.init(key, dim, initial), **weights}
+        name, output_dim = self.sublayer.name, self.output_dim(dim)
+        weights = {name: self.sublayer.init(key, dim, initial)}
+        if self.norm is not None:
+            is_before = self.norm_position == "pre"
+            weights[f"{name}_norm"] = self.norm.init(dim if is_before else output_dim)
+        if self.output_norm is not None:
+            weights[f"{name}_output_norm"] = self.output_norm.init(output_dim)
+        return weights
+
+    def output_dim(self, dim: int) -> int:
+        """Returns the number of features after the sub-layer, of `dim` before it."""
+        return self.sublayer.output_dim(dim)
 
     def __call__(
         self, weights: Weights, x: Float[Array, "*batch length dim"], at: LayerAt
@@ -138,6 +146,10 @@ class Parallel:
             if self.norm is not None:
                 weights[self._norm_of(sublayer)] = self.norm.init(dim)
         return weights
+
+    def output_dim(self, dim: int) -> int:
+        """Returns the number of features, which remains `dim`."""
+        return dim
 
     def __call__(
         self, weights: Weights, x: Float[Array, "*batch length dim"], at: LayerAt

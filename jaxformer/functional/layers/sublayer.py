@@ -12,7 +12,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask
-from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.slots import LayerSlots
+from jaxformer.functional.inputs import Forward
+from jaxformer.functional.placement import OneDevice, Placement
+from jaxformer.functional.taps import NO_TAP, Tap
 from jaxformer.functional.trees import Weights
 
 
@@ -27,7 +31,27 @@ class At(NamedTuple):
 
     context: Any
     state: Any = None
-    tap: TapFunction = NO_TAP
+    tap: Tap = NO_TAP
+
+
+class Start(NamedTuple):
+    """What the rows of a cache start from, before their first token.
+
+    Attributes:
+        batch_size: number of rows.
+        dim: the number of features that the sub-layer reads.
+        dtype: the dtype of activations.
+        source: length and padding of the sources that the model has read; None: it reads none.
+        encoded: the encoder's result for these; None: the model reads none.
+        placement: where the values lie on devices.
+    """
+
+    batch_size: int
+    dim: int
+    dtype: str
+    source: TokenInfo | None = None
+    encoded: Forward | None = None
+    placement: Placement = OneDevice()
 
 
 class Output(NamedTuple):
@@ -115,12 +139,24 @@ class SubLayer(ABC):
         """Repacks the weights for decoding."""
         return weights
 
-    def init_state(self, batch_size: int, dim: int, dtype: str) -> Any:
+    def output_dim(self, dim: int) -> int:
+        """Returns the number of features of the output; `dim` is that of the input."""
+        return dim
+
+    def slots(self) -> LayerSlots | None:
+        """Returns the keys and values that the cache has of each token; None: it has none."""
+        return None
+
+    def init_state(self, weights: Weights, start: Start) -> Any:
         """Returns what a layer keeps before the first token; None: it keeps nothing.
 
-        A sub-layer that reads other tokens needs a state to decode: a tree of arrays, each with the
-        batch as its first axis. `__call__` receives the state in `at.state` and returns the state
-        after the tokens. Self-attention has slots in the cache instead.
+        A sub-layer that reads other tokens needs slots or a state to decode. A state is a tree of
+        arrays, each with the batch as its first axis. `__call__` receives it in `at.state` and
+        returns the state after the tokens.
+
+        Args:
+            weights: the weights of the sub-layer.
+            start: the size of the cache, and the sources.
         """
         return None
 

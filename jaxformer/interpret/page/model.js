@@ -1,4 +1,4 @@
-// The forward pass of a decoder, as `jaxformer/functional/transformer.py` computes it.
+// The forward pass of a decoder, as `jaxformer/functional/model.py` computes it.
 //
 // A run holds every value that the views show. It is never changed after `forward` has returned it.
 

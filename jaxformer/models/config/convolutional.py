@@ -55,6 +55,8 @@ class ConvolutionalConfig(ModelConfig):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of activations; parameters, norm statistics, logits and losses are float32"""
 
+    norm_bias: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()

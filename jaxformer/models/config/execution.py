@@ -25,7 +25,6 @@ class Execution:
 
     needs: ClassVar[Needs] = {
         "attention": (AnyOf(_TRANSFORMER, Is("attends", True)),),
-        "layers": (_TRANSFORMER,),
     }
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
@@ -34,7 +33,7 @@ class Execution:
     and auto when decoding; auto is fused where that is supported, else blockwise"""
     layers: Literal["auto", "scan", "unrolled"] = "auto"
     """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
-    unrolled up to 24 layers and in decoding steps, else scan. RNNs and CNNs are always unrolled"""
+    unrolled up to 24 layers and in decoding steps, else scan"""
     remat: Literal["none", "dots", "full"] = "none"
     """activations that the backward pass recomputes to save memory: none, all except matrix
     products (dots), or whole blocks (full)"""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional import layer_norm, rms_norm
-from jaxformer.functional.layers.norms import norm_of
+from jaxformer.models.builders.parts import norm_of
 from tests.properties import oracle, tiny
 
 

@@ -76,7 +76,7 @@ BUGS = (
     ),
     Bug(
         "hooks are ignored in a step with a cache",
-        "functional.transformer:Transformer._run_layers",
+        "functional.model:Model.forward",
         without_hooks,
         f"{INSPECT}::test_chunks_capture_what_one_pass_does "
         f"{INSPECT}::test_a_patch_at_positions_is_the_same_in_cached_decoding",

@@ -129,7 +129,7 @@ BUGS = (
     ),
     Bug(
         "the same dropout key in each layer",
-        "functional.transformer:Transformer._run_layers",
+        "functional.model:Model.forward",
         inside("split_key", lambda _: lambda key, number: [key] * number),
         f"{DISCIPLINE}::test_each_layer_and_each_place_has_its_own_noise",
     ),
@@ -148,7 +148,7 @@ BUGS = (
     ),
     Bug(
         "patches outside the blocks are dropped",
-        "functional.transformer:Transformer._run_layers",
+        "functional.model:Model.forward",
         inside("Tap", lambda tap: lambda hooks, *rest: tap(replace(hooks, patch={}), *rest)),
         f"{DISCIPLINE}::test_patching_everything_at_the_embedding_is_the_other_text",
     ),
@@ -187,7 +187,7 @@ BUGS = (
     ),
     Bug(
         "the encoder's points have the decoder's names",
-        "functional.transformer:Transformer.encode",
+        "functional.model:Model.encode",
         inside("PREFIX", lambda _: ""),
         f"{INSPECT}::test_the_encoders_points_are_captured_once",
     ),
@@ -206,13 +206,13 @@ BUGS = (
     ),
     Bug(
         "cache overflow overwrites the last slot silently",  # flax nnx attention
-        "functional.transformer:mask_invalid_rows",
+        "functional.model:mask_invalid_rows",
         takes(after=lambda cache: replace(cache, length=0 * cache.length)),
         f"{CHUNKING}::test_inside_jit_it_is_one_pass_until_it_overflows_to_nan",
     ),
     Bug(
         "the contents of empty slots reach the output",
-        "functional.cache.key_values:Cache.live_prefix",
+        "functional.cache.slots:Slots.live_part",
         inside("jnp.where", lambda _: lambda used, x, zero: x),
         f"{CHUNKING}::test_nan_in_slots_that_nobody_may_see_reaches_nothing "
         f"{CHUNKING}::test_gradients_through_a_poisoned_cache_are_finite",
@@ -266,23 +266,19 @@ BUGS = (
     ),
     Bug(
         "a decoder starts from zeros, not from its source",
-        "functional.recurrent:read",
-        takes(initial=lambda _: None),
+        "functional.layers.recurrent:Recurrent._last_of_source",
+        then(lambda _: None),
         f"{SOURCE}::test_every_output_depends_on_all_of_its_source",
     ),
     Bug(
         "the source's padding moves the encoder's state",
-        "functional.recurrent_encoder_decoder:encode",
-        lambda encode: (
-            lambda weights, source, config, run: encode(
-                weights, replace(source, segments=None), config, run
-            )
-        ),
+        "functional.layers.recurrent:Recurrent.context",
+        then(lambda context: (context[0]._replace(valid=None, begins=None), context[1])),
         f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
     ),
     Bug(
         "the encoder is causal",
-        "models.transformers:self_attention_mask",
+        "models.builders.transformers:self_attention_mask",
         lambda rule: (
             lambda config, mask=None: (
                 functional().Causal() & rule(config, mask)
@@ -294,7 +290,7 @@ BUGS = (
     ),
     Bug(
         "an encoder sees other documents",
-        "models.transformers:self_attention_mask",
+        "models.builders.transformers:self_attention_mask",
         lambda rule: (
             lambda config, mask=None: (
                 functional().Padding() if config.bidirectional else rule(config, mask)

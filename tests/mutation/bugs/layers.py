@@ -22,15 +22,12 @@ BUGS = (
     Bug(
         "a sub-layer's own state is not kept",
         "functional.cache.key_values:Cache.with_states",
-        Replace(
-            "replace(self, keys=keys, values=values, states=others)",
-            "replace(self, keys=keys, values=values)",
-        ),
+        Replace("{**old, **new}", "{**new, **old}"),
         f"{OWN_LAYER}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "a sub-layer that cannot decode is decoded",
-        "functional.transformer:_kept",
+        "functional.model:Model._kept",
         Replace("sublayer.rule() is not None", "False"),
         f"{OWN_LAYER}::test_what_does_not_fit_is_refused_by_layer_and_name",
     ),

@@ -185,7 +185,7 @@ BUGS = (
     ),
     Bug(
         "an untied head is ignored",  # NeMo-Automodel#2571
-        "functional.embedding:head",
+        "functional.outputs:head",
         lambda head: lambda weights: {"kernel": weights["embedding"]["tokens"].T},
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),

@@ -1,20 +1,11 @@
 """Bugs of recurrent states and convolutions."""
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 
 from tests.mutation.bug import AUTOREGRESSIVE, Bug
-from tests.mutation.changes import Replace, having, inside, takes
+from tests.mutation.changes import Replace, having, takes, then
 
 JACOBIAN = f"{AUTOREGRESSIVE}::test_jacobian_is_the_composed_rule"
-
-
-def reaches_further(kernel_offsets):
-    def broken(kernel_size, dilation, causal):
-        return tuple(x + dilation * causal for x in kernel_offsets(kernel_size, dilation, causal))
-
-    return broken
 
 
 def as_if_causal(model):
@@ -24,13 +15,13 @@ def as_if_causal(model):
 BUGS = (
     Bug(
         "the state continues into the next document",
-        "functional.recurrent:read",
-        inside("Times", lambda times: lambda begins, *others: times(None, *others)),
+        "functional.layers.recurrent:Recurrent.context",
+        then(lambda context: (context[0]._replace(begins=None), context[1])),
         f"{JACOBIAN}[rnn]",
     ),
     Bug(
         "padding moves the state",
-        "functional.recurrent:recurrent_layer.step",
+        "functional.layers.recurrent:recurrent_layer.step",
         Replace(
             "tuple(jnp.where(valid[:, None], *parts) for parts in zip(new, state, strict=True))",
             "new",
@@ -39,26 +30,26 @@ BUGS = (
     ),
     Bug(
         "a causal kernel reaches one position ahead",
-        "functional.convolution:kernel_offsets",
-        reaches_further,
+        "functional.layers.convolution:causal_offsets",
+        then(lambda offsets: tuple(x + 1 for x in offsets)),
         f"{AUTOREGRESSIVE}::test_another_input_changes_nothing_beyond_the_rule",
     ),
     Bug(
         "every layer has the first layer's dilation",
-        "functional.convolution:layer_offsets",
-        takes(config=lambda config: replace(config, dilation_growth=1)),
+        "functional.layers.convolution:causal_offsets",
+        takes(dilation=lambda _: 1),
         JACOBIAN,
     ),
     Bug(
         "a kernel reaches into the previous document",
-        "functional.convolution_rows:convolution",
+        "functional.layers.convolution:convolution",
         takes(documents=lambda x: None if x is None else jnp.minimum(x, 1)),
         f"{JACOBIAN}[cnn]",
     ),
     Bug(
         "the cached inputs include padding",
-        "functional.convolution_rows:_newest",
-        lambda newest: lambda x, reach, documents: x[:, x.shape[1] - reach :],
+        "functional.layers.convolution:Convolution.__call__",
+        Replace("(order.documents != 0).sum(axis=1, keepdims=True)", "order.documents.shape[1]"),
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass[cnn]",
     ),
     Bug(

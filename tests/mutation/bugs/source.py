@@ -68,7 +68,7 @@ BUGS = (
     ),
     Bug(
         "the pooler may read padding",
-        "functional.transformer:Pooler.__call__",
+        "functional.outputs:Pooler.__call__",
         lambda call: lambda self, weights, encoded, segments=None: call(self, weights, encoded),
         f"{ENCODER}::test_pooled_is_of_the_first_token",
     ),

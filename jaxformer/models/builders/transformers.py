@@ -9,24 +9,25 @@ from jaxformer.functional.embedding import (
     LearnedPositions,
     SinusoidalPositions,
     embedding_stddev,
-    head_of,
 )
 from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.layer import Layer
-from jaxformer.functional.layers.norms import Norm, Unapplied, norm_of
+from jaxformer.functional.layers.norms import Norm, Unapplied
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import Initial, SubLayer
+from jaxformer.functional.model import Model
+from jaxformer.functional.outputs import Pooler, Transform
 from jaxformer.functional.stack import Stack
-from jaxformer.functional.transformer import Pooler, Transform, Transformer
+from jaxformer.models.builders.parts import head_of, norm_of
 from jaxformer.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @cache
-def decoder_of(config: DecoderConfig, mask: Mask | None = None) -> Transformer:
+def decoder_of(config: DecoderConfig, mask: Mask | None = None) -> Model:
     """Returns the decoder that a resolved config describes.
 
     Args:
@@ -34,14 +35,14 @@ def decoder_of(config: DecoderConfig, mask: Mask | None = None) -> Transformer:
         mask: the mask of self-attention within documents; None: the config's.
     """
     head = head_of(config, config.embed_dim)
-    return Transformer(embedding_of(config), stack_of(config, mask), head)
+    return Model(embedding_of(config), stack_of(config, mask), head)
 
 
 @cache
-def encoder_of(config: EncoderConfig, mask: Mask | None = None) -> Transformer:
+def encoder_of(config: EncoderConfig, mask: Mask | None = None) -> Model:
     """Returns the encoder that a resolved config describes; see `decoder_of`."""
     transform = Transform(config.activation, norm_of(config), config.use_bias)
-    return Transformer(
+    return Model(
         embedding_of(config),
         stack_of(config, mask),
         head_of(config, config.embed_dim),
@@ -52,7 +53,7 @@ def encoder_of(config: EncoderConfig, mask: Mask | None = None) -> Transformer:
 
 
 @cache
-def encoder_decoder_of(config: EncoderDecoderConfig, mask: Mask | None = None) -> Transformer:
+def encoder_decoder_of(config: EncoderDecoderConfig, mask: Mask | None = None) -> Model:
     """Returns the encoder–decoder that a resolved config describes; see `decoder_of`.
 
     Args:
@@ -60,11 +61,11 @@ def encoder_decoder_of(config: EncoderDecoderConfig, mask: Mask | None = None) -
         mask: the mask of the decoder's self-attention within documents; None: the config's.
     """
     encoder = config.encoder
-    return Transformer(
+    return Model(
         embedding_of(config),
         stack_of(config, mask, reads_source=True),
         head_of(config, config.embed_dim),
-        encoder=Transformer(embedding_of(encoder), stack_of(encoder), generates=False),
+        encoder=Model(embedding_of(encoder), stack_of(encoder), generates=False),
         shares_embedding=config.share_embeddings,
     )
 

@@ -1,0 +1,204 @@
+"""Convolutions over the tokens of a document.
+
+    y_t = act(Σ_k x_{t + offsets[k]} W_k + b)
+
+    causal offsets:   −(K − 1)d, …, −d, 0
+    centred offsets:  −⌊K/2⌋d, …, 0, …, ⌊K/2⌋d
+
+K is the size of the kernel and d the dilation. The centred kernel also reads later tokens, so it is
+not autoregressive. It is a counter-example: without its forward edges it becomes the causal one.
+
+Distances count the tokens of a document: padding takes no position, and there are zeros before the
+first token of a document and after the last. Rows are therefore compacted, tokens before padding,
+and then convolved.
+
+Reference:
+    Notes, lecture 11 §8.
+"""
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+from jaxformer.functional.attention.contexts import Pass
+from jaxformer.functional.attention.masks import Mask, Visible
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.layers.feedforward import activate, activation_power
+from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.linear.affine import init_linear, linear
+from jaxformer.functional.symbolic import at_most
+from jaxformer.functional.trees import Weights
+
+
+def causal_offsets(kernel_size: int, dilation: int = 1) -> tuple[int, ...]:
+    """Returns the positions that a causal kernel reads, relative to that which it computes."""
+    return tuple(dilation * (k + 1 - kernel_size) for k in range(kernel_size))
+
+
+def centred_offsets(kernel_size: int, dilation: int = 1) -> tuple[int, ...]:
+    """Returns the positions that a centred kernel reads, relative to that which it computes."""
+    return tuple(dilation * (k - kernel_size // 2) for k in range(kernel_size))
+
+
+def convolution(
+    weights: Weights,
+    x: Float[Array, "batch length in_dim"],
+    offsets: tuple[int, ...],
+    documents: Int[Array, "batch length"] | None = None,
+    first: int = 0,
+) -> Float[Array, "batch computed out_dim"]:
+    """Computes y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … length − 1.
+
+    x is 0 outside of the row and in another document.
+
+    Args:
+        weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias.
+        x: the input.
+        offsets: the positions that the kernel reads, relative to t.
+        documents: the document of each position, 0 for padding; None: one document.
+        first: the first t of the output.
+    """
+    taps = []
+    for offset in offsets:
+        tap = _shifted(x, offset, first)
+        if documents is not None:
+            here = documents[:, first:]
+            same = _shifted(documents, offset, first) == here
+            tap = jnp.where((same & (here != 0))[..., None], tap, 0)
+        taps.append(tap)
+    return linear(weights, jnp.concatenate(taps, axis=-1))
+
+
+def _shifted(
+    x: Shaped[Array, "batch length *dim"], offset: int, first: int
+) -> Shaped[Array, "batch computed *dim"]:
+    """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the layout."""
+    length = x.shape[1]
+    if at_most(length, abs(offset)):
+        return jnp.zeros_like(x[:, first:])
+    edges = [(0, 0)] * x.ndim
+    edges[1] = (max(-offset - first, 0), max(offset, 0))
+    begin = first + offset + edges[1][0]
+    return jax.lax.slice_in_dim(jnp.pad(x, edges), begin, begin + length - first, axis=1)
+
+
+def _tokens_first(documents: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
+    """Returns the order in which the tokens of a row precede its padding."""
+    return jnp.argsort(documents == 0, axis=1, stable=True)
+
+
+def _take(
+    x: Shaped[Array, "batch length *dim"], index: Int[Array, "batch taken"]
+) -> Shaped[Array, "batch taken *dim"]:
+    """Returns x[b, index[b, t]] for each batch element b."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+class Order(NamedTuple):
+    """The order in which the tokens of rows precede their padding.
+
+    Attributes:
+        documents: the documents in this order; 0 for padding.
+        index: the place in the row of each token in this order.
+        inverse: the place in this order of each token of the row.
+    """
+
+    documents: Int[Array, "batch length"]
+    index: Int[Array, "batch length"]
+    inverse: Int[Array, "batch length"]
+
+    @classmethod
+    def of(cls, documents: Int[Array, "batch length"]) -> "Order":
+        """Returns the order for rows of these documents."""
+        index = _tokens_first(documents)
+        return cls(_take(documents, index), index, jnp.argsort(index, axis=1))
+
+
+class LastInputs(NamedTuple):
+    """The last tokens that a convolution has read, as far as its kernel reaches back.
+
+    Attributes:
+        x: its inputs.
+        documents: the documents of these; 0 before the first token.
+    """
+
+    x: Float[Array, "batch reach dim"]
+    documents: Int[Array, "batch reach"]
+
+
+@dataclass(frozen=True)
+class Offsets(Mask):
+    """A query at t sees the keys at t + o, for o in `offsets`."""
+
+    offsets: tuple[int, ...]
+
+    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
+        """See `Mask`."""
+        distance = key.position_ids()[..., None, :] - query.position_ids()[..., :, None]
+        return reduce(or_, (distance == offset for offset in self.offsets))
+
+    def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
+        """See `Mask`."""
+        first, last = min(self.offsets), max(self.offsets)
+        return max(0, start + first), min(length, max(0, stop + last))
+
+
+@dataclass(frozen=True)
+class Convolution(SubLayer):
+    """A convolution and its activation.
+
+    Attributes:
+        offsets: the positions that the kernel reads, relative to that which it computes.
+        activation: the activation.
+    """
+
+    name: ClassVar[str] = "convolution"
+    points: ClassVar[tuple[str, ...]] = ("convolution.output",)
+
+    offsets: tuple[int, ...]
+    activation: str = "relu"
+
+    def rule(self) -> Mask:
+        """See `SubLayer`."""
+        return Offsets(self.offsets)
+
+    def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
+        """Returns W ~ N(0, 1 / (K · dim)); without a residual see `Initial`."""
+        fan_in = len(self.offsets) * dim
+        stddev = fan_in**-0.5
+        if initial.num_layers is None:
+            stddev = initial.writing(fan_in, activation_power(self.activation))
+            stddev /= initial.input_stddev
+        return init_linear(key, fan_in, dim, stddev=stddev)
+
+    def init_state(self, weights: Weights, start: Start) -> LastInputs:
+        """See `SubLayer`."""
+        rows, reach = start.batch_size, max(0, -min(self.offsets))
+        x = jnp.zeros((rows, reach, start.dim), start.dtype)
+        return LastInputs(x, jnp.zeros((rows, reach), jnp.int32))
+
+    def context(self, tokens: Pass, shared: Weights) -> Order | None:
+        """Returns the order of the tokens; None: there is one document without padding."""
+        return None if tokens.new.segments is None else Order.of(tokens.new.segments)
+
+    def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
+        """See `convolution`."""
+        order, state = at.context, at.state
+        if order is None:
+            y = convolution(weights, x, self.offsets)
+        else:
+            x, documents, first = _take(x, order.index), order.documents, 0
+            if state is not None:
+                first = state.x.shape[1]
+                x = jnp.concatenate([state.x, x], axis=1)
+                documents = jnp.concatenate([state.documents, documents], axis=1)
+                count = (order.documents != 0).sum(axis=1, keepdims=True)
+                last = count + jnp.arange(first, dtype=jnp.int32)
+                state = LastInputs(_take(x, last), _take(documents, last))
+            y = _take(convolution(weights, x, self.offsets, documents, first), order.inverse)
+        return Output(activate(at.tap("convolution.output", y), self.activation), state)

@@ -1,0 +1,145 @@
+"""The end of a model: hidden states to logits, or to one vector for each row."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxformer.functional.layers.feedforward import activate
+from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.linear.affine import init_linear, linear, map_kernels, soft_cap
+from jaxformer.functional.linear.kernels import for_small_steps
+from jaxformer.functional.trees import Initializers, Weights
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output map of a model, from hidden states to logits.
+
+    Attributes:
+        vocab_size: number of logits.
+        dim: number of features of a hidden state.
+        is_tied: whether the kernel is the transposed table of token vectors.
+        use_bias: whether there is a bias.
+        softcap: soft cap of the logits, or None.
+    """
+
+    vocab_size: int
+    dim: int
+    is_tied: bool = True
+    use_bias: bool = False
+    softcap: float | None = None
+
+    def initializers(self) -> Initializers:
+        """Returns the initializer of the head's own weights, {} if it has none."""
+        size, use_bias = self.vocab_size, self.use_bias
+        if not self.is_tied:
+            return {"head": lambda key: init_linear(key, self.dim, size, use_bias=use_bias)}
+        return {"head": lambda key: {"bias": jnp.zeros(size, jnp.float32)}} if use_bias else {}
+
+
+def head(weights: Weights) -> Weights:
+    """Returns the head's weights for `linear`; a tied kernel is the transposed token table."""
+    output = weights.get("head", {})
+    return output if "kernel" in output else {"kernel": weights["embedding"]["tokens"].T, **output}
+
+
+def logits(
+    weights: Weights, hidden: Float[Array, "*batch dim"], cap: float | None = None
+) -> Float[Array, "*batch vocab"]:
+    """Computes hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations.
+
+    With a cap, the result is cap · tanh(y / cap) of these values y.
+    """
+    return soft_cap(linear(head(weights), hidden, jnp.float32), cap)
+
+
+def pack_kernels(tree: Any, dtype: DTypeLike, parts: int) -> Any:
+    """Converts every affine map in a tree of weights to the layout for decoding.
+
+    Kernels have the compute dtype. Biases and the scales of norms remain float32, as statistics and
+    logits are.
+
+    Args:
+        tree: weights.
+        dtype: the compute dtype.
+        parts: the number of parts of a packed kernel: that of cores that compute in parallel.
+    """
+    return map_kernels(lambda kernel: for_small_steps(kernel, dtype, parts), tree)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """BERT's map in front of the head, Norm(act(W x + b)).
+
+    Attributes:
+        activation: the activation.
+        norm: the norm, or None.
+        use_bias: whether there is b.
+    """
+
+    activation: str
+    norm: Norm | None
+    use_bias: bool = True
+
+    def initializers(self, dim: int) -> Initializers:
+        """Returns {name: initializer of a part of the weights}."""
+        parts: Initializers = {
+            "transform": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
+        }
+        if (norm := self.norm) is not None:
+            parts["transform_norm"] = lambda key: norm.init(dim)
+        return parts
+
+    def __call__(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """Computes Norm(act(W x + b))."""
+        x = activate(linear(weights["transform"], x), self.activation)
+        return x if self.norm is None else self.norm(weights["transform_norm"], x)
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """One vector for each row, tanh(W h + b), and the classes that it predicts.
+
+    h is the vector of the row's first token that is not padding.
+
+    Attributes:
+        use_bias: whether there is b.
+        num_labels: number of classes; 0: there is no classifier.
+    """
+
+    use_bias: bool = True
+    num_labels: int = 0
+
+    def initializers(self, dim: int) -> Initializers:
+        """Returns {name: initializer of a part of the weights}."""
+        parts: Initializers = {
+            "pooler": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
+        }
+        if self.num_labels:
+            parts["classifier"] = lambda key: init_linear(key, dim, self.num_labels)
+        return parts
+
+    def __call__(
+        self,
+        weights: Weights,
+        encoded: Float[Array, "batch length dim"],
+        segments: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """Computes the vector of each row."""
+        is_first = jnp.zeros(encoded.shape[0], int)
+        first = is_first if segments is None else (segments != 0).argmax(axis=1)
+        rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
+        return jnp.tanh(linear(weights["pooler"], rows))
+
+    def classify(
+        self,
+        weights: Weights,
+        encoded: Float[Array, "batch length dim"],
+        segments: Int[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch labels"]:
+        """Computes float32 logits of each row's classes: an affine map of its vector."""
+        return linear(weights["classifier"], self(weights, encoded, segments), jnp.float32)

@@ -1,0 +1,22 @@
+"""Parts of a model that several kinds of config describe."""
+
+from jaxformer.functional.layers.norms import LayerNorm, Norm, RMSNorm
+from jaxformer.functional.outputs import Head
+from jaxformer.models.config import ConvolutionalConfig, RecurrentConfig
+from jaxformer.models.config.transformer import TransformerConfig
+
+
+def norm_of(config: TransformerConfig | ConvolutionalConfig) -> Norm | None:
+    """Returns the norm that a config describes; None if it has none."""
+    match config.norm:
+        case "none":
+            return None
+        case "layer":
+            return LayerNorm(config.norm_epsilon, bool(config.norm_bias))
+    return RMSNorm(config.norm_epsilon, one_plus=config.norm == "rms_one_plus")
+
+
+def head_of(config: TransformerConfig | ConvolutionalConfig | RecurrentConfig, dim: int) -> Head:
+    """Returns the head that a config describes; it reads `dim` features."""
+    tied, cap = config.tie_embeddings, config.logits_cap
+    return Head(config.vocab_size, dim, tied, config.head_bias, cap)

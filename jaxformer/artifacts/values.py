@@ -11,10 +11,13 @@ from typing import Any
 from jaxformer.functional.attention import masks
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
 from jaxformer.functional.layers.attention import Attention, Rotary
+from jaxformer.functional.layers.convolution import Convolution
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
+from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
+from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.rotary import RotaryScaling
@@ -25,6 +28,7 @@ _KNOWN = {
     for kind in (
         *(Alibi, RelativePositions, Attention, Rotary, RotaryScaling, CrossAttention),
         *(Experts, FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
+        *(Convolution, LuongAttention, Lstm, Recurrent, Rnn),
         *(getattr(masks, name) for name in _MASKS),
     )
 }

@@ -4,13 +4,15 @@ from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, Prefix, Window
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.attention import Attention
+from jaxformer.functional.layers.convolution import Convolution, causal_offsets
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
 from jaxformer.functional.layers.layer import block, layer_at
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
+from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
 from jaxformer.functional.layers.residual import Parallel, Residual
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from jaxformer.functional.losses.cross_entropy import cross_entropy
@@ -21,11 +23,13 @@ __all__ = [
     "At",
     "Attention",
     "Causal",
+    "Convolution",
     "CrossAttention",
     "Experts",
     "FeedForward",
     "Initial",
     "LayerNorm",
+    "Lstm",
     "Mask",
     "Output",
     "Packed",
@@ -33,12 +37,16 @@ __all__ = [
     "Parallel",
     "Prefix",
     "RMSNorm",
+    "Recurrent",
     "Residual",
+    "Rnn",
     "Stack",
+    "Start",
     "SubLayer",
     "TokenInfo",
     "Window",
     "block",
+    "causal_offsets",
     "chunked_cross_entropy",
     "cross_entropy",
     "dot_product_attention",

@@ -8,6 +8,8 @@ from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
+from jaxformer.functional.outputs import Head
+from jaxformer.functional.stack import Stack
 
 
 @cache
@@ -24,7 +26,27 @@ def with_layers(architecture: Model, layers: tuple[Layer, ...]) -> Model:
         )
     for number, layer in enumerate(layers):
         check_layer(layer, f"layers[{number}]")
-    return replace(architecture, stack=replace(stack, layers=layers))
+    stack = replace(stack, layers=layers)
+    check_widths(stack, architecture.head)
+    return replace(architecture, stack=stack)
+
+
+def check_widths(stack: Stack, head: Head | None) -> None:
+    """Raises ValueError unless each part of a layer accepts the features of the part before."""
+    for number, (layer, dim) in enumerate(zip(stack.layers, stack.dims, strict=False)):
+        for part in layer:
+            for sublayer in part.sublayers:
+                returned = sublayer.output_dim(dim)
+                if returned != dim and (isinstance(part, Parallel) or part.adds):
+                    raise ValueError(
+                        f"layers[{number}]: the sub-layer {sublayer.name!r} returns {returned} "
+                        f"features, which cannot be added to its input of {dim}"
+                    )
+            dim = part.output_dim(dim)
+    if head is not None and stack.dims[-1] != head.dim:
+        raise ValueError(
+            f"layers: the last layer returns {stack.dims[-1]} features; the head reads {head.dim}"
+        )
 
 
 def check_layer(layer: Layer, where: str) -> None:

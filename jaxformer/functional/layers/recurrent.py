@@ -7,7 +7,7 @@ Reference:
     Notes, lecture 11 §8.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,51 +28,62 @@ from jaxformer.functional.trees import Weights
 State = tuple[Float[Array, "*batch hidden"], ...]  # of one layer; the first part is h
 
 
-def rnn_cell(gates: Float[Array, "*batch hidden"], state: State) -> State:
-    """Computes h_t = tanh(gates), where gates = x_t W + h_{t−1} U + b (Elman 1990)."""
-    return (jnp.tanh(gates),)
-
-
-def lstm_cell(gates: Float[Array, "*batch gates"], state: State) -> State:
-    """Computes c_t = σ(f) c_{t−1} + σ(i) tanh(g) and h_t = σ(o) tanh(c_t).
-
-    Args:
-        gates: [i, f, g, o] = x_t W + h_{t−1} U + b.
-        state: (h_{t−1}, c_{t−1}).
-
-    Returns:
-        (h_t, c_t).
-
-    Reference:
-        Hochreiter & Schmidhuber 1997; for the forget gate Gers et al. 2000.
-    """
-    _, cell = state
-    write, keep, candidate, show = jnp.split(gates, 4, axis=-1)
-    cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(write) * jnp.tanh(candidate)
-    return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
-
-
-class Cell(NamedTuple):
-    """A kind of recurrent cell.
+class Cell(ABC):
+    """A kind of recurrent cell. Subclasses are frozen dataclasses.
 
     Attributes:
-        step: step(gates, state) → state.
         num_gates: number of gates.
         parts: names of the parts of the state, the first of which is h.
         open_gate: index of the gate whose initial bias is 1; None: no gate has one.
     """
 
-    step: Callable[[Float[Array, "*batch gates"], State], State]
-    num_gates: int
-    parts: tuple[str, ...]
-    open_gate: int | None = None
+    num_gates: ClassVar[int]
+    parts: ClassVar[tuple[str, ...]]
+    open_gate: ClassVar[int | None] = None
+
+    @abstractmethod
+    def step(self, gates: Float[Array, "*batch gates"], state: State) -> State:
+        """Returns the next state.
+
+        Args:
+            gates: x_t W + h_{t−1} U + b, all gates after each other.
+            state: the state before.
+        """
 
 
-# A forget gate that is open initially lets gradients through (Jozefowicz et al. 2015).
-CELLS = {
-    "rnn": Cell(rnn_cell, 1, ("hidden",)),
-    "lstm": Cell(lstm_cell, 4, ("hidden", "cell"), open_gate=1),
-}
+@dataclass(frozen=True)
+class Rnn(Cell):
+    """h_t = tanh(gates) (Elman 1990)."""
+
+    num_gates = 1
+    parts = ("hidden",)
+
+    def step(self, gates: Float[Array, "*batch gates"], state: State) -> State:
+        """See `Cell`."""
+        return (jnp.tanh(gates),)
+
+
+@dataclass(frozen=True)
+class Lstm(Cell):
+    """c_t = σ(f) c_{t−1} + σ(i) tanh(g) and h_t = σ(o) tanh(c_t), for the gates [i, f, g, o].
+
+    Reference:
+        Hochreiter & Schmidhuber 1997; for the forget gate Gers et al. 2000.
+    """
+
+    num_gates = 4
+    parts = ("hidden", "cell")
+    open_gate = 1  # lets gradients through at first (Jozefowicz et al. 2015)
+
+    def step(self, gates: Float[Array, "*batch gates"], state: State) -> State:
+        """See `Cell`."""
+        _, cell = state
+        write, keep, candidate, show = jnp.split(gates, 4, axis=-1)
+        cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(write) * jnp.tanh(candidate)
+        return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
+
+
+CELLS = {"rnn": Rnn(), "lstm": Lstm()}
 
 
 def init_recurrent_layer(

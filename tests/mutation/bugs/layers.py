@@ -32,6 +32,12 @@ BUGS = (
         f"{OWN_LAYER}::test_what_does_not_fit_is_refused_by_layer_and_name",
     ),
     Bug(
+        "features of two widths are added",
+        "models.own_layers:check_widths",
+        lambda _: lambda stack, head: None,
+        "models/test_mixed_layers.py::test_a_width_that_does_not_fit_is_refused_by_layer_and_name",
+    ),
+    Bug(
         "a chunk longer than a ring sees only its last tokens",
         "functional.cache.table:SlotTable.append",
         Replace("tokens.length > self.slots - ring.reach + 1", "False"),

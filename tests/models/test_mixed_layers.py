@@ -1,0 +1,79 @@
+"""Stacks that mix attention, recurrent layers and convolutions."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.functional import (
+    Convolution,
+    LayerNorm,
+    Lstm,
+    Recurrent,
+    Residual,
+    Rnn,
+    causal_offsets,
+)
+from jaxformer.verify import rules
+from tests.properties import tiny
+from tests.properties.chunks import chunked, cuts
+from tests.properties.witness import exactly, jacobian
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+CONFIG = tiny.build(num_layers=5, positions="rotary", window=4).config
+ATTENTION = jf.Decoder(CONFIG).architecture.stack.layers[0]
+WIDTH, LENGTH = CONFIG.embed_dim, tiny.LENGTH
+
+
+@cache
+def model(**options):
+    """Returns a decoder with an LSTM, a dilated convolution and an RNN between its attention."""
+    mixers = (Recurrent(Lstm(), WIDTH), Convolution(causal_offsets(3, 2)), Recurrent(Rnn(), WIDTH))
+    lstm, convolution, rnn = ((Residual(x, LayerNorm()), *ATTENTION[1:]) for x in mixers)
+    layers = (ATTENTION, lstm, convolution, ATTENTION, rnn)
+    return replace(jf.Decoder(CONFIG), layers=layers, **options)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
+def test_any_chunking_is_one_pass(seed, segments, chunks):
+    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, LENGTH)
+    logits, _ = chunked(model(), variables, tokens, chunks, segments)
+    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+
+
+def test_the_dependencies_are_the_rules_of_the_layers():
+    x = tiny.embeddings(0, 2, LENGTH, WIDTH)
+    segments = np.array([[1] * 5 + [0] + [2] * (LENGTH - 6), [3] * LENGTH])
+    found = jacobian(model())(tiny.weights(model(), 1), x, jnp.asarray(segments), None)
+    exactly(found, rules.of(CONFIG, segments, layers=model().layers))
+
+
+def test_a_scan_is_the_unrolled_stack():
+    variables, tokens = tiny.weights(model(), 0), tiny.tokens(0, 2, LENGTH)
+    scanned = replace(model(), execution=jf.Execution(layers="scan"))
+    tiny.close(scanned.apply(variables, tokens), tiny.apply(model())(variables, tokens))
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, LENGTH)
+    jf.save(tmp_path / "mixed", model(), variables)
+    loaded = jf.load(tmp_path / "mixed")
+    assert loaded.model.layers == model().layers
+    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+
+
+def test_a_width_that_does_not_fit_is_refused_by_layer_and_name():
+    narrow = Residual(Recurrent(Lstm(), WIDTH // 2), LayerNorm())
+    wrong = replace(model(), layers=(*model().layers[:4], (narrow, *ATTENTION[1:])))
+    with pytest.raises(ValueError, match=r"layers\[4\]: the sub-layer 'recurrent' returns 4 feat"):
+        wrong.apply(tiny.weights(model(), 0), tiny.tokens(0, 1, 3))
+    with pytest.raises(ValueError, match="the last layer returns 4 features; the head reads 8"):
+        alone = replace(narrow, adds=False)
+        replace(model(), layers=(*model().layers[:4], (alone,))).init(
+            jax.random.key(0), tiny.tokens(0, 1, 3)
+        )

@@ -68,6 +68,11 @@ _OWN = {
         attention_bias clip_qkv hidden_act intermediate_size norm_topk_prob num_experts
         num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef
         """,
+    "qwen2_moe": """
+        decoder_sparse_step hidden_act intermediate_size max_window_layers mlp_only_layers
+        moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok output_router_logits
+        qkv_bias router_aux_loss_coef shared_expert_intermediate_size use_sliding_window
+        """,
     "qwen3_moe": """
         attention_bias decoder_sparse_step hidden_act intermediate_size mlp_only_layers
         moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts

@@ -16,7 +16,7 @@ from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
-_OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router")
+_OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router", "shared_expert_dim")
 # Fields that have no effect unless `positions` has this value.
 _OF_POSITIONS = {
     "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
@@ -224,7 +224,8 @@ def canonical(config: Config) -> Config:
     """
     defaults = {x.name: x.default for x in fields(config)}
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
-    unused += () if config.num_experts else _OF_EXPERTS
+    unused += () if config.has_experts else _OF_EXPERTS
+    unused += () if config.shared_expert_dim else ("shared_expert_gate",)
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [
@@ -232,7 +233,7 @@ def canonical(config: Config) -> Config:
         for base, scaling in zip(layers["rotary_base"], layers["rotary_scaling"], strict=True)
     ]
     changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
-    if config.num_experts:
+    if all(layers["num_experts"]):
         changed["mlp_dim"] = config.expert_dim
     scale = config.attention_scale
     # pyrefly: ignore[unsupported-operation] (in a resolved config head_dim is not None)

@@ -55,7 +55,7 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
     tensors, maps = {}, {}
     for entry in wanted:
         if updates := _updates(entry, adapter):
-            if config.num_experts and "feedforward" in entry.ours[0]:
+            if len(entry.place) > 1 or "feedforward/router" in entry.ours[0]:
                 raise ValueError(
                     f"{entry.ours[0]} has an update, but in transformers the router and the "
                     "experts are no linear maps that PEFT can update; export the whole model, or "

@@ -4,11 +4,12 @@
 ours, the tensor of theirs and, if it is not the usual one, the layout of theirs. Our parameters are
 those of `model.init`, stacked over the layers. The names of theirs have `*` for the number of the
 layer, and a second `*` for the number of the expert. A row whose parameters a model lacks is
-skipped, so one table serves all variants of a family.
+skipped, so one table serves all variants of a family. If the layers of a model differ, each group
+of equal layers is one stacked tree, and a row stands for all of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from jaxformer.artifacts.tensors import Tensor, empty, in_threads
 from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.stacks import layers_by_tree
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 Shapes = Sequence[tuple[int, ...]]
@@ -40,6 +42,7 @@ class TensorLayout(NamedTuple):
         first_layer: The first layer that has the tensor. In earlier layers our leaves are ones and
             have no effect.
         shape: Returns the shape of the joined array from our shapes.
+        expert_axes: The number of axes of experts of their tensor: 0, or 1 if it holds all experts.
     """
 
     join: Callable[[Sequence[np.ndarray], int], np.ndarray] = lambda arrays, num_heads: arrays[0]
@@ -47,6 +50,7 @@ class TensorLayout(NamedTuple):
     is_transposed: bool = True
     first_layer: int = 0
     shape: Callable[[Shapes], tuple[int, ...]] = lambda shapes: shapes[0]
+    expert_axes: int = 0
 
 
 def _concatenate(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
@@ -111,8 +115,22 @@ class Row:
         *branch, last = self.ours.split("/")
         names = ["/".join([*branch, name]) for name in last.split("+")]
         for leaf, theirs in _LEAVES.items():
-            if f"{names[0]}/{leaf}" in shapes:
+            if self.fits(leaf, shapes.get(f"{names[0]}/{leaf}")):
                 yield tuple(f"{name}/{leaf}" for name in names), f"{self.theirs}.{theirs}"
+
+    def fits(self, leaf: str, shape: tuple[int, ...] | None) -> bool:
+        """Returns whether a leaf exists and has the axes of layers and experts that the row has.
+
+        Dense layers and layers with experts have leaves of the same names, but separate rows.
+        """
+        num_axes = self.theirs.count("*") + LAYOUTS[self.layout].expert_axes
+        return shape is not None and len(shape) == num_axes + (2 if leaf == "kernel" else 1)
+
+    def of_tree(self, tree: str) -> "Row":
+        """Returns the row with the path of a tree of stacked layers, such as "blocks/2"."""
+        stack = tree.rstrip("0123456789").rstrip("/")
+        is_inside = self.ours.startswith(f"{stack}/")
+        return replace(self, ours=tree + self.ours.removeprefix(stack)) if is_inside else self
 
 
 def table(text: str, **names: str) -> tuple[Row, ...]:
@@ -130,7 +148,7 @@ class TensorEntry(NamedTuple):
         ours: The paths of our leaves.
         shapes: The shapes of their parts of our leaves.
         place: The indices of these parts on the first axes of our leaves: none, (layer,) or
-            (layer, expert).
+            (layer, expert). The layer counts those of its stacked tree.
         layout: The layout of their tensor.
         num_heads: The number of heads.
     """
@@ -183,7 +201,7 @@ def entries(
         ValueError: If no row names one of the leaves. The message names it.
     """
     tensors, covered = [], set()
-    for row in rows:
+    for row, layers in _rows_by_tree(rows, config):
         layout = LAYOUTS[row.layout]
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
@@ -191,13 +209,25 @@ def entries(
             num_axes = theirs.count("*")
             parts = tuple(shape[num_axes:] for shape in whole)
             for place in np.ndindex(whole[0][:num_axes]):
-                if num_axes and place[0] < layout.first_layer:
+                if num_axes and layers[place[0]] < layout.first_layer:
                     continue
-                name = reduce(lambda name, n: name.replace("*", str(n), 1), place, theirs)
+                numbers = (layers[place[0]], *place[1:]) if num_axes else ()
+                name = reduce(lambda name, n: name.replace("*", str(n), 1), numbers, theirs)
                 tensors.append(TensorEntry(name, ours, parts, place, layout, heads))
     if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return tensors
+
+
+def _rows_by_tree(
+    rows: Iterable[Row], config: TransformerConfig
+) -> Iterator[tuple[Row, tuple[int, ...]]]:
+    """Yields each row for each tree of stacked layers, with the numbers of its layers."""
+    trees = layers_by_tree(config)
+    for row in rows:
+        of_trees = {row.of_tree(tree): layers for tree, layers in trees.items()}
+        inside = {new: layers for new, layers in of_trees.items() if new is not row}
+        yield from (inside or {row: ()}).items()
 
 
 def read_leaves(

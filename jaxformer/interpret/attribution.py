@@ -26,6 +26,7 @@ from jaxformer.functional.outputs import head
 from jaxformer.functional.taps import Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_logits
+from jaxformer.interpret.layers import mixed_layers
 from jaxformer.models.language_model import LanguageModel, Variables
 
 # The point whose value says what a sub-layer writes.
@@ -110,6 +111,8 @@ def cannot_attribute(model: LanguageModel) -> str | None:
         return f"model is a {type(model).__name__}; attribution needs a Transformer's sub-layers"
     if model.layers is not None:
         return "model has its own layers; attribution needs those of a config"
+    if (reason := mixed_layers(model)) is not None:
+        return reason
     if getattr(model.config, "transform", False):
         return (
             "model has BERT's transform between the last layer and the head; it is not linear, so "

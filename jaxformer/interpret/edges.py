@@ -36,7 +36,13 @@ from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer
+from jaxformer.interpret.layers import (
+    attention_of,
+    by_layer,
+    mixed_layers,
+    stack_of_model,
+    weights_of_layer,
+)
 from jaxformer.interpret.metrics import Metric, checked_metric
 from jaxformer.interpret.sites import checked_pair, is_at, metric_of
 from jaxformer.models.check import AnyArray
@@ -224,6 +230,8 @@ def check_is_sum(model: LanguageModel) -> None:
         raise ValueError(f"model is a {type(model).__name__}; edges are those of a Decoder")
     if model.layers is not None:
         raise ValueError("model has its own layers; edges need those of a config")
+    if (reason := mixed_layers(model)) is not None:
+        raise ValueError(reason)
     if model.config.norm_position != "pre":
         raise ValueError(
             f"norm_position is {model.config.norm_position!r}; edges need 'pre': a norm of the "

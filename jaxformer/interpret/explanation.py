@@ -19,15 +19,16 @@ import numpy as np
 
 from jaxformer.artifacts.files import write_whole
 from jaxformer.functional.linear.affine import dense_all
+from jaxformer.functional.trees import stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
+from jaxformer.interpret.layers import stack_of_model
 from jaxformer.interpret.page_arrays import pack, unpack
 from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
 from jaxformer.interpret.page_file import page_html
 from jaxformer.interpret.page_heads import atlas_data, attribution_data, repeated_atlas
 from jaxformer.interpret.page_weights import (
     live_reason,
-    named_weights,
     packed_weights,
     page_config,
     rounded,
@@ -142,7 +143,7 @@ def _captured(model: Any, variables: Any, inputs: EncodedText) -> dict[str, Any]
     captured = captured_data(model, variables, inputs)
     best = int(unpack(captured["logits"]["ids"])[-1, 0])
     optional = {
-        "norms": _norms(variables["params"]),
+        "norms": _norms(model, variables["params"]),
         "attribution": attribution_data(model, variables, inputs, best),
     }
     return {"captured": captured} | {name: x for name, x in optional.items() if x is not None}
@@ -178,14 +179,13 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names.split() if hasattr(config, name)}
 
 
-def _norms(params: Any) -> dict[str, Any] | None:
+def _norms(model: Any, params: Any) -> dict[str, Any] | None:
     """Returns γ and β of the norm before or after the attention of each layer."""
-    names = {"scale": "blocks/attention_norm/scale", "bias": "blocks/attention_norm/bias"}
-    found = named_weights({"blocks": params["blocks"]}) if "blocks" in params else {}
-    vectors = {
-        short: pack(found[name], "float32") for short, name in names.items() if name in found
-    }
-    return vectors or None
+    if "attention.output" not in model.points:
+        return None
+    trees = stack_of_model(model).layer_trees(params["blocks"])
+    norms = stack_trees([tree.get("attention_norm", {}) for tree in trees])
+    return {name: pack(np.asarray(x, np.float32), "float32") for name, x in norms.items()} or None
 
 
 def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:

@@ -46,6 +46,17 @@ def attention_of(layer: Layer) -> Attention:
     raise ValueError("the layer has no self-attention")
 
 
+def mixed_layers(model: LanguageModel) -> str | None:
+    """Returns why the index of a layer of the model must be static; None if it may be traced."""
+    if len(groups := stack_of_model(model).groups) == 1:
+        return None
+    first, second = groups[0][0], groups[1][0]
+    return (
+        f"layers {first} and {second} of the model have weights of different shapes; this needs "
+        "equal layers"
+    )
+
+
 def stack_of_model(model: LanguageModel) -> Stack:
     """Returns the layers of a model.
 

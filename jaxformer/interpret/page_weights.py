@@ -44,7 +44,7 @@ def live_reason(model: Any, variables: Any) -> str | None:
     for name, known in _KNOWN.items():
         if getattr(config, name) not in known.split():
             return f"the page does not implement {name} {getattr(config, name)!r}"
-    if config.num_experts:
+    if config.has_experts:
         return "the page does not implement experts"
     for name, own in (("mask", model.mask), ("layers", model.layers)):
         if own is not None:

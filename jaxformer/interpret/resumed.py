@@ -34,7 +34,13 @@ from jaxformer.functional.layers.residual import LayerAt
 from jaxformer.functional.stack import Stack
 from jaxformer.functional.taps import Hooks, Patch, Tap
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.layers import attention_of, by_layer, stack_of_model, weights_of_layer
+from jaxformer.interpret.layers import (
+    attention_of,
+    by_layer,
+    mixed_layers,
+    stack_of_model,
+    weights_of_layer,
+)
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.kinds import Decoder
@@ -99,6 +105,7 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
     return (
         type(model) is Decoder
         and model.layers is None
+        and mixed_layers(model) is None
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None

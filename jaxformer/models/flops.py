@@ -46,7 +46,7 @@ def forward_flops(
     for path, leaf in leaves:
         names = [key.key for key in path]
         if names[-1] == "kernel" or (names == ["embedding", "tokens"] and config.tie_embeddings):
-            size = leaf.size * _share(config, names)
+            size = leaf.size * _share(config, names, leaf.shape)
             total += round(2 * size * _tokens(names, length, source_length))
     return total + _attention(
         config, length, source_length, visible_pairs if only_visible else _pairs
@@ -73,10 +73,13 @@ def flops_per_token(config: ModelConfig, length: int, source_length: int | None 
     return training_flops(config, length, source_length) / length
 
 
-def _share(config: Any, names: list[str]) -> float:
-    """Returns the share of a kernel that a token is multiplied by: that of its chosen experts."""
-    is_experts = "feedforward" in names and "router" not in names and config.num_experts
-    return config.experts_per_token / config.num_experts if is_experts else 1.0
+def _share(config: Any, names: list[str], shape: tuple[int, ...]) -> float:
+    """Returns the share of a kernel that a token is multiplied by: that of its chosen experts.
+
+    Kernels of experts are [layers, experts, in, out]. All other kernels have one axis less.
+    """
+    is_experts = "feedforward" in names and len(shape) == 4
+    return config.experts_per_token / shape[1] if is_experts else 1.0
 
 
 def _tokens(names: list[str], length: int, source_length: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from math import lcm
 from typing import Any
 
+from jaxformer.models.config.check import entries
 from jaxformer.training.config import (
     LEARNING_RATES,
     OptimizerConfig,
@@ -205,8 +206,8 @@ def _key_heads(settings: Settings) -> None:
 
 def _chosen_experts(settings: Settings) -> None:
     """A token has at most as many experts as there are."""
-    if settings["num_experts"]:
-        settings.let(experts_per_token=min(settings["experts_per_token"], settings["num_experts"]))
+    if counts := [num for num in entries(settings["num_experts"]) if num]:
+        settings.let(experts_per_token=min(settings["experts_per_token"], *counts))
 
 
 def _feedforward_widths(settings: Settings) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import optax
 
-from jaxformer.models.stacks import STACKS, stack_of
+from jaxformer.models.stacks import stacked_tree
+
+_OTHER = "other"  # the label of the parameters that no layer has
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -33,7 +35,17 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
             lambda *arrays: inner.update(*arrays, **extra), updates, state, params
         ),
     )
-    return optax.partition({**dict.fromkeys(STACKS, mapped), "other": inner}, _labels)
+
+    def by_tree(params: optax.Params) -> optax.GradientTransformationExtraArgs:
+        trees = dict.fromkeys(jax.tree.leaves(_labels(params)), mapped)
+        return optax.partition({**trees, _OTHER: inner}, _labels)
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: by_tree(params).init(params),
+        lambda updates, state, params=None, **extra: by_tree(updates).update(
+            updates, state, params, **extra
+        ),
+    )
 
 
 def _over_layers(function: Callable, tree: Any, *more: Any) -> Any:
@@ -44,4 +56,4 @@ def _over_layers(function: Callable, tree: Any, *more: Any) -> Any:
 
 
 def _labels(params: optax.Params) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, _: stack_of(path) or "other", params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: stacked_tree(path) or _OTHER, params)

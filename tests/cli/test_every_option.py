@@ -72,6 +72,8 @@ SOMETIMES = {
         "--experts-per-token 1": (["--num-experts 4"], [""]),
         "--expert-dim 8": (["--num-experts 4"], [""]),
         "--normalize-router False": (["--num-experts 4"], [""]),
+        "--shared-expert-dim 8": (["--num-experts 4", "--num-experts 0 4"], [""]),
+        "--shared-expert-gate": (["--num-experts 4 --shared-expert-dim 8"], ["--num-experts 4"]),
         "--norm-bias False": (["--norm layer"], ["--norm rms", ""]),
         "--no-use-bias": (
             ["", f"{LEARNED} {ALL_BIASES}", "--query-key-value-bias True"],

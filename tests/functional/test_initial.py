@@ -34,6 +34,8 @@ OTHERS = [
     for change in (
         {"activation": "swiglu", "num_layers": 2},
         {"num_experts": 8},
+        {"num_experts": 8, "shared_expert_dim": 32},
+        {"num_experts": (8, 0), "shared_expert_dim": 32, "shared_expert_gate": True},
         {"num_experts": 8, "experts_per_token": 4, "normalize_router": False},
         {"num_heads": 4},
         {"num_heads": 4, "num_kv_heads": 2},

@@ -28,7 +28,9 @@ VALUES = {
         *("relu", "gelu", "gelu_tanh", "silu", "squared_relu"),
         *("swiglu", "geglu", "geglu_tanh"),
     ),
-    "num_experts": (0, 3),
+    "num_experts": (0, 3, (0, 3), (3, 3, 0)),
+    "shared_expert_dim": (None, 16),
+    "shared_expert_gate": (True, False),
     "experts_per_token": (1, 2),
     "expert_dim": (12,),
     "normalize_router": (True, False),
@@ -91,6 +93,7 @@ def base(family: str):
         "xlm-roberta": {"position_offset": 2, "num_token_types": 1, "activation": "gelu"},
         "bert": {"num_token_types": 2},
         **{key: {"num_experts": 4} for key in ("mixtral", "olmoe", "qwen3_moe")},
+        "qwen2_moe": {"num_experts": 4, "shared_expert_dim": 12, "query_key_value_bias": True},
     }.get(family, {})
     return kind(**{**sizes, **fixed, **architecture, **extra}).resolved
 

@@ -44,6 +44,10 @@ WRONG = {
     "prefix is 2.5": {"prefix": 2.5},
     "prefix is 1025": {"prefix": 1025},
     "num_layers is True": {"num_layers": True},
+    "num_experts is empty": {"num_experts": ()},
+    "num_experts is -1": {"num_experts": (4, -1)},
+    r"experts_per_token is 2; it must be at most num_experts \(\(0, 1\)\)": {"num_experts": (0, 1)},
+    "shared_expert_dim is 0": {"num_experts": 4, "shared_expert_dim": 0},
 }
 
 

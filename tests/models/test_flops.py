@@ -65,6 +65,15 @@ def test_of_experts_the_chosen_ones_are_counted():
     assert forward_flops(experts, 32) == forward_flops(dense, 32) + router
 
 
+def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
+    config = replace(CONFIGS["decoder"], mlp_dim=48, num_layers=2)
+    experts = {"experts_per_token": 2, "expert_dim": 24, "shared_expert_dim": 10}
+    mixed = replace(config, num_experts=(0, 8), shared_expert_gate=True, **experts)
+    num_maps = 3 if "glu" in config.activation else 2
+    added = config.embed_dim * (num_maps * 10 + 1 + 8)  # shared expert, its gate, and router
+    assert forward_flops(mixed, 32) == forward_flops(config, 32) + 2 * 32 * added
+
+
 MASKS = {
     "causal": DecoderConfig(),
     "window": DecoderConfig(window=5),

@@ -45,6 +45,7 @@ OTHER = {
     "norm_bias": False,
     "num_experts": 3,
     "experts_per_token": 1,
+    "shared_expert_dim": 7,
 }
 
 
@@ -60,9 +61,11 @@ def settings_of(kind):
         biases = {x: True for x in OTHER if x.endswith("_bias") and x != "norm_bias"}
         variations += [{"norm_position": "post"}, {"norm_position": "output"}]
         variations += [{"norm": "rms"}, {"norm": "rms", **biases}, {**biases, "norm_bias": True}]
-        variations += [{"num_experts": 2}, {"num_experts": 2, "expert_dim": 6}]
+        experts = {"num_experts": 2, "expert_dim": 6}
+        variations += [{"num_experts": 2}, experts, {**experts, "num_experts": (0, 2)}]
+        variations += [{**experts, "shared_expert_dim": 5}]
         if "transform" in names:
-            variations += [{**variations[-3], "transform": False, "pooler": False}]
+            variations += [{**variations[-5], "transform": False, "pooler": False}]
         variations += [{"first_attention_norm": False, "norm_position": "both"}]
     if "norm" in names:
         variations += [{"norm": "none"}]

@@ -146,6 +146,16 @@ FAMILIES = {
         {"norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
         {"num_experts_per_tok": 5, **LINEAR},
     ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        {key: value for key, value in GROUPED.items() if key != "head_dim"}
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+        | {"shared_expert_intermediate_size": 28},
+        {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 30},
+        {"norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True},
+        {"decoder_sparse_step": 2, **YARN},
+    ),
     "qwen3_moe": (
         "Qwen3MoeConfig",
         "Qwen3MoeForCausalLM",
@@ -153,6 +163,7 @@ FAMILIES = {
         {"norm_topk_prob": True},
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 4},
         {"use_sliding_window": True, "sliding_window": 30, **YARN},
+        {"mlp_only_layers": [0, 2]},
     ),
     "starcoder2": (
         "Starcoder2Config",

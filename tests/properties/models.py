@@ -33,6 +33,15 @@ MODELS = {
         "expert_dim": 6,
         "num_layers": 1,
     },
+    "mixed experts": {
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "num_experts": (0, 3),
+        "shared_expert_dim": 5,
+        "shared_expert_gate": True,
+        "num_layers": 4,
+    },
     "rnn": {"kind": RNN, "cell": "rnn", "hidden_dim": 6, "tie_embeddings": False},
     "lstm": {"kind": RNN, "cell": "lstm"},
     "cnn": {"kind": CNN, "kernel_size": 3, "activation": "gelu"},
@@ -78,4 +87,5 @@ def each_model(*quick):
     Models that are not in `quick` are rare, but for one model of each kind and the experts, which
     are slow.
     """
-    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=(*KINDS, "experts")))
+    slow = (*KINDS, "experts", "mixed experts")
+    return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=slow))

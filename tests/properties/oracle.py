@@ -162,7 +162,7 @@ def feed_forward(weights, x, activation, output_activation=False):
 
 def mixture(weights, x, function, num_chosen, renormalises):
     """Returns Σ p_e FFN_e(x) by a loop over tokens [tokens, dim] and their experts."""
-    experts = {name: branch for name, branch in weights.items() if name != "router"}
+    experts = {name: weights[name] for name in ("up", "gate", "down") if name in weights}
     logits = linear(weights["router"], x)
     probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
@@ -172,6 +172,9 @@ def mixture(weights, x, function, num_chosen, renormalises):
         shares = p[chosen] / (p[chosen].sum() if renormalises else 1.0)
         outputs = [function(_layer(experts, e), token) for e in chosen]
         rows.append(sum(share * y for share, y in zip(shares, outputs, strict=True)))
+        if "shared" in weights:
+            gate = linear(weights["shared_gate"], token) if "shared_gate" in weights else np.inf
+            rows[-1] = rows[-1] + function(weights["shared"], token) / (1 + np.exp(-gate))
     return np.stack(rows)
 
 
@@ -213,13 +216,22 @@ def hidden(params, tokens, segments, config, token_types=None):
     seen = rules.of_layers(config, segments)
     bias = scores_bias(params, positions, config)
     for layer in range(config.num_layers):
-        own = _layer(params["blocks"], layer)
+        own = _layer_in_group(params["blocks"], config, layer)
         if layer == 0 and not config.first_attention_norm:
             own["attention_norm"] = None
         x = _block(own, x, seen[layer], positions, bias, of_layer(config, layer))
     if "final_norm" in params:
         x = _norm(params["final_norm"], x, config)
     return x * (config.output_scale or 1.0)
+
+
+def _layer_in_group(blocks, config, layer):
+    """Returns the weights of one layer, if layers with and without experts are stacked apart."""
+    counts = np.resize(config.num_experts, config.num_layers)
+    if np.ndim(config.num_experts) == 0:
+        return _layer(blocks, layer)
+    equal = np.flatnonzero(counts == counts[layer])
+    return _layer(blocks[str(equal[0])], int((equal < layer).sum()))
 
 
 def logits_of(params, x, config):
@@ -234,6 +246,7 @@ def of_layer(config, layer):
     """Returns the config with this layer's entry of the repeating `rotary_base` pattern."""
     base = config.rotary_base
     base = base[layer % len(base)] if isinstance(base, tuple) else base
+    config = replace(config, num_experts=int(np.resize(config.num_experts, layer + 1)[layer]))
     if base is None:
         return replace(config, positions="none", rotary_base=1.0)
     return replace(config, rotary_base=base)

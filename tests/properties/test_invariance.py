@@ -12,6 +12,7 @@ from hypothesis import given
 
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
+from tests.properties.models import MODELS
 from tests.slow import mostly_slow
 
 BATCH = 2
@@ -67,6 +68,7 @@ CONFIGS = {
         "rotary_base": (50.0, 7.0),
     },
     "marian": {"positions": "sinusoidal_halves", "norm_position": "post"},
+    "mixed experts": MODELS["mixed experts"],
     "bare": {
         "residual": False,
         "norm": "none",
@@ -80,7 +82,7 @@ CONFIGS = {
 }
 
 
-QUICK = ("gpt2", "llama", "prefix", "post-norm", "bare", "t5")
+QUICK = ("gpt2", "mixed experts", "llama", "prefix", "post-norm", "bare", "t5")
 
 
 @pytest.mark.parametrize("name", mostly_slow(CONFIGS, *QUICK))

@@ -54,7 +54,8 @@ def test_an_update_changes_nothing_at_first(name):
     """
     model = tiny.build(**MODELS[name])
     base = tiny.weights(model, 0)["params"]
-    every = {path.rpartition("/")[2] for path in flat_maps(base)}
+    wide = [path for path in flat_maps(base) if flat(base)[f"{path}/kernel"].shape[-1] > 1]
+    every = {path.rpartition("/")[2] for path in wide}  # a gate has 1 output, less than the rank
     for maps in (None, ",".join(sorted(every))):
         lora = replace(LORA, lora_maps=maps)
         adapted = adapt(jax.random.key(0), base, lora)

@@ -1,5 +1,7 @@
 """Optimizers with a rule per array treat stacked layers like separate arrays."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
-from jaxformer.models.stacks import STACKS, stack_of
+from jaxformer.models.stacks import layers_by_tree, stacked_tree
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.per_layer import per_layer
@@ -46,7 +48,7 @@ def drawn(seed, scales=(0.01, 1.0, 30.0)):
 
     head = jnp.asarray(rng.normal(size=(5, 7)), jnp.float32)
     return {
-        "blocks": {"up": stack(*scales)},
+        "blocks": {"0": {"up": stack(*scales)}, "1": {"up": stack(*scales[1:])}},
         "encoder": {"blocks": {"up": stack(*scales[:2])}, "head": {"kernel": head}},
         "head": {"kernel": 3 * head},
     }
@@ -62,7 +64,7 @@ def separated(tree):
     encoder = tree["encoder"]
     return {
         **tree,
-        "blocks": layers(tree["blocks"]),
+        "blocks": {number: layers(stack) for number, stack in tree["blocks"].items()},
         "encoder": {**encoder, "blocks": layers(encoder["blocks"])},
     }
 
@@ -96,14 +98,21 @@ def test_extra_arguments_reach_each_layer():
     jax.tree.map(np.testing.assert_array_equal, updates, halves)
 
 
-@pytest.mark.parametrize("kind", RUNS["tiny"])
+MODELS = {kind: run.model for kind, run in RUNS["tiny"].items()}
+MODELS["layers of two kinds"] = replace(MODELS["decoder"], num_experts=(0, 0, 2), num_layers=5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_every_stack_of_a_model_is_known(kind):
-    """The arrays below `STACKS` have the layers first; the remaining arrays are of one layer."""
-    model = build(RUNS["tiny"][kind].model)
+    """The arrays of a stacked tree have the layers first; the remaining arrays are of one layer."""
+    model = build(MODELS[kind])
     for path, leaf in jax.tree_util.tree_leaves_with_path(shape_tree(model)):
         is_vector = path[-1].key in ("bias", "scale")
-        is_stacked = leaf.ndim == (2 if is_vector else 3)
-        assert (stack_of(path) in STACKS) == is_stacked, path
+        is_stacked = leaf.ndim > (1 if is_vector else 2)
+        tree = stacked_tree(path)
+        assert (tree is not None) == is_stacked, path
+        if is_stacked and "recurrent" not in kind and kind != "convolutional":
+            assert leaf.shape[0] == len(layers_by_tree(model.config)[tree]), path
 
 
 def test_adafactor_updates_each_layer_relative_to_its_own_size():
@@ -112,7 +121,9 @@ def test_adafactor_updates_each_layer_relative_to_its_own_size():
     optimizer = make_optimizer(OptimizerConfig(optimizer="adafactor", weight_decay=0.0))
     updates, _ = optimizer.update(drawn(1), optimizer.init(params), params)
     for update, kernel in zip(
-        updates["blocks"]["up"]["kernel"], params["blocks"]["up"]["kernel"], strict=True
+        updates["blocks"]["0"]["up"]["kernel"],
+        params["blocks"]["0"]["up"]["kernel"],
+        strict=True,
     ):
         sizes = (jnp.sqrt((x**2).mean()) for x in (update, kernel))
         np.testing.assert_allclose(*sizes, rtol=0.05)

@@ -3,11 +3,14 @@
     p = softmax(x W_r)
     y = Σ_e p_e FFN_e(x), over the experts e with the largest p
 
+A shared expert, which computes every token, may be added to it: σ(x w_s) FFN_s(x) or FFN_s(x).
+
 Every token is computed by all of its experts: none is dropped, so the output of a token depends
 neither on the other tokens nor on their order.
 
 Reference:
     Shazeer et al. 2017 (arXiv:1701.06538); Mixtral, Jiang et al. 2024 (arXiv:2401.04088).
+    Shared experts: DeepSeekMoE, Dai et al. 2024 (arXiv:2401.06066); with a gate: Qwen2-MoE.
 """
 
 from collections.abc import Callable
@@ -29,6 +32,8 @@ from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.trees import Weights
 
 _BLOCKS_PER_EXPERT = 2  # more blocks have fewer rows of zeros and read kernels more often
+_OF_ALL = {"router", "shared", "shared_gate"}  # weights without an axis of experts
+_GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def route(
     probabilities = tap("feedforward.router", jax.nn.softmax(logits))
     experts = jax.lax.top_k(jax.lax.stop_gradient(probabilities), experts_per_token)[1]
     # `checkify` of jax 0.10.2 fails on the gradient of `top_k`, a lookup with batch axes.
-    chosen = jax.nn.one_hot(experts, probabilities.shape[-1])
+    chosen = jax.nn.one_hot(experts, probabilities.shape[-1], dtype=jnp.float32)
     shares = (chosen * probabilities[..., None, :]).sum(axis=-1)
     if renormalises:
         shares = shares / shares.sum(axis=-1, keepdims=True)
@@ -213,6 +218,22 @@ def mixture_of_experts(
     return y.astype(x.dtype)
 
 
+def shared_expert(
+    weights: Weights, x: Float[Array, "*batch dim"], expert: FeedForward
+) -> Float[Array, "*batch dim"]:
+    """Computes σ(x w) FFN(x), or FFN(x) without a gate.
+
+    Args:
+        weights: the maps of `feed_forward` in "shared" and, with a gate, w in "shared_gate".
+        x: the tokens.
+        expert: FFN.
+    """
+    y = expert(weights["shared"], x, At(None)).x
+    if "shared_gate" not in weights:
+        return y
+    return (jax.nn.sigmoid(linear(weights["shared_gate"], x, jnp.float32)) * y).astype(y.dtype)
+
+
 def router_losses(
     routes: Routes, segments: Int[Array, "*batch"] | None = None
 ) -> dict[str, Float[Array, ""]]:
@@ -245,6 +266,8 @@ class Experts(SubLayer):
         num_experts: number of experts.
         experts_per_token: number of experts that compute a token.
         renormalises: whether the shares of the experts of a token sum to 1.
+        shared: an expert that computes every token, or None.
+        gates_shared: whether the output of the shared expert has a gate.
     """
 
     name: ClassVar[str] = "feedforward"
@@ -254,6 +277,8 @@ class Experts(SubLayer):
     num_experts: int
     experts_per_token: int
     renormalises: bool = True
+    shared: FeedForward | None = None
+    gates_shared: bool = False
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`."""
@@ -264,7 +289,29 @@ class Experts(SubLayer):
         if initial.num_layers is None:  # a mean of k independent outputs has 1/k of their variance
             total = 1.0 if self.renormalises else self.num_experts / self.experts_per_token
             experts["down"]["kernel"] *= total * self.experts_per_token**0.5
-        return {"router": router, **experts}
+        if self.shared is None:
+            return {"router": router, **experts}
+        shared = self._init_shared(self.shared, experts, key, dim, initial)
+        return {"router": router, **experts, **shared}
+
+    def _init_shared(
+        self, shared: FeedForward, experts: Weights, key: PRNGKeyArray, dim: int, initial: Initial
+    ) -> Weights:
+        """Returns the weights of the shared expert.
+
+        Without a residual, the outputs of the shared and of the other experts are scaled so that
+        their sum has variance 1.
+        """
+        shared_key, gate_key = jax.random.split(jax.random.fold_in(key, self.num_experts))
+        weights = {"shared": shared.init(shared_key, dim, initial)}
+        if self.gates_shared:
+            stddev = initial.reading(dim)
+            weights["shared_gate"] = init_linear(gate_key, dim, 1, use_bias=False, stddev=stddev)
+        if initial.num_layers is None:
+            experts["down"]["kernel"] *= 0.5**0.5
+            power = _GATE_POWER if self.gates_shared else 1.0
+            weights["shared"]["down"]["kernel"] *= (2 * power) ** -0.5
+        return weights
 
     def context(self, tokens: Pass, shared: Weights) -> Int[Array, "batch length"] | None:
         """Returns the segments of the tokens, which say which are padding."""
@@ -272,9 +319,11 @@ class Experts(SubLayer):
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """See `mixture_of_experts` and `router_losses`."""
-        router, experts = weights["router"], {k: v for k, v in weights.items() if k != "router"}
+        experts = {name: weights[name] for name in weights.keys() - _OF_ALL}
         routes = route(
-            router, x, self.experts_per_token, renormalises=self.renormalises, tap=at.tap
+            weights["router"], x, self.experts_per_token, renormalises=self.renormalises, tap=at.tap
         )
         y = mixture_of_experts(experts, x, routes, self.expert)
+        if self.shared is not None:
+            y = y + shared_expert(weights, x, self.shared)
         return Output(at.tap("feedforward.output", y), auxiliary=router_losses(routes, at.context))

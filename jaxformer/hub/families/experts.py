@@ -1,20 +1,24 @@
-"""Mixtures of experts with Llama's other layers: Mixtral, OLMoE and Qwen 3 MoE."""
+"""Mixtures of experts with Llama's other layers: Mixtral, OLMoE, Qwen 2 MoE and Qwen 3 MoE."""
 
 from jaxformer.hub.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
+    MAPS,
     NORMS,
     ROTARY,
     everywhere,
     family,
     length,
     window_if_used,
+    write_window_if_used,
 )
 from jaxformer.hub.family import Field, Part
-from jaxformer.hub.options import Options
-from jaxformer.hub.rotary import rotary_part
+from jaxformer.hub.layers import layers_part
+from jaxformer.hub.options import Options, pattern, per_layer
+from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
+from jaxformer.models.config.check import entries
 
 MIXTRAL = table("""
     blocks/feedforward/router     model.layers.*.block_sparse_moe.gate
@@ -27,6 +31,12 @@ EXPERTS = table("""
     blocks/feedforward/gate       model.layers.*.mlp.experts.*.gate_proj
     blocks/feedforward/up         model.layers.*.mlp.experts.*.up_proj
     blocks/feedforward/down       model.layers.*.mlp.experts.*.down_proj
+""")
+SHARED = table("""
+    blocks/feedforward/shared/gate model.layers.*.mlp.shared_expert.gate_proj
+    blocks/feedforward/shared/up   model.layers.*.mlp.shared_expert.up_proj
+    blocks/feedforward/shared/down model.layers.*.mlp.shared_expert.down_proj
+    blocks/feedforward/shared_gate model.layers.*.mlp.shared_expert_gate
 """)
 
 
@@ -50,18 +60,53 @@ def experts_part(option: str, other: str, default: int) -> Part:
         return {"num_experts": number}
 
     def write(config: DecoderConfig) -> dict:
-        if not config.num_experts:
+        if not config.has_experts:
             raise ValueError(
                 f"num_experts is 0, there {default}; mlp_dim is {config.mlp_dim}, there unused"
             )
-        return {option: config.num_experts}
+        return {option: max(entries(config.num_experts))}
 
     return Part(read, write)
 
 
+def qwen_part(default: int) -> Part:
+    """Returns the part for the number of experts and for the layers that have none.
+
+    Args:
+        default: The number if it is missing.
+    """
+    usual = experts_part("num_experts", "num_local_experts", default)
+
+    def read(options: Options) -> dict:
+        number, step = (
+            usual.read(options)["num_experts"],
+            options.whole("decoder_sparse_step", 1, 1),
+        )
+        dense = options.take("mlp_only_layers", [])
+        if not isinstance(dense, list) or not all(type(x) is int for x in dense):
+            raise options.error("mlp_only_layers", "it must be a list of numbers of layers")
+        layers = range(options.whole("num_hidden_layers", least=1))
+        experts = [number if (x + 1) % step == 0 and x not in dense else 0 for x in layers]
+        return {"num_experts": pattern(experts)}
+
+    def write(config: DecoderConfig) -> dict:
+        numbers = per_layer(config.num_experts, config.num_layers)
+        dense = [layer for layer, number in enumerate(numbers) if not number]
+        return {**usual.write(config), "decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+    return Part(read, write)
+
+
+def qwen2_types(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of Qwen 2 MoE's layers: local in turn, before `max_window_layers`."""
+    if window is None:
+        return [GLOBAL] * num_layers
+    last = options.whole("max_window_layers", 28)
+    return [GLOBAL if layer % 2 or layer >= last else LOCAL for layer in range(num_layers)]
+
+
 def read_qwen3(options: Options) -> dict:
-    """Reads the window, which all layers have, and checks that all layers have experts."""
-    options.require({"decoder_sparse_step": 1, "mlp_only_layers": []})
+    """Reads the window, which all layers have."""
     return {"window": window_if_used(4096)(options)}
 
 
@@ -77,6 +122,12 @@ def chosen(default: int) -> dict[str, Field]:
 
 WIDTH = {"intermediate_size": Field("expert_dim")}
 NORMALIZES = {"norm_topk_prob": Field("normalize_router", False)}
+QWEN2_OWN = {
+    "moe_intermediate_size": Field("expert_dim", 1408),
+    "shared_expert_intermediate_size": Field("shared_expert_dim", 5632),
+    "qkv_bias": Field("query_key_value_bias", True),
+}
+QWEN2 = layers_part(qwen2_types, Rotary(), window_if_used(4096), write_window_if_used)
 QWEN3_WIDTH = {"moe_intermediate_size": Field("expert_dim", 768)}
 EPSILON = {"rms_norm_eps": Field("norm_epsilon", 1e-5)}
 FAMILIES = (
@@ -103,14 +154,19 @@ FAMILIES = (
         demanded={"hidden_act": "silu", "clip_qkv": None},
     ),
     family(
+        "qwen2_moe",
+        "Qwen2Moe",
+        (QWEN2, qwen_part(60)),
+        NORMS + MAPS + EXPERTS + SHARED,
+        kv_heads=16,
+        renamed=length(32_768) | NORMALIZES | QWEN2_OWN | chosen(4),
+        fixed={"shared_expert_gate": True},
+    ),
+    family(
         "qwen3_moe",
         "Qwen3Moe",
-        (
-            ROTARY,
-            Part(read_qwen3, write_qwen3),
-            experts_part("num_experts", "num_local_experts", 128),
-        ),
-        NORMS + ATTENTION + EXPERTS,
+        (ROTARY, Part(read_qwen3, write_qwen3), qwen_part(128)),
+        NORMS + MAPS + EXPERTS,
         kv_heads=4,
         renamed=length(32_768) | ATTENTION_BIAS | NORMALIZES | QWEN3_WIDTH | chosen(8),
         fixed={"query_key_norm": "head"},

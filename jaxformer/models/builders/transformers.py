@@ -1,5 +1,6 @@
 """Builds the value of a Transformer from its config."""
 
+from dataclasses import replace
 from functools import cache
 
 from jaxformer.functional.attention.masks import Causal, Mask, Near, Packed, Prefix, Window
@@ -147,11 +148,22 @@ def _layer(
 def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:
     """Returns the feed-forward layer, or the experts, that the settings of one layer describe."""
     sizes = config.sizes
-    width = sizes.expert_dim if config.num_experts else sizes.mlp_dim
+    num_experts = config.num_experts
+    if isinstance(num_experts, tuple):
+        raise ValueError("num_experts is a pattern; these must be the settings of one layer")
+    width = sizes.expert_dim if num_experts else sizes.mlp_dim
     layer = FeedForward(width, config.activation, config.output_activation, sizes.feedforward_bias)
-    if not config.num_experts:
+    if not num_experts:
         return layer
-    return Experts(layer, config.num_experts, config.experts_per_token, config.normalize_router)
+    shared = config.shared_expert_dim
+    return Experts(
+        layer,
+        num_experts,
+        config.experts_per_token,
+        config.normalize_router,
+        None if shared is None else replace(layer, width=shared),
+        config.shared_expert_gate,
+    )
 
 
 def _residual(sublayer: SubLayer, norm: Norm | None, config: TransformerConfig) -> Residual:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxformer.models.config.check import entries
+
 
 class Need(ABC):
     """A condition on the values of fields. Its text says which flags fulfil it."""
@@ -44,7 +46,7 @@ class _OfField(Need):
 
 @dataclass(frozen=True, init=False)
 class Is(_OfField):
-    """The field has one of these values."""
+    """The field, or an entry of its pattern, has one of these values."""
 
     values: tuple
 
@@ -55,7 +57,7 @@ class Is(_OfField):
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """See `Need`."""
-        return values.get(self.field) in self.values
+        return any(value in self.values for value in entries(values.get(self.field)))
 
     def __str__(self) -> str:
         """See `Need`."""
@@ -81,13 +83,13 @@ class Given(_OfField):
 
 @dataclass(frozen=True)
 class Above(_OfField):
-    """The field exceeds a bound, or is None and so not known yet."""
+    """The field, or an entry of its pattern, exceeds a bound, or is None and so not known yet."""
 
     bound: int
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """See `Need`."""
-        return (value := values.get(self.field)) is None or value > self.bound
+        return any(x is None or x > self.bound for x in entries(values.get(self.field)))
 
     def __str__(self) -> str:
         """See `Need`."""

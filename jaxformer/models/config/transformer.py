@@ -9,9 +9,10 @@ from jaxformer.models.config.check import (
     check_fraction,
     check_not_empty,
     check_positive,
+    entries,
 )
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import Above, AllOf, AnyOf, Is
+from jaxformer.models.config.needs import Above, AllOf, AnyOf, Given, Is
 from jaxformer.models.config.rotary import RotaryScaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
@@ -29,6 +30,8 @@ _NEEDS = {
     "expert_dim": (_ROUTED,),
     "mlp_dim": (AnyOf(Is("num_experts", 0), Is("expert_dim", None)),),
     "normalize_router": (_ROUTED,),
+    "shared_expert_dim": (_ROUTED,),
+    "shared_expert_gate": (_ROUTED, Given("shared_expert_dim")),
     "use_bias": (
         AnyOf(
             *(Is(name, None) for name in _LINEAR_BIASES),
@@ -72,7 +75,7 @@ class TransformerConfig(ModelConfig):
     a pattern: its entries apply to successive layers and repeat over the depth (see `layers`).
     """
 
-    patterns = ("rotary_base", "rotary_scaling")
+    patterns = ("rotary_base", "rotary_scaling", "num_experts")
     needs = _NEEDS
 
     vocab_size: int = 50_257
@@ -94,15 +97,21 @@ class TransformerConfig(ModelConfig):
     """width of the feed-forward layer's hidden features; None: 4 × embed_dim"""
     activation: Activation = "gelu_tanh"
     """activation of the feed-forward layer; swiglu, geglu and geglu_tanh are gated"""
-    num_experts: int = 0
+    num_experts: int | tuple[int, ...] = 0
     """number of experts of each layer, feed-forward layers of which a router chooses some for each
-    token (Mixtral); 0: one feed-forward layer for all tokens"""
+    token (Mixtral); 0: one feed-forward layer for all tokens. A pattern mixes both kinds of layers
+    (Qwen2-MoE)"""
     experts_per_token: int = 2
     """number of experts that compute a token"""
     expert_dim: int | None = None
     """width of the hidden features of one expert; None: mlp_dim"""
     normalize_router: bool = True
     """divide the probabilities of a token's chosen experts by their sum"""
+    shared_expert_dim: int | None = None
+    """width of the hidden features of a shared expert, which computes every token in addition to
+    the chosen experts (Qwen2-MoE); None: no shared expert"""
+    shared_expert_gate: bool = False
+    """multiply the shared expert's output by the sigmoid of a linear map of the token"""
     output_activation: bool = False
     """also apply the activation after the feed-forward layer's second projection (lecture 10)"""
     norm: Norm = "layer"
@@ -184,10 +193,10 @@ class TransformerConfig(ModelConfig):
         super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
         check_at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")
-        check_at_least(1, self, "experts_per_token", "expert_dim")
+        check_at_least(1, self, "experts_per_token", "expert_dim", "shared_expert_dim")
         check_at_least(0, self, "position_offset", "num_experts")
         check_at_least(4, self, "relative_buckets")
-        check_not_empty(self, "rotary_base", "rotary_scaling")
+        check_not_empty(self, "rotary_base", "rotary_scaling", "num_experts")
         check_fraction(self, "dropout")
         check_positive(self, "rotary_fraction")
         if self.head_dim is None and self.embed_dim % self.num_heads:
@@ -199,7 +208,7 @@ class TransformerConfig(ModelConfig):
             raise ValueError(
                 f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads})"
             )
-        if 0 < self.num_experts < self.experts_per_token:
+        if any(0 < num < self.experts_per_token for num in entries(self.num_experts)):
             raise ValueError(
                 f"experts_per_token is {self.experts_per_token}; it must be at most num_experts "
                 f"({self.num_experts})"
@@ -254,6 +263,11 @@ class TransformerConfig(ModelConfig):
         return replace(self, **sizes) if is_open else self
 
     @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(layer.num_experts for layer in self.layers)
+
+    @property
     def heads(self) -> tuple[int, ...]:
         """See `ModelConfig`."""
         return self.num_heads, self.sizes.num_kv_heads
@@ -272,7 +286,7 @@ def _layers(config: Any) -> tuple:
         return (config,) * config.num_layers
     layers = []
     for layer in range(config.num_layers):
-        values = {name: entries[layer % len(entries)] for name, entries in patterns.items()}
+        values = {name: pattern[layer % len(pattern)] for name, pattern in patterns.items()}
         if values.get("rotary_base", 0.0) is None:
             values |= {"positions": "none", "rotary_base": 10_000.0, "rotary_scaling": None}
         values["first_attention_norm"] = config.first_attention_norm or layer > 0

@@ -64,6 +64,20 @@ def test_it_is_its_formula(form, seed, length):
     tiny.close(compiled(layer)(weights, x), in_float64(layer, weights, x), 2e-5)
 
 
+SHARED = [
+    Experts(FeedForward(10, "swiglu"), 4, 2, True, FeedForward(7, "swiglu"), gates_shared)
+    for gates_shared in (True, False)
+]
+
+
+@pytest.mark.parametrize("layer", SHARED, ids=["gated", "not gated"])
+@given(seed=tiny.seeds)
+def test_every_token_passes_the_shared_expert(layer, seed):
+    """The gate, if there is one, is a sigmoid of a linear map of the token."""
+    weights, x = draw_weights(layer, seed), tiny.embeddings(seed, 2, 5, DIM)
+    tiny.close(compiled(layer)(weights, x), in_float64(layer, weights, x), 2e-5)
+
+
 @given(seed=tiny.seeds, expert=st.integers(0, 3))
 def test_no_token_is_dropped_if_all_choose_one_expert(seed, expert):
     layer = layer_of(4, 1, False)

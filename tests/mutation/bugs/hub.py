@@ -8,7 +8,20 @@ ROUND_TRIP = "hub/test_folders.py"
 EXPORTED = "hub/test_exported_tokenizer.py"
 GGUF = "hub/test_gguf_vocabulary.py"
 
+MIXED_LAYERS = "parity/test_hub.py::test_logits_and_gradients[qwen2_moe-0]"
 BUGS = (
+    Bug(
+        "a dense layer reads the tensors of experts",
+        "hub.table:Row.fits",
+        Replace("len(shape) == num_axes + (2 if leaf == 'kernel' else 1)", "True"),
+        MIXED_LAYERS,
+    ),
+    Bug(
+        "layers that are stacked apart are read in the order of the file",
+        "hub.table:entries",
+        Replace("(layers[place[0]], *place[1:]) if num_axes else ()", "place"),
+        MIXED_LAYERS,
+    ),
     Bug(
         "merging an adapter drops its updates",
         "models.lora:merge_adapter",

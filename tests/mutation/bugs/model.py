@@ -92,6 +92,18 @@ BUGS = (
         f"{EXPERTS}::test_router_losses_are_means_over_tokens_without_padding",
     ),
     Bug(
+        "the shared expert is not gated",
+        "functional.layers.experts:shared_expert",
+        Replace('jax.nn.sigmoid(linear(weights["shared_gate"], x, jnp.float32)) * y', "y"),
+        f"{EXPERTS}::test_every_token_passes_the_shared_expert",
+    ),
+    Bug(
+        "the shared expert counts as one of those that a router chooses",
+        "models.flops:_share",
+        Replace("len(shape) == 4", "len(shape) > 2 and config.has_experts"),
+        "models/test_flops.py::test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers",
+    ),
+    Bug(
         "a gradient stores the steps of norms",
         "functional.recomputed:recomputed",
         Replace("jax.checkpoint(of_arrays, prevent_cse=False)", "of_arrays"),

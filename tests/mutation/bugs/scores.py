@@ -56,7 +56,7 @@ BUGS = (
     Bug(
         "the layer pattern starts one layer late",
         "models.config.transformer:_layers",
-        Replace("layer % len(entries)", "(layer + 1) % len(entries)"),
+        Replace("layer % len(pattern)", "(layer + 1) % len(pattern)"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
     Bug(

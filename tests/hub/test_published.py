@@ -2,8 +2,10 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jaxformer as jf
 from jaxformer.hub.families import FAMILIES, t5
@@ -313,3 +315,27 @@ def test_a_t5_is_tied_if_its_file_has_one_table(name, is_said_tied):
     content = {"num_layers": 1, "tie_word_embeddings": is_said_tied}
     found = t5.read(Options(content, "config.json", tensors=tensors))["tie_embeddings"]
     assert found == (name is None and is_said_tied)
+
+
+def test_layers_with_and_without_experts_have_their_numbers_in_a_file(tmp_path):
+    """Layers of both kinds are stacked apart here, and a file numbers them along the depth."""
+    config = FAMILIES["qwen2_moe"].fixed | {"num_layers": 4, "num_experts": (0, 3), "expert_dim": 6}
+    config |= {"shared_expert_dim": 5, "query_key_value_bias": True}
+    model = foreign.tiny.build(**config)
+    variables = foreign.tiny.weights(model, 0)
+    jf.export(tmp_path / "out", model, variables, family="qwen2_moe")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    blocks = variables["params"]["blocks"]
+    name = "model.layers.{}.mlp.{}up_proj.weight"
+    for place, layer in enumerate((0, 2)):
+        dense = blocks["0"]["feedforward"]["up"]["kernel"][place]
+        np.testing.assert_array_equal(tensors[name.format(layer, "")], dense.T)
+        assert not any(x.startswith(f"model.layers.{layer}.mlp.experts") for x in tensors)
+    for place, layer in enumerate((1, 3)):
+        experts = blocks["1"]["feedforward"]["up"]["kernel"][place]
+        for number, kernel in enumerate(experts):
+            np.testing.assert_array_equal(
+                tensors[name.format(layer, f"experts.{number}.")], kernel.T
+            )
+    found = jf.load(tmp_path / "out").variables
+    jax.tree.map(np.testing.assert_array_equal, found, variables)

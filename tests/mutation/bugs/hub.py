@@ -8,7 +8,9 @@ ROUND_TRIP = "hub/test_folders.py"
 EXPORTED = "hub/test_exported_tokenizer.py"
 GGUF = "hub/test_gguf_vocabulary.py"
 
-MIXED_LAYERS = "parity/test_hub.py::test_logits_and_gradients[qwen2_moe-0]"
+MIXED_LAYERS = (
+    "hub/test_published.py::test_layers_with_and_without_experts_have_their_numbers_in_a_file"
+)
 BUGS = (
     Bug(
         "a dense layer reads the tensors of experts",

@@ -46,6 +46,8 @@ def live_reason(model: Any, variables: Any) -> str | None:
             return f"the page does not implement {name} {getattr(config, name)!r}"
     if config.has_experts:
         return "the page does not implement experts"
+    if config.attention_sinks:
+        return "the page does not implement attention sinks"
     for name, own in (("mask", model.mask), ("layers", model.layers)):
         if own is not None:
             return f"the model has its own {name}, which is Python code"

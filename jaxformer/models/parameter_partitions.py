@@ -41,6 +41,7 @@ TRANSFORMER = (
     ),
     Rule("*blocks/*/output/kernel", ("tensor", "fsdp")),
     Rule("*blocks/*/down/kernel", ("tensor", "fsdp")),
+    Rule("*blocks/*/sink", ("tensor",)),
     Rule("*relative_bias/table", (None, "tensor")),
     Rule("*/kernel", ("fsdp", None)),
     *_VECTORS,
@@ -69,5 +70,6 @@ def whole_heads(stack: str = "") -> tuple[Rule, ...]:
         *(Rule(pattern, (_BOTH, None)) for pattern in inputs),
         Rule(f"{stack}blocks/*attention/output/kernel", (None, _BOTH)),
         Rule(f"{stack}blocks/*attention/*/bias", (None,)),
+        Rule(f"{stack}blocks/*attention/sink", (None,)),
         Rule(f"{stack}relative_bias/table", (None, None)),
     )

@@ -152,7 +152,9 @@ def explicit_attention(
     products = products.reshape(*grouped.shape[:-1], -1)
     visible = over_heads(context.mask(context.queries, context.keys))
     scores = context.scores(products, context.queries, context.keys)
-    weights = softmax(jnp.where(visible, scores, -jnp.inf))
+    sink = context.scores.sink_of_groups(key.shape[-3])
+    sink = None if sink is None else sink[..., None]
+    weights = softmax(jnp.where(visible, scores, -jnp.inf), sink)
 
     weights = tap(context.point, ungroup_heads(weights, query.shape[:-2]))
     weights = group_heads(weights, key).reshape(*key.shape[:-2], -1, key.shape[-2])

@@ -11,6 +11,7 @@ A long row has many tiles of one fixed size, which one loop processes: see `long
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -101,9 +102,16 @@ def _forward(
     places: Places,
     scores: Scores,
 ) -> tuple[Float[Array, "*batch heads queries v"], PerQuery]:
-    """Returns the output and log Σ exp(score) of each query."""
+    """Returns the output and log Σ exp(score) of each query.
+
+    The softmax with a sink s is the softmax over the keys times σ(log Σ exp(score) − s).
+    """
     forward = _short_forward if _is_short(places) else long_forward
     output, log_total = forward(Operands(group_heads(query, key), key, value), places, scores)
+    if (sink := scores.sink_of_groups(key.shape[-3])) is not None:
+        share = jax.nn.sigmoid(log_total - sink)
+        output = (output * share[..., None]).astype(output.dtype)
+        log_total = jnp.logaddexp(log_total, sink)
     return output.reshape(*query.shape[:-1], value.shape[-1]), log_total
 
 
@@ -124,6 +132,7 @@ def _backward(
     """Computes the gradients from the residuals of the forward pass.
 
     With weights P and D_i = o_i · do_i: dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ − D), dQ = dS K, dK = dSᵀ Q.
+    A sink is a score whose value is 0, so its gradient is −Σ_i p_i D_i for its weights p_i.
     """
     query, key, value, places, scores, output, log_total = residuals
     products = (output.astype(jnp.float32) * cotangent.astype(jnp.float32)).sum(axis=-1)
@@ -132,6 +141,11 @@ def _backward(
     upstream = Upstream(group_heads(cotangent, key), products, log_total)
     backward = _short_backward if _is_short(places) else long_backward
     d_query, d_key, d_value, d_scores = backward(operands, upstream, places, scores)
+    if (sink := scores.sink_of_groups(key.shape[-3])) is not None:
+        d_sink = -(jnp.exp(sink - log_total) * products).sum(axis=-1)
+        d_sink = d_sink.reshape(*d_sink.shape[:-2], -1)
+        extra = tuple(range(d_sink.ndim - scores.sink.ndim))
+        d_scores = replace(d_scores, sink=d_sink.sum(axis=extra))
     d_scores = jax.tree.map(lambda d, x: d.astype(x.dtype), d_scores, scores)
     d_query = d_query.reshape(query.shape).astype(query.dtype)
     d_key, d_value = d_key.astype(key.dtype), d_value.astype(value.dtype)

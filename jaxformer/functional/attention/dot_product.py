@@ -45,7 +45,8 @@ def dot_product_attention(
         query_info: positions and documents of the queries. None: positions 0, 1, 2, … in one
             document.
         key_info: positions and documents of the keys. No query sees a key that is padding.
-        scores: scale (None: 1/√head_dim), cap and bias of the products (`attention.scores`).
+        scores: scale (None: 1/√head_dim), cap and bias of the products, and the sinks of the heads
+            (`attention.scores`).
         implementation: "explicit" (this formula, all scores at once), "blockwise" (tiles, memory
             linear in the length), "fused" (cuDNN or tokamax on a GPU, splash on a TPU), or
             "auto", which selects fused where it supports the arguments and blockwise otherwise.
@@ -113,6 +114,8 @@ def _masked_by_head(
         )
     key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
     scores = context.scores.for_heads(query.shape[-1])
+    if scores.sink is not None:
+        scores = replace(scores, sink=scores.sink[..., None])
     if scores.bias is not None:
         bias = jnp.broadcast_to(scores.bias(context.queries, context.keys), mask.shape)
         scores = replace(scores, bias=DenseBias(bias[..., None, :, :]))
@@ -175,5 +178,8 @@ def _check(
         raise ValueError(
             f"query has {heads} heads and key {kv_heads}; query's must be a multiple of key's"
         )
+    sink = context.scores.sink
+    if sink is not None and sink.shape[-1:] != (heads,):
+        raise ValueError(f"scores.sink is {sink.shape}; its last axis must be {heads}, the heads")
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(f"key {key.shape} and value {value.shape} must agree up to the last axis")

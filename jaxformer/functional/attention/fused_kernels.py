@@ -91,6 +91,8 @@ def unsupported_arrays(
 
 def unsupported_scores(scores: Scores) -> str | None:
     """Returns why a kernel that computes scale, cap and bias itself lacks the scores, or None."""
+    if scores.sink is not None:
+        return "it does not support attention sinks"
     if type(scores) is Scores:
         return None
     return f"it does not support scores of the class {type(scores).__name__}"

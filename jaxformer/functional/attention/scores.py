@@ -168,7 +168,9 @@ class DenseBias(Bias):
         return cut(cut(self(query, key), rows, -2), columns)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["bias"], meta_fields=["scale", "cap"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["bias", "sink"], meta_fields=["scale", "cap"]
+)
 @dataclass(frozen=True)
 class Scores:
     """Scale, cap and bias that turn products q·k into scores.
@@ -177,11 +179,14 @@ class Scores:
         scale: factor of the products; None: 1/√head_dim.
         cap: bound of the scaled products; None: no cap.
         bias: a rule, or None.
+        sink: a score of each head, [*batch, heads], that joins the softmax and has no value; None:
+            there is none.
     """
 
     scale: float | None = None
     cap: float | None = None
     bias: Bias | None = None
+    sink: Any = None
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError if a subclass changes whole rows, but not their tiles."""
@@ -195,6 +200,13 @@ class Scores:
     def for_heads(self, head_dim: int) -> "Scores":
         """Returns these scores with the scale set: 1/√head_dim if it is None."""
         return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
+
+    def sink_of_groups(self, num_kv_heads: int) -> Float[Array, "*batch kv_heads group 1"] | None:
+        """Returns the sinks of the query heads of each key head in float32, or None."""
+        if self.sink is None:
+            return None
+        sink = jnp.asarray(self.sink, jnp.float32)
+        return sink.reshape(*sink.shape[:-1], num_kv_heads, -1, 1)
 
     def evaluated(self, query: TokenInfo, key: TokenInfo) -> "Scores":
         """Returns these scores with the bias evaluated, so that many layers can share it."""

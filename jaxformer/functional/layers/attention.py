@@ -6,7 +6,7 @@ Reference:
     Notes, lecture 11 §4.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -68,6 +68,7 @@ class Attention(SubLayer):
         bias: a bias of the scores, or None.
         use_bias: whether the maps to query, key and value have biases.
         output_bias: whether W_O has a bias.
+        has_sinks: whether each head has a learned score that joins the softmax without a value.
     """
 
     name: ClassVar[str] = "attention"
@@ -87,6 +88,7 @@ class Attention(SubLayer):
     bias: Alibi | RelativePositions | None = None
     use_bias: bool = True
     output_bias: bool = True
+    has_sinks: bool = False
 
     def rule(self) -> Mask:
         """See `SubLayer`."""
@@ -116,6 +118,8 @@ class Attention(SubLayer):
             for name, num in heads.items():
                 size = self.head_dim * (num if self.norms_all_heads else 1)
                 weights[name] = self.query_key_norm.init(size)
+        if self.has_sinks:
+            weights["sink"] = jnp.zeros(self.num_heads, jnp.float32)
         return weights
 
     def prepare(self, weights: Weights) -> Weights:
@@ -139,6 +143,8 @@ class Attention(SubLayer):
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """Computes softmax(q kᵀ/√d) v for each head, concatenates the heads and applies W_O."""
         context, tap = at.context, at.tap
+        if self.has_sinks:
+            context = replace(context, scores=replace(context.scores, sink=weights["sink"]))
         query, key, value = self.project(weights, tap("attention.input", x), context)
         query, key = tap("attention.query", query), tap("attention.key", key)
         value = tap("attention.value", value)

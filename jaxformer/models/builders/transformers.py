@@ -207,6 +207,7 @@ def attention_of(
         Alibi(config.num_heads) if config.positions == "alibi" else relative,
         sizes.query_key_value_bias,
         sizes.attention_output_bias,
+        config.attention_sinks,
     )
 
 

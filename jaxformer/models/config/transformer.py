@@ -162,6 +162,9 @@ class TransformerConfig(ModelConfig):
     """factor of the attention scores; None: 1 / √head_dim"""
     attention_cap: float | None = None
     """soft cap: a score s becomes cap · tanh(s / cap) (Gemma 2); None: no cap"""
+    attention_sinks: bool = False
+    """a learned score of each head that joins the softmax of self-attention and has no value
+    (gpt-oss), so that the weights of a query may sum to less than 1"""
     output_scale: float | None = None
     """factor of the final hidden states before the head (T5: 1 / √embed_dim); None: 1"""
     logits_cap: float | None = None

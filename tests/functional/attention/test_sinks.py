@@ -1,0 +1,128 @@
+"""Attention sinks: every form of attention is the formula in float64, and so are its gradients."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import jaxformer as jf
+from jaxformer.functional.attention import blockwise, long_rows
+from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.dot_product import dot_product_attention
+from jaxformer.functional.attention.formula import attention
+from jaxformer.functional.attention.fused_kernels import unsupported_scores
+from jaxformer.functional.attention.masks import Causal, Packed
+from jaxformer.functional.attention.scores import Scores
+from jaxformer.functional.attention.token_info import TokenInfo
+from tests.errors import error_of
+from tests.properties import tiny
+
+HEADS, KV_HEADS, LENGTH, DIM = 4, 2, 12, 4
+FORMS = ("explicit", "blockwise", "long rows", "step")
+
+
+def draw(seed):
+    """Returns query, key, value, sinks and a cotangent; a head with a sink of 60 reads nothing."""
+    shapes = [(2, n, LENGTH, DIM) for n in (HEADS, KV_HEADS, KV_HEADS)]
+    rng = np.random.default_rng(seed)
+    sink = rng.normal(size=HEADS) * 3
+    sink[seed % HEADS] = 60.0 if seed % 2 else -60.0
+    arrays = [rng.normal(size=shape) for shape in shapes]
+    return *arrays, sink, rng.normal(size=shapes[0])
+
+
+def in_float64(query, key, value, sink, cotangent, seen):
+    """Returns the output of the formula and its gradients."""
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x, jnp.float64) for x in (query, key, value, sink)]
+        output, pull_back = jax.vjp(lambda q, k, v, s: attention(q, k, v, seen, s), *arrays)
+        return [np.asarray(x) for x in (output, *pull_back(jnp.asarray(cotangent)))]
+
+
+@cache
+def with_gradients(form):
+    def run(segments, cotangent, query, key, value, sink):
+        info = TokenInfo(LENGTH, None, segments)
+        mask, how = Causal() & Packed(), "explicit" if form == "explicit" else "blockwise"
+        context = Context(mask, info, info, Scores(sink=sink), how)
+        if form == "step":
+            context = replace(context, is_decoding_step=True)
+        output, pull_back = jax.vjp(
+            lambda q, k, v, s: attend(
+                q, k, v, replace(context, scores=replace(context.scores, sink=s))
+            ),
+            query,
+            key,
+            value,
+            sink,
+        )
+        return output, *pull_back(cotangent)
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(seed=tiny.seeds, segments=tiny.segment_batches())
+def test_every_form_is_the_formula(form, seed, segments):
+    """Also the gradient of the sink. A query that sees no key gives zeros."""
+    if form == "step":  # without padding, whose values would have to be zero
+        segments = np.ones_like(segments)
+    query, key, value, sink, cotangent = draw(seed)
+    seen = visible(segments)
+    expected = in_float64(query, key, value, sink, cotangent, seen)
+    arguments = [jnp.asarray(x, jnp.float32) for x in (cotangent, query, key, value, sink)]
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "long rows":
+            patch.setattr(blockwise, "_LARGEST_TILE", 1)
+            patch.setattr(long_rows, "_LOOP_QUERIES", 5)
+            patch.setattr(long_rows, "_LOOP_KEYS", 4)
+        found = with_gradients(form)(jnp.asarray(segments), *arguments)
+    for ours, theirs in zip(found, expected, strict=True):
+        tiny.close(ours, theirs, 2e-5)
+
+
+def visible(segments):
+    """Returns bool [batch, queries, keys] of causal attention within documents."""
+    same = segments[:, :, None] == segments[:, None, :]
+    return jnp.asarray(same & (segments != 0)[:, None, :] & np.tri(LENGTH, dtype=bool))
+
+
+@given(seed=tiny.seeds)
+def test_a_sink_of_minus_infinity_changes_nothing(seed):
+    query, key, value, _, _ = draw(seed)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (query, key, value)]
+    none = dot_product_attention(*arrays, Causal())
+    sink = jnp.full(HEADS, -jnp.inf)
+    tiny.close(dot_product_attention(*arrays, Causal(), scores=Scores(sink=sink)), none)
+    by_head = np.broadcast_to(np.tri(LENGTH, dtype=bool), (2, HEADS, LENGTH, LENGTH))
+    sink = jnp.arange(4.0)
+    both = [
+        dot_product_attention(*arrays, mask, scores=Scores(sink=sink))
+        for mask in (Causal(), jnp.asarray(by_head))
+    ]
+    tiny.close(*both)
+
+
+def test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head():
+    assert "sinks" in unsupported_scores(Scores(sink=jnp.zeros(4)))
+    query = jnp.zeros((1, 4, 3, 2))
+    wrong = partial(dot_product_attention, scores=Scores(sink=jnp.zeros(3)))
+    said = error_of(wrong, query, query, query)
+    assert said == "scores.sink is (3,); its last axis must be 4, the heads"
+
+
+@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
+def test_a_decoder_with_sinks_continues_a_cache(attention):
+    """Chunks of tokens over a cache give the logits of one pass."""
+    model = tiny.build(attention_sinks=True, attention=attention, num_layers=1)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 9)
+    whole = tiny.apply(model)(variables, tokens)
+    cache, found = jf.start(model, variables, 2, 16), []
+    for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
+        logits, cache = jf.advance(model, variables, part, cache)
+        found.append(logits)
+    tiny.close(jnp.concatenate(found, axis=1), whole, 2e-5)

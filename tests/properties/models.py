@@ -40,6 +40,7 @@ MODELS = {
         "num_experts": (0, 3),
         "shared_expert_dim": 5,
         "shared_expert_gate": True,
+        "attention_sinks": True,
         "num_layers": 4,
     },
     "rnn": {"kind": RNN, "cell": "rnn", "hidden_dim": 6, "tie_embeddings": False},

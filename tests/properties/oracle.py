@@ -54,7 +54,7 @@ def kept(
     return left
 
 
-def attention(query, key, value, seen, scale=None, cap=None, bias=None):
+def attention(query, key, value, seen, scale=None, cap=None, bias=None, sink=None):
     """Computes attention in loops over heads and queries.
 
     Args:
@@ -65,6 +65,7 @@ def attention(query, key, value, seen, scale=None, cap=None, bias=None):
         scale: factor of the scores, 1/√head_dim by default.
         cap: soft cap of the scores, if any.
         bias: [heads, queries, keys], if any.
+        sink: [heads], if any: the score of one more key, whose value is zero.
     """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -80,6 +81,8 @@ def attention(query, key, value, seen, scale=None, cap=None, bias=None):
                     scores = cap * np.tanh(scores / cap)
                 if bias is not None:
                     scores = scores + bias[head, i, keys]
+                if sink is not None:
+                    scores, v = np.append(scores, sink[head]), np.append(v, 0 * v[:1], axis=0)
                 output[head, i] = softmax(scores) @ v
     return output
 
@@ -332,7 +335,7 @@ def _self_attention(weights, x, seen, positions, bias, config):
     if config.positions == "rotary":
         query, key = (_rotary_of(side, positions, config) for side in (query, key))
     scale, cap = config.attention_scale, config.attention_cap
-    output = attention(query, key, value, seen, scale, cap, bias)
+    output = attention(query, key, value, seen, scale, cap, bias, weights.get("sink"))
     return linear(weights["output"], output.transpose(1, 0, 2).reshape(len(x), -1))
 
 

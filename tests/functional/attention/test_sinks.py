@@ -22,7 +22,7 @@ from tests.errors import error_of
 from tests.properties import tiny
 
 HEADS, KV_HEADS, LENGTH, DIM = 4, 2, 12, 4
-FORMS = ("explicit", "blockwise", "long rows", "step")
+FORMS = ("explicit", "blockwise", "long_rows", "step")
 
 
 def draw(seed):
@@ -76,7 +76,7 @@ def test_every_form_is_the_formula(form, seed, segments):
     expected = in_float64(query, key, value, sink, cotangent, seen)
     arguments = [jnp.asarray(x, jnp.float32) for x in (cotangent, query, key, value, sink)]
     with pytest.MonkeyPatch.context() as patch:
-        if form == "long rows":
+        if form == "long_rows":
             patch.setattr(blockwise, "_LARGEST_TILE", 1)
             patch.setattr(long_rows, "_LOOP_QUERIES", 5)
             patch.setattr(long_rows, "_LOOP_KEYS", 4)
@@ -105,6 +105,19 @@ def test_a_sink_of_minus_infinity_changes_nothing(seed):
         for mask in (Causal(), jnp.asarray(by_head))
     ]
     tiny.close(*both)
+
+
+@pytest.mark.parametrize("implementation", ["explicit", "blockwise"])
+def test_a_huge_sink_reads_nothing(implementation):
+    """A sink whose power overflows float32 leaves all outputs zero, and gradients finite."""
+    arrays = [jnp.asarray(x, jnp.float32) for x in draw(0)[:3]]
+
+    def run(sink):
+        scores = Scores(sink=sink)
+        return dot_product_attention(*arrays, scores=scores, implementation=implementation).sum()
+
+    total, gradient = jax.value_and_grad(run)(jnp.full(HEADS, 200.0))
+    np.testing.assert_array_equal([total, *gradient], 0.0)
 
 
 def test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head():

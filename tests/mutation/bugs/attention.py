@@ -36,7 +36,47 @@ OWN_GRADIENT = (
 )
 TRANSFORMS = "models/test_transforms.py::test_an_exported_model_accepts_all_sizes"
 
+SINKS = "functional/attention/test_sinks.py"
 BUGS = (
+    Bug(
+        "explicit attention ignores the sink",
+        "functional.attention.formula:softmax",
+        Replace("jnp.exp(sink - largest)", "0.0"),
+        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+    ),
+    Bug(
+        "a sink of a large score overflows",
+        "functional.attention.formula:softmax",
+        Replace("jnp.maximum(largest, jax.lax.stop_gradient(sink))", "largest"),
+        f"{SINKS}::test_a_huge_sink_reads_nothing",
+    ),
+    Bug(
+        "blockwise attention ignores the sink",
+        "functional.attention.blockwise:_forward",
+        Replace("(output * share[..., None]).astype(output.dtype)", "output"),
+        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+    ),
+    Bug(
+        "the sink has a value: the backward pass leaves it out of the sum of powers",
+        "functional.attention.blockwise:_forward",
+        Replace("jnp.logaddexp(log_total, sink)", "log_total"),
+        f"{SINKS}::test_every_form_is_the_formula[long_rows]",
+    ),
+    Bug(
+        "the gradient of a sink has the wrong sign",
+        "functional.attention.blockwise:_backward",
+        Replace(
+            "-(jnp.exp(sink - log_total) * products).sum(axis=-1)",
+            "(jnp.exp(sink - log_total) * products).sum(axis=-1)",
+        ),
+        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+    ),
+    Bug(
+        "a fused kernel drops the sink",
+        "functional.attention.fused_kernels:unsupported_scores",
+        Replace("scores.sink is not None", "False"),
+        f"{SINKS}::test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head",
+    ),
     # ---- explicit and short blockwise attention
     Bug(
         "grouped heads tiled, not repeated",  # axlearn#842

@@ -34,7 +34,7 @@ def attention(
 
 
 def softmax(
-    scores: Float[Array, "*batch keys"], sink: Float[Array, "*#batch 1"] | None = None
+    scores: Float[Array, "*batch keys"], sink: Float[Array, "*heads 1 1"] | None = None
 ) -> Float[Array, "*batch keys"]:
     """Computes exp(s_j) / (exp(sink) + Σ_k exp(s_k)) over the last axis; no sink: exp(sink) = 0.
 

@@ -38,7 +38,7 @@ MODELS = {
         "norm": "rms",
         "activation": "swiglu",
         "num_experts": (0, 3),
-        "shared_expert_dim": 5,
+        "shared_expert_dim": 6,
         "shared_expert_gate": True,
         "attention_sinks": True,
         "num_layers": 4,

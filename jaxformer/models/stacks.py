@@ -2,8 +2,8 @@
 
 import jax
 
+from jaxformer.models.builders.transformers import stack_of
 from jaxformer.models.config.transformer import TransformerConfig
-from jaxformer.models.transformers import stack_of
 
 # The first axis of each array below these paths is the layer. If the layers have different shapes,
 # the number of the first layer of each group of equal layers follows.

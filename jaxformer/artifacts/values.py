@@ -19,6 +19,7 @@ from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
 from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.rotary import RotaryScaling
 
@@ -29,6 +30,7 @@ _KNOWN = {
         *(Alibi, RelativePositions, Attention, Rotary, RotaryScaling, CrossAttention),
         *(Experts, FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
         *(Convolution, LuongAttention, Lstm, Recurrent, Rnn),
+        ShortConvolution,
         *(getattr(masks, name) for name in _MASKS),
     )
 }

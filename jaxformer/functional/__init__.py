@@ -12,6 +12,7 @@ from jaxformer.functional.layers.layer import block, layer_at
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
 from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
@@ -40,6 +41,7 @@ __all__ = [
     "Recurrent",
     "Residual",
     "Rnn",
+    "ShortConvolution",
     "Stack",
     "Start",
     "SubLayer",

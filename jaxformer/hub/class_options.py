@@ -78,6 +78,10 @@ _OWN = {
         moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts
         output_router_logits router_aux_loss_coef use_sliding_window
         """,
+    "lfm2": """
+        block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of
+        conv_L_cache conv_bias full_attn_idxs intermediate_size norm_eps tie_embedding
+        """,
     "gemma": """
         attention_bias hidden_act intermediate_size use_bidirectional_attention
         """,

@@ -12,11 +12,14 @@ from jaxformer.hub.class_options import read_by_class
 from jaxformer.hub.generation import OPTIONS
 from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, per_layer
 from jaxformer.hub.table import Row
-from jaxformer.models.config import RotaryScaling
+from jaxformer.models.config import DecoderConfig, RotaryScaling
+from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
 _OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router", "shared_expert_dim")
+# Fields that have no effect without a layer of this type.
+_OF_LAYERS = {"short_convolution": ("convolution_kernel_size", "convolution_bias")}
 # Fields that have no effect unless `positions` has this value.
 _OF_POSITIONS = {
     "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
@@ -226,6 +229,9 @@ def canonical(config: Config) -> Config:
     unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
     unused += () if config.has_experts else _OF_EXPERTS
     unused += () if config.shared_expert_dim else ("shared_expert_gate",)
+    if isinstance(config, DecoderConfig):
+        absent = _OF_LAYERS.keys() - entries(config.layer_types)
+        unused += [x for kind in absent for x in _OF_LAYERS[kind]]
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [

@@ -89,6 +89,12 @@ LAYOUTS = {
         shape=lambda shapes: (1, *shapes[0]),
     ),
     "after-first": TensorLayout(first_layer=1),
+    # The filter of a convolution for each feature, [features, 1, kernel_size].
+    "filter": TensorLayout(
+        lambda arrays, _: arrays[0].T[:, None],
+        lambda tensor, *_: [tensor[:, 0].T],
+        shape=lambda shapes: (shapes[0][1], 1, shapes[0][0]),
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from jaxformer.functional.attention.scores import alibi_slopes, relative_buckets
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
 from jaxformer.models.config import DecoderConfig, kind_of
+from jaxformer.models.config.check import entries
 from jaxformer.models.kinds import Decoder
 
 MOST_PARAMETERS = 5_000_000
@@ -48,6 +49,8 @@ def live_reason(model: Any, variables: Any) -> str | None:
         return "the page does not implement experts"
     if config.attention_sinks:
         return "the page does not implement attention sinks"
+    if set(entries(config.layer_types)) != {"attention"}:
+        return f"the page does not implement layer_types {config.layer_types!r}"
     for name, own in (("mask", model.mask), ("layers", model.layers)):
         if own is not None:
             return f"the model has its own {name}, which is Python code"

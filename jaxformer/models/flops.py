@@ -1,8 +1,10 @@
 """Number of operations of a model by formula; a multiplication and an addition count as two.
 
-    forward:  2 · Σ (elements of a matrix) · (tokens that it is applied to)
+    forward:  2 · Σ (elements of a matrix, or of the filters of a convolution)
+                · (tokens that it is applied to)
               of experts: those that a token is sent to
-            + 4 · heads · head_dim · (queries) · (keys that each query is compared with)
+            + 4 · heads · head_dim · (queries) · (keys that each query is compared with), or what
+                `SubLayer.flops` says of another sub-layer that reads other tokens
     training: three times that, since the gradient needs two products for each product
 
 The formula is that of Kaplan et al. 2020, §2.1, and Chowdhery et al. 2022, appendix B, which counts
@@ -19,6 +21,7 @@ from typing import Any
 
 import jax
 
+from jaxformer.models.builders.transformers import mixer_of
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
@@ -45,7 +48,8 @@ def forward_flops(
     leaves = jax.tree_util.tree_leaves_with_path(shape_tree(build(config)))
     for path, leaf in leaves:
         names = [key.key for key in path]
-        if names[-1] == "kernel" or (names == ["embedding", "tokens"] and config.tie_embeddings):
+        is_head = names == ["embedding", "tokens"] and config.tie_embeddings
+        if names[-1] in ("kernel", "filter") or is_head:
             size = leaf.size * _share(config, names, leaf.shape)
             total += round(2 * size * _tokens(names, length, source_length))
     return total + _attention(
@@ -95,7 +99,7 @@ def _tokens(names: list[str], length: int, source_length: int) -> int:
 def _attention(
     config: Any, length: int, source_length: int, pairs: Callable[[Any, int], int]
 ) -> int:
-    """Returns the operations of scores and weighted sums.
+    """Returns the operations that are no products with weights, such as those of scores.
 
     Args:
         config: a resolved config.
@@ -104,13 +108,12 @@ def _attention(
         pairs: (settings of a layer, length) → the pairs of a query and a key that count.
     """
     if config.heads:
-        self_attention = sum(
-            4 * layer.num_heads * layer.head_dim * pairs(layer, length) for layer in config.layers
-        )
+        mixers = ((mixer_of(layer), pairs(layer, length)) for layer in config.layers)
+        own = sum(mixer.flops(length, num_pairs) for mixer, num_pairs in mixers)
         if not config.reads_source:
-            return self_attention
+            return own
         cross = 4 * config.num_heads * config.head_dim * length * source_length * config.num_layers
-        return self_attention + cross + _attention(config.encoder, source_length, 0, pairs)
+        return own + cross + _attention(config.encoder, source_length, 0, pairs)
     if config.reads_source and config.attends:
         return 4 * config.hidden_dim * length * source_length
     return 0

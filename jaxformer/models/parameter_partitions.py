@@ -36,9 +36,11 @@ TRANSFORMER = (
     *_ENDS,
     *(
         Rule(f"*blocks/*/{name}/{part}", partition)
-        for name in ("query", "key", "value", "up", "gate")
+        for name in ("query", "key", "value", "input_gate", "output_gate", "up", "gate")
         for part, partition in (("kernel", ("fsdp", "tensor")), ("bias", ("tensor",)))
     ),
+    Rule("*blocks/*/convolution/filter", (None, "tensor")),
+    Rule("*blocks/*/convolution/bias", ("tensor",)),
     Rule("*blocks/*/output/kernel", ("tensor", "fsdp")),
     Rule("*blocks/*/down/kernel", ("tensor", "fsdp")),
     Rule("*blocks/*/sink", ("tensor",)),

@@ -182,14 +182,28 @@ def of_layers(
         stated = [[x.rule() for x in sublayers_of(layer)] for layer in layers]
         tables = [[asked(rule, segments) for rule in each if rule is not None] for each in stated]
         return [composed(each, segments) for each in tables]
-    if mask is not None:
-        return [asked(mask, segments)] * config.num_layers
     if isinstance(config, configs.ConvolutionalConfig):
         dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
         return [convolved(segments, config.kernel_size, d, config.causal) for d in dilations]
+    return [
+        _of_layer(config, layer, window, segments, mask)
+        for layer, window in enumerate(windows(config))
+    ]
+
+
+def _of_layer(
+    config: Config, layer: int, window: int | None, segments: Segments, mask: Mask | None
+) -> Table:
+    """Returns the rule of one layer of a Transformer or of a recurrent model."""
+    types = config.layer_types
+    kind = types[layer % len(types)] if isinstance(types, tuple) else types
+    if kind == "short_convolution":
+        return convolved(segments, config.convolution_kernel_size)
+    if mask is not None:
+        return asked(mask, segments)
     if config.bidirectional:
-        return [near(segments, window) for window in windows(config)]
-    return [visible(segments, window, config.prefix) for window in windows(config)]
+        return near(segments, window)
+    return visible(segments, window, config.prefix)
 
 
 def of(

@@ -25,8 +25,8 @@ ACTS = {
         --positions --attention-scale --attention-cap --attention-sinks --output-scale --logits-cap
         --query-key-value-bias --attention-output-bias --feedforward-bias --head-bias
         --tie-embeddings --scale-embeddings --dropout --dtype --window --prefix --remat
-        --optimizer --schedule --learning-rate --warmup-steps --final-fraction --weight-decay
-        --clip-norm --average-decay --lora-rank
+        --layer-types --optimizer --schedule --learning-rate --warmup-steps --final-fraction
+        --weight-decay --clip-norm --average-decay --lora-rank
         --mesh --steps --minutes --accumulate --held-out --label-smoothing --seed --evaluate-every
         --checkpoint-every --keep --keep-every --non-finite --trackers --profile --batch-size
         --window-length --packing --evaluation-windows --sample-tokens --source --from --model
@@ -74,6 +74,8 @@ SOMETIMES = {
         "--normalize-router False": (["--num-experts 4"], [""]),
         "--shared-expert-dim 8": (["--num-experts 4", "--num-experts 0 4"], [""]),
         "--shared-expert-gate": (["--num-experts 4 --shared-expert-dim 8"], ["--num-experts 4"]),
+        "--convolution-kernel-size 4": (["--layer-types short_convolution attention"], [""]),
+        "--convolution-bias": (["--layer-types short_convolution"], [""]),
         "--norm-bias False": (["--norm layer"], ["--norm rms", ""]),
         "--no-use-bias": (
             ["", f"{LEARNED} {ALL_BIASES}", "--query-key-value-bias True"],

@@ -74,6 +74,16 @@ def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
     assert forward_flops(mixed, 32) == forward_flops(config, 32) + 2 * 32 * added
 
 
+def test_of_a_short_convolution_the_filters_are_counted():
+    """Instead of scores: two operations for each feature, token and entry of its filter."""
+    config = replace(CONFIGS["decoder"], num_layers=1, num_heads=4, num_kv_heads=None, head_dim=8)
+    config = replace(config, embed_dim=32)
+    convolved = replace(config, layer_types="short_convolution", convolution_kernel_size=4)
+    scores = 4 * config.embed_dim * 16 * 16
+    filters = 2 * 16 * config.embed_dim * 4
+    assert forward_flops(config, 16) - forward_flops(convolved, 16) == scores - filters
+
+
 MASKS = {
     "causal": DecoderConfig(),
     "window": DecoderConfig(window=5),

@@ -43,6 +43,8 @@ OTHER = {
     "source_vocab_size": 9,
     **dict.fromkeys(("query_key_value_bias", "attention_output_bias", "feedforward_bias"), False),
     "norm_bias": False,
+    "layer_types": "short_convolution",
+    "convolution_kernel_size": 2,
     "num_experts": 3,
     "experts_per_token": 1,
     "shared_expert_dim": 7,
@@ -64,6 +66,8 @@ def settings_of(kind):
         experts = {"num_experts": 2, "expert_dim": 6}
         variations += [{"num_experts": 2}, experts, {**experts, "num_experts": (0, 2)}]
         variations += [{**experts, "shared_expert_dim": 5}]
+        if "layer_types" in names:
+            variations += [{"layer_types": ("attention", "short_convolution")}]
         if "transform" in names:
             variations += [{**variations[-5], "transform": False, "pooler": False}]
         variations += [{"first_attention_norm": False, "norm_position": "both"}]

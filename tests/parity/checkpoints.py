@@ -45,7 +45,7 @@ BART = {
     "forced_eos_token_id": None,
 }
 MARIAN = BART | {"decoder_vocab_size": VOCAB}
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LOCAL, GLOBAL, CONV = "sliding_attention", "full_attention", "conv"
 
 
 def turns(rope_type="default", base=500.0, **more):
@@ -164,6 +164,15 @@ FAMILIES = {
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 4},
         {"use_sliding_window": True, "sliding_window": 30, **YARN},
         {"mlp_only_layers": [0, 2]},
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {key: value for key, value in GROUPED.items() if key != "head_dim"}
+        | {"num_hidden_layers": 5},
+        {"full_attn_idxs": [1, 3], "block_multiple_of": 4},
+        {"layer_types": [CONV, CONV, GLOBAL, CONV, GLOBAL], "conv_bias": True, "conv_L_cache": 4},
+        {"full_attn_idxs": [4], "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
     ),
     "starcoder2": (
         "Starcoder2Config",

@@ -30,6 +30,8 @@ REAL = [slice(0, 400), slice(212, LENGTH), slice(0, LENGTH)]
 SEGMENTS = np.stack([np.isin(np.arange(LENGTH), np.arange(LENGTH)[x]) for x in REAL]).astype(int)
 
 
+# With biases, these classes compute a convolution at padding that the next tokens read.
+UNPADDED = ("lfm2",)
 # These classes derive padding, and so positions, from the padding id.
 BY_ID = ("roberta", "xlm-roberta")
 # The first case of each family always runs, the others with -m slow.
@@ -62,12 +64,13 @@ def their_rows(theirs, tokens, **read):
     for row, real in zip(tokens, REAL, strict=True):
         mask = np.zeros(LENGTH, int)
         mask[real] = 1
-        if "position_ids" in takes and theirs.config.model_type not in BY_ID:
+        kind = theirs.config.model_type
+        if "position_ids" in takes and kind not in (*BY_ID, *UNPADDED):
             positions = np.maximum(mask.cumsum() - 1, 0)
             own = dict(position_ids=torch.tensor(positions[None]))
             own |= {"attention_mask": torch.tensor(mask[None])}
             yield theirs(input_ids=torch.tensor(row[None]), **own).logits[0, real]
-        elif theirs.config.model_type in BY_ID:
+        elif kind in BY_ID:
             own = {"attention_mask": torch.tensor(mask[None])}
             yield theirs(input_ids=torch.tensor(row[None]), **own).logits[0, real]
         else:

@@ -43,6 +43,13 @@ MODELS = {
         "attention_sinks": True,
         "num_layers": 4,
     },
+    "short convolution": {
+        "layer_types": ("short_convolution", "attention"),
+        "convolution_bias": True,
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+    },
     "rnn": {"kind": RNN, "cell": "rnn", "hidden_dim": 6, "tie_embeddings": False},
     "lstm": {"kind": RNN, "cell": "lstm"},
     "cnn": {"kind": CNN, "kernel_size": 3, "activation": "gelu"},
@@ -80,13 +87,14 @@ MODELS = {
 
 # One model for each kind of cache.
 KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
+HYBRID = ("short convolution",)
 
 
 def each_model(*quick):
     """Parametrizes a test over all models.
 
-    Models that are not in `quick` are rare, but for one model of each kind and the experts, which
-    are slow.
+    Models that are not in `quick` are rare, but for one model of each kind, the experts and the
+    hybrids, which are slow.
     """
-    slow = (*KINDS, "experts", "mixed experts")
+    slow = (*KINDS, *HYBRID, "experts", "mixed experts")
     return pytest.mark.parametrize("name", mostly_slow(MODELS, *quick, slow=slow))

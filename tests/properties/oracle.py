@@ -229,12 +229,13 @@ def hidden(params, tokens, segments, config, token_types=None):
 
 
 def _layer_in_group(blocks, config, layer):
-    """Returns the weights of one layer, if layers with and without experts are stacked apart."""
-    counts = np.resize(config.num_experts, config.num_layers)
-    if np.ndim(config.num_experts) == 0:
-        return _layer(blocks, layer)
-    equal = np.flatnonzero(counts == counts[layer])
-    return _layer(blocks[str(equal[0])], int((equal < layer).sum()))
+    """Returns the weights of one layer. Layers of other shapes are stacked apart."""
+    patterns = (config.num_experts, getattr(config, "layer_types", "attention"))
+    patterns = [x if isinstance(x, tuple) else (x,) for x in patterns]
+    kinds = [tuple(x[i % len(x)] for x in patterns) for i in range(config.num_layers)]
+    equal = [i for i, kind in enumerate(kinds) if kind == kinds[layer]]
+    own = blocks if len(set(kinds)) == 1 else blocks[str(equal[0])]
+    return _layer(own, equal.index(layer))
 
 
 def logits_of(params, x, config):
@@ -305,10 +306,16 @@ def _block(weights, x, seen, positions, bias, config):
             lambda x: _self_attention(weights["attention"], x, seen, positions, bias, config),
         ),
         (
+            "short_convolution",
+            lambda x: short_convolution(weights["short_convolution"], x, seen, positions),
+        ),
+        (
             "feedforward",
             lambda x: _feed_forward(weights["feedforward"], x, config),
         ),
     ):
+        if name not in weights:
+            continue
         norm, where = weights.get(f"{name}_norm"), config.norm_position
         if config.parallel != "no" and name == "feedforward":
             norm = norm or weights["attention_norm"]
@@ -321,6 +328,25 @@ def _block(weights, x, seen, positions, bias, config):
         x = x + y if config.residual else y
         x = _norm(norm, x, config) if where == "post" else x
     return x
+
+
+def convolution(weights, x, seen, positions):
+    """Returns Σ w_j x_{t−j} + b over the visible tokens; w_0 is the last row of the filter."""
+    y = np.zeros_like(x)
+    for i in range(len(x)):
+        for j in np.flatnonzero(seen[i]):
+            y[i] += (
+                weights["filter"][len(weights["filter"]) - 1 - positions[i] + positions[j]] * x[j]
+            )
+    return y + weights.get("bias", 0.0)
+
+
+def short_convolution(weights, x, seen, positions):
+    before, after, value = (
+        linear(weights[name], x) for name in ("input_gate", "output_gate", "value")
+    )
+    y = after * convolution(weights["convolution"], before * value, seen, positions)
+    return linear(weights["output"], y)
 
 
 def _self_attention(weights, x, seen, positions, bias, config):

@@ -98,6 +98,10 @@ class Attention(SubLayer):
         """See `SubLayer`."""
         return LayerSlots(self.num_kv_heads, self.head_dim, self.mask.reach)
 
+    def flops(self, num_tokens: int, num_pairs: int) -> int:
+        """Returns the operations of scores and weighted sums."""
+        return 4 * self.num_heads * self.head_dim * num_pairs
+
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""
         return self.num_heads, self.num_kv_heads

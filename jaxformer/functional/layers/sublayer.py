@@ -164,6 +164,15 @@ class SubLayer(ABC):
         """Returns which other tokens an output depends on; None: on no other token."""
         return None
 
+    def flops(self, num_tokens: int, num_pairs: int) -> int:
+        """Returns the operations on one row besides products with its weights.
+
+        Args:
+            num_tokens: the number of tokens of the row.
+            num_pairs: the number of pairs of a query and a key that are compared.
+        """
+        return 0
+
     def units(self) -> tuple[int, ...]:
         """Returns numbers of units, such as heads, that tensor parallelism can divide."""
         return ()

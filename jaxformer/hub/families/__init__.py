@@ -6,6 +6,7 @@ from jaxformer.hub.families import (
     experts,
     gemma,
     gpt2,
+    lfm2,
     llama,
     modernbert,
     starcoder2,
@@ -15,6 +16,6 @@ from jaxformer.hub.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (gpt2, llama, experts, gemma, starcoder2, bert, modernbert, t5, bart)
+    for module in (gpt2, llama, experts, lfm2, gemma, starcoder2, bert, modernbert, t5, bart)
     for family in module.FAMILIES
 }

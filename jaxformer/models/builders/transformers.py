@@ -18,6 +18,7 @@ from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.layers.norms import Norm, Unapplied
 from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import Initial, SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Pooler, Transform
@@ -128,7 +129,7 @@ def _layer(
     reads_source: bool,
 ) -> Layer:
     """Returns the layer that the settings of one layer describe."""
-    attention = attention_of(config, mask, relative)
+    attention = mixer_of(config, mask, relative)
     feed_forward, norm = feed_forward_of(config), norm_of(config)
     if config.parallel != "no":
         shares_norm = config.parallel == "one_norm"
@@ -143,6 +144,17 @@ def _layer(
     if reads_source:
         parts.insert(1, _residual(_cross_attention(config), norm, config))
     return tuple(parts)
+
+
+def mixer_of(
+    config: TransformerConfig,
+    mask: Mask | None = None,
+    relative: RelativePositions | None = None,
+) -> SubLayer:
+    """Returns the sub-layer that reads other tokens in the layer of these settings."""
+    if isinstance(config, DecoderConfig) and config.layer_types == "short_convolution":
+        return ShortConvolution(config.convolution_kernel_size, config.convolution_bias)
+    return attention_of(config, mask, relative)
 
 
 def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:

@@ -79,6 +79,11 @@ class ModelConfig(ABC):
         return 0
 
     @property
+    def layer_types(self) -> str | tuple[str, ...]:
+        """Which sub-layer of a layer reads other tokens."""
+        return "attention"
+
+    @property
     def positions(self) -> str:
         """Position encoding."""
         return "none"

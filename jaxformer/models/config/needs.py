@@ -69,6 +69,22 @@ class Is(_OfField):
 
 
 @dataclass(frozen=True)
+class Has(_OfField):
+    """The field is this value, or a pattern with it as an entry."""
+
+    value: Any
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """See `Need`."""
+        found = values.get(self.field)
+        return self.value in (found if isinstance(found, tuple) else (found,))
+
+    def __str__(self) -> str:
+        """See `Need`."""
+        return f"{self.value} in {flag_of(self.field)}"
+
+
+@dataclass(frozen=True)
 class Given(_OfField):
     """The field is not None."""
 

@@ -48,6 +48,9 @@ CONFIGS["encoder"] = jf.EncoderConfig(**SIZES, **HEADS)
 CONFIGS["decoder"] = jf.DecoderConfig(
     **SIZES, **HEADS, positions="rotary", norm="rms", activation="swiglu", tie_embeddings=False
 )
+CONFIGS["short-convolution"] = replace(
+    CONFIGS["decoder"], layer_types=("short_convolution", "attention"), convolution_bias=True
+)
 CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
 MESHES = [
     ",".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True) if size > 1)
@@ -157,7 +160,7 @@ def several(number: int) -> int:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=CONFIGS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--odd", action="store_true", help="use sizes that 2 does not divide")
     parser.add_argument("--exchanges", action="store_true", help="only the decoder's collectives")

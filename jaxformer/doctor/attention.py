@@ -163,12 +163,16 @@ def _by_part(
         parts.setdefault(part, []).append(choice)
     for part, choices in parts.items():
         number = num_encoder if part == "encoder layers" else config.num_layers
-        order = list(range(number if config.heads else 1))
+        having = list(range(1, 1 + (number if config.heads else 1)))
+        if config.layer_types != "attention":
+            attends = [layer.layer_types == "attention" for layer in config.layers]
+            having = [layer for layer, has in zip(having, attends, strict=True) if has]
+        order = list(range(len(having)))
         if len(choices) < len(order):  # a pass over a cache traces equal layers once
-            settings = list(dict.fromkeys(config.layers))
-            order = [settings.index(layer) for layer in config.layers]
+            settings = list(dict.fromkeys(config.layers[layer - 1] for layer in having))
+            order = [settings.index(config.layers[layer - 1]) for layer in having]
         layers: dict[KernelChoice, list[int]] = {}
-        for layer, call in enumerate(order, 1):
+        for layer, call in zip(having, order, strict=True):
             layers.setdefault(choices[call], []).append(layer)
         for choice, numbers in layers.items():
             yield part, tuple(numbers), choice

@@ -43,6 +43,7 @@ from jaxformer.interpret.layers import (
 )
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
+from jaxformer.models.config.check import entries
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
 
@@ -106,6 +107,7 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
         type(model) is Decoder
         and model.layers is None
         and mixed_layers(model) is None
+        and set(entries(model.config.layer_types)) == {"attention"}
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None

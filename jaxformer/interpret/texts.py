@@ -14,6 +14,7 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
+from jaxformer.models.config.check import entries
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
 
@@ -105,6 +106,7 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     has_heads = isinstance(model, LanguageModel) and model.config.heads
     points = model.layer_points if has_heads else ()
     if f"{attention}.weights" in points:
+        check_layer_types(model)
         return
     there = [name for name in ATTENTIONS if f"{name}.weights" in points]
     accepted = (
@@ -115,6 +117,19 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     raise ValueError(
         f"model is a {type(model).__name__}, which has no heads of {attention!r}; {accepted}"
     )
+
+
+def check_layer_types(model: LanguageModel) -> None:
+    """Raises ValueError if a layer has another sub-layer in the place of self-attention.
+
+    Heads are numbered by layer, and captured values have the layers that have their point.
+    """
+    types = dict.fromkeys(entries(model.config.layer_types))
+    if set(types) != {"attention"}:
+        raise ValueError(
+            f"layer_types of the model is {model.config.layer_types!r}; heads are measured in "
+            "models in which all layers have self-attention"
+        )
 
 
 def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from jaxformer.functional.layers.layer import layer_points
 from jaxformer.functional.taps import Patch
+from jaxformer.functional.transformer import Transformer
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
@@ -68,9 +70,21 @@ def trace(
     inner = [point for point in points if point in model.layer_points]
     first = points.index(inner[0])
     outer = [Value(x, None, captured[x]) for x in points if x not in inner]
-    blocks = [Value(x, i, captured[x][i]) for i in range(model.config.num_layers) for x in inner]
+    blocks = [Value(x, i, captured[x][place]) for x, i, place in _block_points(model, inner)]
     values = [*outer[:first], *blocks, *outer[first:], Value("logits", None, logits)]
     return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
+
+
+def _block_points(model: LanguageModel, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yields (point, layer, place of the layer among those that have the point), by layer."""
+    architecture, places = model.architecture, dict.fromkeys(names, 0)
+    for layer in range(model.config.num_layers):
+        there = names
+        if isinstance(architecture, Transformer):
+            there = layer_points(architecture.stack.layers[layer])
+        for name in (x for x in names if x in there):
+            yield name, layer, places[name]
+            places[name] += 1
 
 
 def first_difference(

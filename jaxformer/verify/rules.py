@@ -197,7 +197,7 @@ def _of_layer(
     """Returns the rule of one layer of a Transformer or of a recurrent model."""
     types = config.layer_types
     kind = types[layer % len(types)] if isinstance(types, tuple) else types
-    if kind == "short_convolution":
+    if isinstance(config, configs.DecoderConfig) and kind == "short_convolution":
         return convolved(segments, config.convolution_kernel_size)
     if mask is not None:
         return asked(mask, segments)

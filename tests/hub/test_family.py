@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -136,3 +137,21 @@ def test_a_kind_of_model_without_a_class_is_refused_in_one_line(kind, family, me
         jf.export(tmp_path / "out", model, tiny.weights(model, 0), family=family)
     assert "nearest" not in str(error.value) and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_layers_of_each_type_keep_their_numbers(tmp_path):
+    """Weights of layers of one type are stacked; their tensors have the numbers of the layers."""
+    types = ("short_convolution", "short_convolution", "attention")
+    options = FAMILIES["lfm2"].fixed | {"num_layers": 5, "layer_types": types}
+    model = tiny.build(**options)
+    variables = tiny.weights(model, 0)
+    assert jf.export(tmp_path / "out", model, variables) == "Lfm2ForCausalLM"
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    for layer, kind in enumerate((*types, *types[:2])):
+        name = "self_attn.q_proj" if kind == "attention" else "conv.in_proj"
+        assert f"model.layers.{layer}.{name}.weight" in written
+    blocks = variables["params"]["blocks"]["0"]["short_convolution"]
+    filters = [written[f"model.layers.{layer}.conv.conv.weight"][:, 0].T for layer in (0, 1, 3, 4)]
+    np.testing.assert_array_equal(filters, blocks["convolution"]["filter"])
+    loaded = jf.load(tmp_path / "out").variables
+    jax.tree.map(np.testing.assert_array_equal, loaded, variables)

@@ -20,6 +20,7 @@ QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compila
 ON_ONE = {"XLA_FLAGS": "", "NPROC": "2", **QUICKLY}
 AS_USERS_DO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
 ON_EIGHT = {**AS_USERS_DO, **QUICKLY}
+HYBRIDS = ("short-convolution",)  # decoders with several types of layers
 MESH = "data=2,fsdp=2,tensor=2"
 
 pytestmark = pytest.mark.slow
@@ -40,8 +41,11 @@ def run(*words, cwd=None, devices=ON_EIGHT):
 @pytest.mark.parametrize(
     "kind, mesh",
     mostly_rare(
-        [(kind, "fsdp=8" if kind == "recurrent-encoder-decoder" else MESH) for kind in KINDS],
-        ("decoder", MESH),
+        [
+            (kind, "fsdp=8" if kind == "recurrent-encoder-decoder" else MESH)
+            for kind in (*KINDS, *HYBRIDS)
+        ],
+        *(("decoder", MESH), *((kind, MESH) for kind in HYBRIDS)),
     ),
 )
 def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
@@ -60,7 +64,7 @@ def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
 @pytest.mark.parametrize(
     "kind, mesh",
     mostly_rare(
-        [("decoder", "tensor=8"), *((kind, MESH) for kind in KINDS)],
+        [("decoder", "tensor=8"), *((kind, MESH) for kind in (*KINDS, *HYBRIDS))],
         ("decoder", "tensor=8"),
     ),
 )

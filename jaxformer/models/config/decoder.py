@@ -9,6 +9,11 @@ from jaxformer.models.config.transformer import TransformerConfig
 
 LayerType = Literal["attention", "short_convolution"]
 _CONVOLVES = Has("layer_types", "short_convolution")
+_NEEDS = {
+    **TransformerConfig.needs,
+    "convolution_kernel_size": (_CONVOLVES,),
+    "convolution_bias": (_CONVOLVES,),
+}
 
 
 @dataclass(frozen=True)
@@ -19,10 +24,7 @@ class DecoderConfig(TransformerConfig):
     """
 
     patterns = (*TransformerConfig.patterns, "window", "layer_types")
-    needs = TransformerConfig.needs | {
-        "convolution_kernel_size": (_CONVOLVES,),
-        "convolution_bias": (_CONVOLVES,),
-    }
+    needs = _NEEDS
 
     window: int | tuple[int | None, ...] | None = None
     """a token attends to itself and to the window − 1 tokens before it; None: to all before it"""

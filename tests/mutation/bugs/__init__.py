@@ -20,6 +20,7 @@ from tests.mutation.bugs import (
     interpret,
     layers,
     masks,
+    mixers,
     model,
     placement,
     recurrent,
@@ -55,6 +56,7 @@ BUGS = (
     *bench.BUGS,
     *cli.BUGS,
     *layers.BUGS,
+    *mixers.BUGS,
 )
 
 

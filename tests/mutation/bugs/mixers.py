@@ -1,0 +1,65 @@
+"""Bugs of the sub-layers that read other tokens in the place of attention."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, gives, inside, takes
+
+SHORT = "functional/layers/test_short_convolution.py"
+CONVOLUTION = "functional.layers.causal_convolution"
+
+BUGS = (
+    # ---- convolutions
+    Bug(
+        "a convolution reads the inputs of the document before",
+        f"{CONVOLUTION}:causal_convolution",
+        Replace("order.positions >= distance", "order.positions >= 0"),
+        f"{SHORT}::test_it_is_its_formula {SHORT}::test_documents_that_end_at_the_end_of_a_chunk",
+    ),
+    Bug(
+        "the filter of a convolution is reversed",
+        f"{CONVOLUTION}:causal_convolution",
+        Replace(
+            "jnp.where(in_document, read, 0) * rows[begin]",
+            "jnp.where(in_document, read, 0) * rows[distance]",
+        ),
+        f"{SHORT}::test_it_is_its_formula",
+    ),
+    Bug(
+        "padding shifts the last inputs of a convolution",
+        f"{CONVOLUTION}:_newest",
+        Replace("order.is_token is None", "True"),
+        f"{SHORT}::test_chunks_of_any_size_are_one_pass {SHORT}::test_padding_changes_nothing",
+    ),
+    Bug(
+        "the last inputs of a convolution are those of the new chunk alone",
+        f"{CONVOLUTION}:causal_convolution",
+        inside("_newest", takes(inputs=lambda x: x.at[:, :2].set(0.0))),
+        f"{SHORT}::test_chunks_of_any_size_are_one_pass",
+    ),
+    Bug(
+        "padding stands between the last inputs of a convolution and the next tokens",
+        f"{CONVOLUTION}:TokenOrder.of",
+        Replace(
+            "jnp.argsort(~is_token, axis=1, stable=True)",
+            "jnp.argsort(is_token, axis=1, stable=True)",
+        ),
+        f"{SHORT}::test_chunks_of_any_size_are_one_pass",
+    ),
+    Bug(
+        "the gates of a short convolution are swapped",
+        "functional.layers.short_convolution:short_convolution",
+        Replace("before * value", "after * value"),
+        f"{SHORT}::test_it_is_its_formula",
+    ),
+    Bug(
+        "a short convolution keeps no state",
+        "functional.layers.short_convolution:ShortConvolution.init_state",
+        gives(None),
+        f"{SHORT}::test_it_is_generated_from_like_whole_passes",
+    ),
+    Bug(
+        "a layer of several types has the tensors of its place among its type",
+        "hub.table:_by_group",
+        Replace("yield (replace(row, ours=ours), layers)", "yield (replace(row, ours=ours), ())"),
+        "hub/test_family.py::test_layers_of_each_type_keep_their_numbers",
+    ),
+)

@@ -132,11 +132,15 @@ class Row:
         num_axes = self.theirs.count("*") + LAYOUTS[self.layout].expert_axes
         return shape is not None and len(shape) == num_axes + (2 if leaf == "kernel" else 1)
 
-    def of_tree(self, tree: str) -> "Row":
-        """Returns the row with the path of a tree of stacked layers, such as "blocks/2"."""
+    def of_tree(self, tree: str) -> "Row | None":
+        """Returns the row with the path of a tree of stacked layers, such as "blocks/2".
+
+        None: the row is not one of the layers of this stack.
+        """
         stack = tree.rstrip("0123456789").rstrip("/")
-        is_inside = self.ours.startswith(f"{stack}/")
-        return replace(self, ours=tree + self.ours.removeprefix(stack)) if is_inside else self
+        if not self.ours.startswith(f"{stack}/"):
+            return None
+        return replace(self, ours=tree + self.ours.removeprefix(stack))
 
 
 def table(text: str, **names: str) -> tuple[Row, ...]:
@@ -231,9 +235,9 @@ def _rows_by_tree(
     """Yields each row for each tree of stacked layers, with the numbers of its layers."""
     trees = layers_by_tree(config)
     for row in rows:
-        of_trees = {row.of_tree(tree): layers for tree, layers in trees.items()}
-        inside = {new: layers for new, layers in of_trees.items() if new is not row}
-        yield from (inside or {row: ()}).items()
+        inside = [(row.of_tree(tree), layers) for tree, layers in trees.items()]
+        inside = [(new, layers) for new, layers in inside if new is not None]
+        yield from inside or [(row, ())]
 
 
 def read_leaves(

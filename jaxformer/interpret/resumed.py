@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional.attention.attend import KeysValues
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.slots import Slots
 from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer, layer_at, run_layer
@@ -93,7 +93,7 @@ class SweepPlan:
         """The layers of the model."""
         return stack_of_model(self.model)
 
-    def at(self, layer: Layer, weights: Weights, first: int, cached: KeysValues) -> LayerAt:
+    def at(self, layer: Layer, weights: Weights, first: int, cached: Slots) -> LayerAt:
         """Returns where a layer computes the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         row = SlotView(TokenInfo(self.length), jnp.int32(first))
@@ -236,16 +236,17 @@ def remaining(
     """
     first = layer if plan.grid.point == "block.input" else layer + 1
 
-    def all_tokens(layer: Layer, block: Weights, x: Array, cached: KeysValues) -> Array:
+    def all_tokens(layer: Layer, block: Weights, x: Array, cached: Slots) -> Array:
         return run_layer(layer, block, x, plan.at(layer, weights, plan.start, cached)).x
 
-    def last_token(layer: Layer, block: Weights, x: Array, cached: KeysValues) -> Array:
+    def last_token(layer: Layer, block: Weights, x: Array, cached: Slots) -> Array:
         cached = store(layer, block, x, plan.at(layer, weights, plan.start, cached))
         at = plan.at(layer, weights, plan.length - 1, cached)
         return run_layer(layer, block, x[:, -1:], at).x
 
     def run(layer_of: Callable, index: Any, x: Array) -> Array:
-        cached = tuple(y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
+        keys, values = (y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
+        cached = Slots(keys, values)
         return by_layer(plan.stack, layer_of, index, weights_of_layer(weights, index), x, cached)
 
     x = corrupted.inputs[first, :, plan.start : plan.length]
@@ -255,11 +256,9 @@ def remaining(
     return run(last_token, last, x)
 
 
-def store(
-    layer: Layer, weights: Weights, x: Float[Array, "batch new dim"], at: LayerAt
-) -> KeysValues:
-    """Returns the keys and values of a layer with those of the tokens in x written to them."""
+def store(layer: Layer, weights: Weights, x: Float[Array, "batch new dim"], at: LayerAt) -> Slots:
+    """Returns the slots of a layer with the keys and values of the tokens in x."""
     attention = attention_of(layer)
     normed, context = layer[0].input_of(attention, weights, x), at.contexts[attention]
     _, key, value = attention.project(weights["attention"], normed, context)
-    return context.store(key, value, at.states["attention"])[0]
+    return context.store(key, value, at.states["attention"])[1]

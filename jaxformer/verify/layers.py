@@ -14,7 +14,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxformer.functional.layers.layer import layer_points
 from jaxformer.functional.taps import Patch
-from jaxformer.functional.transformer import Transformer
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
@@ -77,13 +76,11 @@ def trace(
 
 def _block_points(model: LanguageModel, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yields (point, layer, place of the layer among those that have the point), by layer."""
-    architecture, places = model.architecture, dict.fromkeys(names, 0)
-    for layer in range(model.config.num_layers):
-        there = names
-        if isinstance(architecture, Transformer):
-            there = layer_points(architecture.stack.layers[layer])
+    places = dict.fromkeys(names, 0)
+    for number, layer in enumerate(model.architecture.stack.layers):
+        there = layer_points(layer)
         for name in (x for x in names if x in there):
-            yield name, layer, places[name]
+            yield name, number, places[name]
             places[name] += 1
 
 

@@ -4,7 +4,7 @@ from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, Prefix, Window
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.attention import Attention
-from jaxformer.functional.layers.convolution import Convolution, causal_offsets
+from jaxformer.functional.layers.convolution import Convolution
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
@@ -48,7 +48,6 @@ __all__ = [
     "TokenInfo",
     "Window",
     "block",
-    "causal_offsets",
     "chunked_cross_entropy",
     "cross_entropy",
     "dot_product_attention",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import jax
 import optax
@@ -74,8 +75,8 @@ def state_shardings(
 ) -> TrainState:
     """Returns the sharding of each array of a training state.
 
-    Optimizer state of a parameter's shape has the sharding of that parameter. The remaining arrays
-    are replicated.
+    Arrays of the optimizer's state that have the path and the shape of a parameter have its
+    sharding. The remaining arrays are replicated.
 
     Args:
         model: The model.
@@ -87,27 +88,16 @@ def state_shardings(
     whole = replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
-    def is_masked(leaf: object) -> bool:  # another part of the optimizer updates it, as in Muon
-        return isinstance(leaf, optax.MaskedNode)
+    places = dict(jax.tree_util.tree_leaves_with_path(learnt))
+    sizes = {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(trainable)}
 
-    def beside(
-        leaf: jax.ShapeDtypeStruct | optax.MaskedNode,
-        param: jax.ShapeDtypeStruct,
-        sharding: NamedSharding,
-    ) -> NamedSharding | optax.MaskedNode:
-        if isinstance(leaf, optax.MaskedNode):
-            return leaf
-        return sharding if leaf.shape == param.shape else whole
+    def beside(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        # The path in the state ends in that of the parameter.
+        ends = (path[start:] for start in range(len(path)))
+        param = next((end for end in ends if end in places), None)
+        return places[param] if param in places and sizes[param] == leaf.shape else whole
 
-    state = optax.tree_map_params(
-        optimizer.init,
-        beside,
-        shapes.optimizer,
-        trainable,
-        learnt,
-        transform_non_params=lambda _: whole,
-        is_leaf=is_masked,
-    )
+    state = jax.tree_util.tree_map_with_path(beside, shapes.optimizer)
     average = None if shapes.average is None else learnt
     return TrainState._make((whole, params, state, whole, average))  # of shardings, not arrays
 

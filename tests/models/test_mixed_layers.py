@@ -17,7 +17,6 @@ from jaxformer.functional import (
     Recurrent,
     Residual,
     Rnn,
-    causal_offsets,
 )
 from jaxformer.verify import rules
 from tests.properties import tiny
@@ -33,7 +32,7 @@ WIDTH, LENGTH = CONFIG.embed_dim, tiny.LENGTH
 @cache
 def model(**options):
     """Returns a decoder with an LSTM, a dilated convolution and an RNN between its attention."""
-    mixers = (Recurrent(Lstm(), WIDTH), Convolution(causal_offsets(3, 2)), Recurrent(Rnn(), WIDTH))
+    mixers = (Recurrent(Lstm(), WIDTH), Convolution((-4, -2, 0)), Recurrent(Rnn(), WIDTH))
     lstm, convolution, rnn = ((Residual(x, LayerNorm()), *ATTENTION[1:]) for x in mixers)
     layers = (ATTENTION, lstm, convolution, ATTENTION, rnn)
     return replace(jf.Decoder(CONFIG), layers=layers, **options)

@@ -16,7 +16,7 @@ from jaxformer.functional import (  # noqa: E402
     layer_at,
 )
 from jaxformer.functional.attention.contexts import Pass  # noqa: E402
-from jaxformer.functional.inputs import Inputs, Run  # noqa: E402
+from jaxformer.functional.inputs import Forward, Inputs, Run  # noqa: E402
 from jaxformer.models.builders.transformers import stack_of  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
@@ -100,6 +100,6 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
     )
     layer = stack_of(config.resolved, reads_source=True).layers[0]
     source = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-    tokens = replace(row(x, REAL), source=source, encoded=jnp.asarray(encoded))
+    tokens = replace(row(x, REAL), source=source, encoded=Forward(jnp.asarray(encoded), {}))
     ours = block(weights, jnp.asarray(x), layer, layer_at(layer, tokens)).x
     peers.same(ours, theirs, REAL)

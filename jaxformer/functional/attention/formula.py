@@ -13,22 +13,19 @@ def attention(
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
     visible: Bool[Array, "*#batch queries keys"],
-    sink: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "*batch heads queries v"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √d) over the visible keys j.
 
     Each of the h key heads serves a group of g query heads. The output of a query i that sees no
-    key is zero. A sink is a score of each head that joins the softmax and has no value.
+    key is zero.
 
     Reference:
-        Vaswani et al. 2017, §3.2.1; Ainslie et al. 2023 (grouped heads); notes, lecture 11 §5;
-        gpt-oss 2025 (arXiv:2508.10925, sinks).
+        Vaswani et al. 2017, §3.2.1; Ainslie et al. 2023 (grouped heads); notes, lecture 11 §5.
     """
     *batch, heads, length, dim = query.shape
     query = query.reshape(*batch, key.shape[-3], -1, length, dim)
     scores = jnp.einsum("...hgid,...hjd->...hgij", query, key) / dim**0.5
-    sink = None if sink is None else sink.reshape(*scores.shape[-4:-2], 1, 1)
-    weights = softmax(jnp.where(visible[..., None, None, :, :], scores, -jnp.inf), sink)
+    weights = softmax(jnp.where(visible[..., None, None, :, :], scores, -jnp.inf))
     output = jnp.einsum("...hgij,...hjv->...hgiv", weights, value)
     return output.reshape(*batch, heads, length, -1)
 
@@ -38,7 +35,11 @@ def softmax(
 ) -> Float[Array, "*batch keys"]:
     """Computes exp(s_j) / (exp(sink) + Σ_k exp(s_k)) over the last axis; no sink: exp(sink) = 0.
 
-    Returns zeros where all scores are −∞.
+    A sink is a score of each head that joins the softmax and has no value. Returns zeros where all
+    scores are −∞.
+
+    Reference:
+        gpt-oss 2025 (arXiv:2508.10925), sinks.
     """
     largest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     if sink is not None:

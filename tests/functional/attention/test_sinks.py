@@ -13,7 +13,6 @@ import jaxformer as jf
 from jaxformer.functional.attention import blockwise, long_rows
 from jaxformer.functional.attention.attend import Context, attend
 from jaxformer.functional.attention.dot_product import dot_product_attention
-from jaxformer.functional.attention.formula import attention
 from jaxformer.functional.attention.fused_kernels import unsupported_scores
 from jaxformer.functional.attention.masks import Causal, Packed
 from jaxformer.functional.attention.scores import Scores
@@ -33,6 +32,16 @@ def draw(seed):
     sink[seed % HEADS] = 60.0 if seed % 2 else -60.0
     arrays = [rng.normal(size=shape) for shape in shapes]
     return *arrays, sink, rng.normal(size=shapes[0])
+
+
+def attention(query, key, value, seen, sink):
+    """Softmax over the sink and the scores of the visible keys, whose values alone are summed."""
+    key, value = (jnp.repeat(x, query.shape[-3] // x.shape[-3], axis=-3) for x in (key, value))
+    scores = jnp.einsum("...hid,...hjd->...hij", query, key) / query.shape[-1] ** 0.5
+    scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
+    sinks = jnp.broadcast_to(sink[:, None, None], (*scores.shape[:-1], 1))
+    weights = jax.nn.softmax(jnp.concatenate([sinks, scores], axis=-1))[..., 1:]
+    return jnp.einsum("...hij,...hjv->...hiv", weights, value)
 
 
 def in_float64(query, key, value, sink, cotangent, seen):

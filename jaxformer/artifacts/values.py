@@ -15,6 +15,7 @@ from jaxformer.functional.layers.convolution import Convolution
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
+from jaxformer.functional.layers.gated_delta import GatedDelta
 from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
@@ -30,7 +31,7 @@ _KNOWN = {
         *(Alibi, RelativePositions, Attention, Rotary, RotaryScaling, CrossAttention),
         *(Experts, FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
         *(Convolution, LuongAttention, Lstm, Recurrent, Rnn),
-        ShortConvolution,
+        *(GatedDelta, ShortConvolution),
         *(getattr(masks, name) for name in _MASKS),
     )
 }

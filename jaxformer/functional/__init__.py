@@ -8,6 +8,7 @@ from jaxformer.functional.layers.convolution import Convolution
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
+from jaxformer.functional.layers.gated_delta import GatedDelta
 from jaxformer.functional.layers.layer import block, layer_at
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
@@ -28,6 +29,7 @@ __all__ = [
     "CrossAttention",
     "Experts",
     "FeedForward",
+    "GatedDelta",
     "Initial",
     "LayerNorm",
     "Lstm",

@@ -3,6 +3,7 @@
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, inside, takes
 
+DELTA = "functional/layers/test_gated_delta.py"
 SHORT = "functional/layers/test_short_convolution.py"
 CONVOLUTION = "functional.layers.causal_convolution"
 
@@ -61,5 +62,30 @@ BUGS = (
         "hub.table:entries",
         Replace("(layers[place[0]], *place[1:])", "place"),
         "hub/test_family.py::test_layers_of_each_type_keep_their_numbers",
+    ),
+    # ---- the gated delta rule
+    Bug(
+        "the delta rule decays the memory after its correction",
+        "functional.layers.gated_delta:gated_delta_rule.step",
+        Replace("jnp.exp(log_decay)[..., None, None] * memory", "memory"),
+        f"{DELTA}::test_both_forms_are_the_formula",
+    ),
+    Bug(
+        "a chunk reads the memory of an earlier document",
+        "functional.layers.gated_delta:_delta_of_chunk",
+        Replace("(number == 0)[:, None]", "(number >= 0)[:, None]"),
+        f"{DELTA}::test_both_forms_are_the_formula",
+    ),
+    Bug(
+        "corrections reach the next chunk without their decay",
+        "functional.layers.gated_delta:_delta_of_chunk",
+        Replace("decay[:, :, -1, :, None] * key", "key"),
+        f"{DELTA}::test_both_forms_are_the_formula",
+    ),
+    Bug(
+        "padding decays the memory",
+        "functional.layers.gated_delta:GatedDelta.inputs_of",
+        Replace("jnp.where(is_token, log_decay, 0)", "log_decay"),
+        f"{DELTA}::test_padding_changes_nothing",
     ),
 )

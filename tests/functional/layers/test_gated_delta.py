@@ -1,0 +1,184 @@
+"""The gated delta rule against loops in float64, in steps, in chunks and in a model."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import jaxformer as jf
+from jaxformer.functional import GatedDelta, Residual
+from jaxformer.functional.layers.gated_delta import (
+    DeltaInputs,
+    chunked_delta_rule,
+    gated_delta_rule,
+    invert_unit_lower,
+)
+from jaxformer.functional.layers.norms import LayerNorm
+from jaxformer.verify import rules
+from tests.properties import tiny
+from tests.properties.chunks import chunked, cuts
+from tests.properties.witness import exactly, jacobian
+from tests.slow import mostly_slow
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+HEADS, KEYS, VALUES, CHUNK = 2, 4, 3, 8
+# One chunk and the lengths beside it; several chunks and the lengths beside these.
+LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 1]
+FORMS = {"steps": gated_delta_rule, "chunks": lambda *x: chunked_delta_rule(*x, chunk_size=CHUNK)}
+
+
+def reference(inputs, memory):
+    """The formula of the module, token by token, in NumPy."""
+    query, key, value, log_decay, rate, begins = (np.asarray(x, np.float64) for x in inputs)
+    memory, output = np.array(memory, np.float64), np.zeros(value.shape)
+    for b, h, t in np.ndindex(log_decay.shape):
+        state = memory[b, h] * (0 if begins[b, t] else np.exp(log_decay[b, h, t]))
+        error = value[b, h, t] - key[b, h, t] @ state
+        memory[b, h] = state + np.outer(key[b, h, t], rate[b, h, t] * error)
+        output[b, h, t] = query[b, h, t] @ memory[b, h]
+    return output, memory
+
+
+def draw(seed, length, begins, strength=1.0):
+    """Returns inputs with keys of length 1, and a memory. Some tokens are padding."""
+    rng, batch = np.random.default_rng(seed), len(begins)
+    query, key, value = (
+        rng.normal(size=(batch, HEADS, length, size)) for size in (KEYS, KEYS, VALUES)
+    )
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    is_token = rng.random((batch, 1, length)) < 0.8
+    log_decay = -strength * rng.exponential(size=(batch, HEADS, length)) * is_token
+    rate = rng.random((batch, HEADS, length)) * is_token
+    inputs = DeltaInputs(query, key, value, log_decay, rate, begins & is_token[:, 0])
+    memory = rng.normal(size=(batch, HEADS, KEYS, VALUES))
+    arrays = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (inputs[:-1], memory))
+    return DeltaInputs(*arrays[0], jnp.asarray(inputs.begins)), arrays[1]
+
+
+@cache
+def compiled(form):
+    return jax.jit(FORMS[form])
+
+
+@pytest.mark.parametrize("length", mostly_slow(LENGTHS, CHUNK, 3 * CHUNK + 1))
+@pytest.mark.parametrize("form", FORMS)
+@given(seed=tiny.seeds, every=st.sampled_from([1, 3, CHUNK, CHUNK + 1, 99]))
+@example(seed=0, every=CHUNK)  # documents that end at the end of a chunk
+@example(seed=0, every=99)  # the document of the memory goes on
+def test_both_forms_are_the_formula(form, length, seed, every):
+    begins = np.repeat((np.arange(length) % every == every - 1)[None], 2, axis=0)
+    inputs, memory = draw(seed, length, begins)
+    for found, wanted in zip(
+        compiled(form)(inputs, memory), reference(inputs, memory), strict=True
+    ):
+        tiny.close(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-4, 30.0, 1e4])
+def test_weak_and_strong_decays_are_exact(strength):
+    """No decay, a decay that rounds to none over a step, and decays to 0 in one step."""
+    inputs, memory = draw(1, 3 * CHUNK, np.zeros((2, 3 * CHUNK), bool), strength)
+    for found, wanted in zip(
+        compiled("chunks")(inputs, memory), reference(inputs, memory), strict=True
+    ):
+        assert np.isfinite(found).all()
+        tiny.close(found, wanted, 1e-5)
+
+
+def test_the_gradients_of_chunks_are_those_of_steps():
+    length = 2 * CHUNK + 3
+    inputs, memory = draw(2, length, np.arange(length)[None] == CHUNK)
+
+    def total(form, parts, memory):
+        output, after = FORMS[form](DeltaInputs(*parts, inputs.begins), memory)
+        return jnp.square(output).sum() + jnp.sin(after).sum()
+
+    steps, chunks = (
+        jax.jit(jax.grad(lambda *x, form=form: total(form, *x), argnums=(0, 1)))(
+            tuple(inputs[:-1]), memory
+        )
+        for form in FORMS
+    )
+    tiny.all_close(chunks, steps, 1e-4)
+
+
+@given(seed=tiny.seeds, size=st.sampled_from([1, 2, 8]))
+def test_the_inverse_of_a_triangular_matrix(seed, size):
+    a = np.tril(np.random.default_rng(seed).normal(size=(3, size, size)), -1)
+    inverse = invert_unit_lower(jnp.asarray(a, jnp.float32))
+    tiny.close(inverse, np.linalg.inv(np.eye(size) + a), 1e-3)
+
+
+# ---- in a model
+
+CONFIG = tiny.build(num_layers=2, positions="rotary").config
+
+
+@cache
+def model():
+    """Returns a decoder with the delta rule, with grouped heads, before its attention."""
+    attention = jf.Decoder(CONFIG).architecture.stack.layers[0]
+    delta = GatedDelta(num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=3, kernel_size=3)
+    layers = ((Residual(delta, LayerNorm()), *attention[1:]), attention)
+    return replace(jf.Decoder(CONFIG), layers=layers)
+
+
+@given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
+def test_any_chunking_is_one_pass(seed, segments, chunks):
+    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, tiny.LENGTH)
+    logits, _ = chunked(model(), variables, tokens, chunks, segments)
+    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+
+
+@given(seed=tiny.seeds, places=st.sets(st.integers(0, tiny.LENGTH - 1), max_size=5))
+def test_padding_changes_nothing(seed, places):
+    """A text has the same logits with padding at any places, whatever stands there."""
+    there = np.array([i not in places for i in range(tiny.LENGTH)])
+    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 1, tiny.LENGTH)
+    padded = tiny.apply(model())(variables, tokens, there.astype(np.int32)[None])
+    text = np.concatenate([tokens[:, there], tokens[:, ~there]], axis=1)  # of one compiled shape
+    tiny.close(padded[:, there], tiny.apply(model())(variables, text)[:, : there.sum()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [63, 64, 65, 128])
+def test_a_long_text_may_be_cut_beside_a_chunk(first):
+    """Chunks of 64 tokens are computed at once. One document ends where one of them ends."""
+    config = replace(CONFIG, max_length=160)
+    long = replace(model(), config=config)
+    variables, tokens = tiny.weights(long, 0), tiny.tokens(0, 2, 150)
+    segments = np.ones((2, 150), int)
+    segments[1, 64:] = 2
+    segments[1, 70:75] = 0
+    whole = long.apply(variables, tokens, segments)
+    cache = jf.start(long, variables, 2, 160)
+    parts = []
+    for span in (slice(first), slice(first, first + 1), slice(first + 1, 150)):
+        logits, cache = jf.advance(long, variables, tokens[:, span], cache, segments[:, span])
+        parts.append(logits)
+    tiny.close(np.concatenate(parts, axis=1), whole, where=segments != 0)
+
+
+def test_the_dependencies_are_its_rule():
+    x = tiny.embeddings(0, 2, tiny.LENGTH, CONFIG.embed_dim)
+    segments = np.array([[1] * 5 + [0] + [2] * (tiny.LENGTH - 6), [3] * tiny.LENGTH])
+    found = jacobian(model())(tiny.weights(model(), 1), x, jnp.asarray(segments), None)
+    exactly(found, rules.of(CONFIG, segments, layers=model().layers))
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, tiny.LENGTH)
+    jf.save(tmp_path / "delta", model(), variables)
+    loaded = jf.load(tmp_path / "delta")
+    assert loaded.model.layers == model().layers
+    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="num_key_heads is 2; it must divide num_val"):
+        GatedDelta(num_key_heads=2, num_value_heads=3, key_dim=4, value_dim=4)

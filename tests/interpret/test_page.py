@@ -182,7 +182,8 @@ def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
         rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
         feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
     refused = """num_experts experts_per_token expert_dim normalize_router shared_expert_dim
-        shared_expert_gate attention_sinks""".split()
+        shared_expert_gate attention_sinks layer_types convolution_kernel_size
+        convolution_bias""".split()
     fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
     assert fields == {*page_weights._FIELDS, *derived, *refused}
     hints = get_type_hints(jf.DecoderConfig)

@@ -185,7 +185,7 @@ def test_any_number_of_heads_and_words_is_placed_as_each_stack_computes(kind, da
         for path, (name, axis) in PATHS.items():
             where = flat(placed).get(stack + path)
             if where is not None:
-                divides = not any(n % tensor for n in numbers[name])
+                divides = bool(numbers[name]) and not any(n % tensor for n in numbers[name])
                 assert (where.spec[axis] == "tensor") == divides, stack + path
 
 

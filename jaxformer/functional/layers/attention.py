@@ -146,15 +146,19 @@ class Attention(SubLayer):
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """Computes softmax(q kᵀ/√d) v for each head, concatenates the heads and applies W_O."""
-        context, tap = at.context, at.tap
-        if self.has_sinks:
-            context = replace(context, scores=replace(context.scores, sink=weights["sink"]))
+        context, tap = self.with_sinks(weights, at.context), at.tap
         query, key, value = self.project(weights, tap("attention.input", x), context)
         query, key = tap("attention.query", query), tap("attention.key", key)
         value = tap("attention.value", value)
         (keys, values), state = context.store(key, value, at.state)
         heads = tap("attention.heads", attend(query, keys, values, context, tap))
         return Output(tap("attention.output", linear(weights["output"], merge_heads(heads))), state)
+
+    def with_sinks(self, weights: Weights, context: Context) -> Context:
+        """Returns the context with the sinks of the layer, if it has them."""
+        if not self.has_sinks:
+            return context
+        return replace(context, scores=replace(context.scores, sink=weights["sink"]))
 
     def project(
         self, weights: Weights, x: Float[Array, "*batch length dim"], context: Context

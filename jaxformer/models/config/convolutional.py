@@ -55,8 +55,6 @@ class ConvolutionalConfig(ModelConfig):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of activations; parameters, norm statistics, logits and losses are float32"""
 
-    norm_bias: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
@@ -68,3 +66,8 @@ class ConvolutionalConfig(ModelConfig):
             raise ValueError(
                 f"kernel_size is {self.kernel_size}; it must be odd, because causal is False"
             )
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether layer norms have a bias."""
+        return True

@@ -45,13 +45,17 @@ class Screen:
         self._console.print(_Verbatim(visible(text)))
 
     @contextmanager
-    def bar(self, total: int) -> Iterator[Callable[[int, str, str], None]]:
+    def bar(
+        self, total: int, name: str = "", detail: str = ""
+    ) -> Iterator[Callable[[int, str, str], None]]:
         """Shows a progress bar while the context is open, if the output is a terminal.
 
         A second bar appears below the first.
 
         Args:
             total: The value of `completed` at which the bar is full.
+            name: The text on its left at first.
+            detail: The text on its right at first.
 
         Yields:
             ``show(completed, name, detail)``, which updates the bar, the text on its left and the
@@ -60,7 +64,7 @@ class Screen:
         if not self.is_interactive:
             yield lambda completed, name, detail: None
             return
-        with self._task("", total, "") as task:
+        with self._task(visible(name), total, visible(detail)) as task:
             yield lambda completed, name, detail: self._bars.update(
                 task, completed=completed, description=visible(name), detail=visible(detail)
             )
@@ -100,7 +104,7 @@ class Screen:
             ``advance(done)``, which sets the number of units that are done.
         """
         begin = time.perf_counter()
-        with self.bar(total) as show:
+        with self.bar(total, name, f"0 of {total:,} {unit}") as show:
 
             def advance(done: int) -> None:
                 left = (time.perf_counter() - begin) * (total - done) / max(done, 1)

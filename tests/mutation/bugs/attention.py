@@ -42,7 +42,7 @@ BUGS = (
         "explicit attention ignores the sink",
         "functional.attention.formula:softmax",
         Replace("jnp.exp(sink - largest)", "0.0"),
-        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+        f"{SINKS}::test_every_form_is_the_formula[explicit]",
     ),
     Bug(
         "a sink of a large score overflows",

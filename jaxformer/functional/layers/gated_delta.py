@@ -249,8 +249,9 @@ class GatedDelta(SubLayer):
             for map_key, (name, size) in zip(keys[4:], outputs.items(), strict=True)
         }
         low, high = jnp.log(0.001), jnp.log(0.1)
-        steps = jnp.exp(jax.random.uniform(keys[0], (heads,), minval=low, maxval=high))
-        scale = jax.random.uniform(keys[1], (heads,), minval=1.0, maxval=16.0)
+        shape = (heads,)
+        steps = jnp.exp(jax.random.uniform(keys[0], shape, jnp.float32, low, high))
+        scale = jax.random.uniform(keys[1], shape, jnp.float32, 1.0, 16.0)
         weights["decay"] |= {"bias": jnp.log(jnp.expm1(steps)), "log_scale": jnp.log(scale)}
         filters = self.kernel_size**-0.5
         weights["convolution"] = init_causal_convolution(

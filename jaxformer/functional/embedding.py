@@ -28,8 +28,9 @@ def init_embedding(
     """Returns tables of vectors for tokens and, if asked for, for positions and token types.
 
     Token vectors are N(0, stddev²), the rest N(0, 0.02²). A stddev of 0.02 (GPT-2) suits vectors
-    that a norm follows. Without a norm 1/√dim suits logits, and the first map of a recurrent model
-    compensates for it (`recurrent.initializers`): with 0.02 an LSTM barely starts to learn.
+    that a norm follows. Without a norm 1/√dim suits logits, and the first kernel of a recurrent
+    model compensates for it (`models.builders.recurrent`): with 0.02 an LSTM barely starts to
+    learn.
 
     Args:
         key: a random key.

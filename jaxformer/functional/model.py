@@ -44,7 +44,7 @@ class Model:
         generates: whether it is autoregressive.
         encoder: the encoder of its source, or None.
         shares_embedding: whether the encoder's token vectors are those of the decoder.
-        transform: BERT's map in front of the head, or None.
+        transform: the layer of BERT between the last norm and the head; None: there is none.
         pooler: the pooler of an encoder, or None.
     """
 
@@ -119,7 +119,7 @@ class Model:
         Args:
             weights: those of `initializers`.
             inputs: the tokens and, without a cache, the sources that they read.
-            run: how the pass runs.
+            run: the execution, the dropout key and the hooks of the pass.
             cache: the cache of earlier tokens; None: the tokens are complete sequences.
         """
         source_key, embed_key, *layer_keys = split_key(run.dropout_key, 2 + self.num_layers)

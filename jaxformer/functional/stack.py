@@ -76,7 +76,10 @@ class Stack:
 
     @cached_property
     def points(self) -> tuple[str, ...]:
-        """The points of the layers; see `layer_points`. The layer with the most comes first."""
+        """The points of all layers; see `layer_points`.
+
+        Those of the layer with the most points come first, in their order.
+        """
         layers = sorted(map(layer_points, self.layers), key=len, reverse=True)
         return tuple(dict.fromkeys(x for layer in layers for x in layer))
 

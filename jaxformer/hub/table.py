@@ -125,7 +125,7 @@ class Row:
                 yield tuple(f"{name}/{leaf}" for name in names), f"{self.theirs}.{theirs}"
 
     def fits(self, leaf: str, shape: tuple[int, ...] | None) -> bool:
-        """Returns whether a leaf exists and has the axes of layers and experts that the row has.
+        """Returns whether a leaf exists and has one axis for each `*` of the row, and its own.
 
         Dense layers and layers with experts have leaves of the same names, but separate rows.
         """

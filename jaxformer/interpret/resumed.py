@@ -43,7 +43,6 @@ from jaxformer.interpret.layers import (
 )
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
-from jaxformer.models.config.check import entries
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
 
@@ -107,7 +106,7 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
         type(model) is Decoder
         and model.layers is None
         and mixed_layers(model) is None
-        and set(entries(model.config.layer_types)) == {"attention"}
+        and "attention.heads" in model.layer_points
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
         and inputs.segments is None

@@ -11,10 +11,10 @@ from jaxtyping import Array
 
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.layers.layer import layer_points
 from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
-from jaxformer.models.config.check import entries
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
 
@@ -106,7 +106,7 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     has_heads = isinstance(model, LanguageModel) and model.config.heads
     points = model.layer_points if has_heads else ()
     if f"{attention}.weights" in points:
-        check_layer_types(model)
+        check_every_layer(model, attention)
         return
     there = [name for name in ATTENTIONS if f"{name}.weights" in points]
     accepted = (
@@ -119,17 +119,20 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     )
 
 
-def check_layer_types(model: LanguageModel) -> None:
-    """Raises ValueError if a layer has another sub-layer in the place of self-attention.
+def check_every_layer(model: LanguageModel, attention: str) -> None:
+    """Raises ValueError if a layer lacks this attention.
 
-    Heads are numbered by layer, and captured values have the layers that have their point.
+    Heads are numbered by layer, but captured values have only the layers that have their point.
     """
-    types = dict.fromkeys(entries(model.config.layer_types))
-    if set(types) != {"attention"}:
-        raise ValueError(
-            f"layer_types of the model is {model.config.layer_types!r}; heads are measured in "
-            "models in which all layers have self-attention"
-        )
+    own, name = model.architecture, attention.removeprefix("encoder.")
+    if attention != name and own.encoder is not None:
+        own = own.encoder
+    for number, layer in enumerate(own.stack.layers):
+        if f"{name}.weights" not in layer_points(layer):
+            raise ValueError(
+                f"layer {number} of the model has no {attention}; heads are measured in models in "
+                "which every layer has it"
+            )
 
 
 def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:

@@ -92,10 +92,10 @@ def state_shardings(
     sizes = {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(trainable)}
 
     def beside(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        # The path in the state ends in that of the parameter.
-        ends = (path[start:] for start in range(len(path)))
-        param = next((end for end in ends if end in places), None)
-        return places[param] if param in places and sizes[param] == leaf.shape else whole
+        for start in range(len(path)):  # the path in the state ends in that of the parameter
+            if sizes.get(path[start:]) == leaf.shape:
+                return places[path[start:]]
+        return whole
 
     state = jax.tree_util.tree_map_with_path(beside, shapes.optimizer)
     average = None if shapes.average is None else learnt

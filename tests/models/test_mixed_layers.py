@@ -4,8 +4,6 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -18,10 +16,9 @@ from jaxformer.functional import (
     Residual,
     Rnn,
 )
-from jaxformer.verify import rules
+from tests.models import own_stacks
 from tests.properties import tiny
-from tests.properties.chunks import chunked, cuts
-from tests.properties.witness import exactly, jacobian
+from tests.properties.chunks import cuts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 CONFIG = tiny.build(num_layers=5, positions="rotary", window=4).config
@@ -39,17 +36,12 @@ def model(**options):
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
-def test_any_chunking_is_one_pass(seed, segments, chunks):
-    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, LENGTH)
-    logits, _ = chunked(model(), variables, tokens, chunks, segments)
-    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+def test_chunks_equal_one_pass(seed, segments, chunks):
+    own_stacks.chunks_equal_one_pass(model(), seed, segments, chunks)
 
 
 def test_the_dependencies_are_the_rules_of_the_layers():
-    x = tiny.embeddings(0, 2, LENGTH, WIDTH)
-    segments = np.array([[1] * 5 + [0] + [2] * (LENGTH - 6), [3] * LENGTH])
-    found = jacobian(model())(tiny.weights(model(), 1), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(CONFIG, segments, layers=model().layers))
+    own_stacks.dependencies_are_the_rules(model())
 
 
 def test_a_scan_is_the_unrolled_stack():
@@ -59,11 +51,7 @@ def test_a_scan_is_the_unrolled_stack():
 
 
 def test_it_is_saved_and_loaded(tmp_path):
-    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, LENGTH)
-    jf.save(tmp_path / "mixed", model(), variables)
-    loaded = jf.load(tmp_path / "mixed")
-    assert loaded.model.layers == model().layers
-    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+    own_stacks.a_saved_model_is_equal(tmp_path / "mixed", model())
 
 
 def test_a_width_that_does_not_fit_is_refused_by_layer_and_name():

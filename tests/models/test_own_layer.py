@@ -13,9 +13,10 @@ from hypothesis import given
 import jaxformer as jf
 from jaxformer.functional import FeedForward, Packed, Residual, SubLayer
 from jaxformer.verify import rules
+from tests.models import own_stacks
 from tests.models.own_layer import Memory, with_memory
 from tests.properties import tiny
-from tests.properties.chunks import chunked, cuts
+from tests.properties.chunks import cuts
 from tests.properties.witness import exactly, jacobian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -58,10 +59,8 @@ def test_its_values_are_the_formula(seed, segments):
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
-def test_any_chunking_is_one_pass(seed, segments, chunks):
-    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, LENGTH)
-    logits, _ = chunked(model(), variables, tokens, chunks, segments)
-    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+def test_chunks_equal_one_pass(seed, segments, chunks):
+    own_stacks.chunks_equal_one_pass(model(), seed, segments, chunks)
 
 
 def test_a_scan_is_the_unrolled_stack():
@@ -75,14 +74,10 @@ def test_a_scan_is_the_unrolled_stack():
 
 
 def test_the_dependencies_are_its_rule():
-    x = tiny.embeddings(0, 2, LENGTH, CONFIG.embed_dim)
-    segments = np.array([[1] * 5 + [0] + [2] * (LENGTH - 6), [3] * LENGTH])
-    variables = tiny.weights(model(), 1)
-    found = jacobian(model())(variables, x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model().config, segments, layers=model().layers))
+    own_stacks.dependencies_are_the_rules(model())
 
 
-def test_it_is_generated_from_like_whole_passes():
+def test_generation_equals_greedy_whole_passes():
     variables, prompt = tiny.weights(model(), 2), tiny.tokens(2, 2, 5)
     greedy = jf.Sampler(temperature=0.0)
     out = jf.generate(model(), variables, prompt, max_new_tokens=6, sampler=greedy)
@@ -95,11 +90,7 @@ def test_it_is_generated_from_like_whole_passes():
 
 def test_it_is_saved_by_name_and_loaded_with_its_class(tmp_path):
     """Without the class, and with one that has other fields, loading says what is missing."""
-    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, LENGTH)
-    jf.save(tmp_path / "own", model(), variables)
-    loaded = jf.load(tmp_path / "own", layers=[Memory])
-    assert loaded.model.layers == model().layers
-    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+    own_stacks.a_saved_model_is_equal(tmp_path / "own", model(), [Memory])
     with pytest.raises(ValueError, match=r"layers\[0\]\[0\].sublayer is a Memory, .*\[Memory\]\)"):
         jf.load(tmp_path / "own")
     other = dataclass(frozen=True)(type("Memory", (SubLayer,), {"name": "memory"}))

@@ -9,8 +9,7 @@ K is the size of the kernel and d the dilation. The centred kernel also reads la
 not autoregressive. It is a counter-example: without its forward edges it becomes the causal one.
 
 Distances count the tokens of a document: padding takes no position, and there are zeros before the
-first token of a document and after the last. Rows are therefore compacted, tokens before padding,
-and then convolved.
+first token of a document and after the last (see `token_order`).
 
 Reference:
     Notes, lecture 11 §8.
@@ -30,6 +29,7 @@ from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.feedforward import activate, activation_power
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.symbolic import at_most
 from jaxformer.functional.trees import Weights
@@ -85,38 +85,6 @@ def _shifted(
     edges[1] = (max(-offset - first, 0), max(offset, 0))
     begin = first + offset + edges[1][0]
     return jax.lax.slice_in_dim(jnp.pad(x, edges), begin, begin + length - first, axis=1)
-
-
-def _tokens_first(documents: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
-    """Returns the order in which the tokens of a row precede its padding."""
-    return jnp.argsort(documents == 0, axis=1, stable=True)
-
-
-def _take(
-    x: Shaped[Array, "batch length *dim"], index: Int[Array, "batch taken"]
-) -> Shaped[Array, "batch taken *dim"]:
-    """Returns x[b, index[b, t]] for each batch element b."""
-    return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
-
-
-class Order(NamedTuple):
-    """The order in which the tokens of rows precede their padding.
-
-    Attributes:
-        documents: the documents in this order; 0 for padding.
-        index: the place in the row of each token in this order.
-        inverse: the place in this order of each token of the row.
-    """
-
-    documents: Int[Array, "batch length"]
-    index: Int[Array, "batch length"]
-    inverse: Int[Array, "batch length"]
-
-    @classmethod
-    def of(cls, documents: Int[Array, "batch length"]) -> "Order":
-        """Returns the order for rows of these documents."""
-        index = _tokens_first(documents)
-        return cls(_take(documents, index), index, jnp.argsort(index, axis=1))
 
 
 class LastInputs(NamedTuple):
@@ -182,23 +150,18 @@ class Convolution(SubLayer):
         x = jnp.zeros((rows, reach, start.dim), start.dtype)
         return LastInputs(x, jnp.zeros((rows, reach), jnp.int32))
 
-    def context(self, tokens: Pass, shared: Weights) -> Order | None:
-        """Returns the order of the tokens; None: there is one document without padding."""
-        return None if tokens.new.segments is None else Order.of(tokens.new.segments)
+    def context(self, tokens: Pass, shared: Weights) -> TokenOrder:
+        """Returns the order of the tokens."""
+        return TokenOrder.of(tokens.new)
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """See `convolution`."""
-        order, state = at.context, at.state
-        if order is None:
-            y = convolution(weights, x, self.offsets)
-        else:
-            x, documents, first = _take(x, order.index), order.documents, 0
-            if state is not None:
-                first = state.x.shape[1]
-                x = jnp.concatenate([state.x, x], axis=1)
-                documents = jnp.concatenate([state.documents, documents], axis=1)
-                count = (order.documents != 0).sum(axis=1, keepdims=True)
-                last = count + jnp.arange(first, dtype=jnp.int32)
-                state = LastInputs(_take(x, last), _take(documents, last))
-            y = _take(convolution(weights, x, self.offsets, documents, first), order.inverse)
+        order, state, first = at.context, at.state, 0
+        x, documents = order.compact(x), order.documents
+        if state is not None:
+            first = state.x.shape[1]
+            x = jnp.concatenate([state.x, x], axis=1)
+            documents = jnp.concatenate([state.documents, documents], axis=1)
+            state = LastInputs(order.newest(x, first), order.newest(documents, first))
+        y = order.restore(convolution(weights, x, self.offsets, documents, first))
         return Output(activate(at.tap("convolution.output", y), self.activation), state)

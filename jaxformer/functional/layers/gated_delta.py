@@ -24,13 +24,13 @@ from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.layers.causal_convolution import (
-    TokenOrder,
     causal_convolution,
     init_causal_convolution,
     init_past,
 )
 from jaxformer.functional.layers.norms import rms_norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.symbolic import Size, at_most, is_known
 from jaxformer.functional.trees import Weights

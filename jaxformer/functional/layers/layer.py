@@ -119,7 +119,7 @@ def init_layer(layer: Layer, initial: Initial, dim: int, key: PRNGKeyArray) -> W
 
 
 def input_dims(layer: Layer, dim: int) -> dict[str, int]:
-    """Returns the number of features that each sub-layer reads, by name, of `dim` in the input."""
+    """Returns how many features each sub-layer reads, by name, in a layer that reads `dim`."""
     dims = {}
     for part in layer:
         dims |= {sublayer.name: dim for sublayer in part.sublayers}
@@ -128,7 +128,7 @@ def input_dims(layer: Layer, dim: int) -> dict[str, int]:
 
 
 def output_dim(layer: Layer, dim: int) -> int:
-    """Returns the number of features of a layer's output, of `dim` in its input."""
+    """Returns how many features a layer returns if it reads `dim`."""
     return reduce(lambda dim, part: part.output_dim(dim), layer, dim)
 
 

@@ -153,7 +153,7 @@ def recurrent_layer(
         state: the state before the first token.
         initial: the state at which documents begin; None if they begin nowhere.
         times: documents, padding and positions.
-        hooks: points to capture and patch. The next token continues from a patched state.
+        hooks: points to capture and patch. The next token reads a patched state.
         cell: the step from one state to the next.
 
     Returns:
@@ -196,7 +196,7 @@ def recurrent_layer(
 
 
 class RecurrentState(NamedTuple):
-    """What a recurrent layer keeps.
+    """The state of a recurrent layer in a cache.
 
     Attributes:
         now: the state after the tokens.

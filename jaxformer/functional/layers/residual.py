@@ -89,7 +89,7 @@ class Residual:
         return weights
 
     def output_dim(self, dim: int) -> int:
-        """Returns the number of features after the sub-layer, of `dim` before it."""
+        """Returns how many features the part returns if it reads `dim`."""
         return self.sublayer.output_dim(dim)
 
     def __call__(
@@ -148,7 +148,7 @@ class Parallel:
         return weights
 
     def output_dim(self, dim: int) -> int:
-        """Returns the number of features, which remains `dim`."""
+        """Returns `dim`: a sum has the features of its input."""
         return dim
 
     def __call__(

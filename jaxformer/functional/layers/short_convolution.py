@@ -3,7 +3,7 @@
     (B, C, v) = x W_in
     y = (C ⊙ convolution(B ⊙ v)) W_out
 
-The convolution is causal and has one kernel for each feature; see `causal_convolution`. A layer
+The convolution is causal and depthwise; see `causal_convolution`. A layer
 keeps its last kernel_size − 1 inputs B ⊙ v, whatever the length of the text.
 
 Reference:
@@ -19,12 +19,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Window
 from jaxformer.functional.layers.causal_convolution import (
-    TokenOrder,
     causal_convolution,
     init_causal_convolution,
     init_past,
 )
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.trees import Weights

@@ -1,1 +1,1 @@
-"""From configs to models as values."""
+"""Builds a `functional.model.Model` from the config of each kind."""

@@ -1,4 +1,4 @@
-"""Parts of a model that several kinds of config describe."""
+"""Builds the parts that models of several kinds have: norms and heads."""
 
 from jaxformer.functional.layers.norms import LayerNorm, Norm, RMSNorm
 from jaxformer.functional.outputs import Head

@@ -18,8 +18,8 @@ from jaxformer.models.config import RecurrentConfig, RecurrentEncoderDecoderConf
 def recurrent_of(config: RecurrentConfig) -> Model:
     """Returns the recurrent language model that a resolved config describes.
 
-    Token vectors have a standard deviation of 1/√dim, which suits logits. The input weights of the
-    first layer are larger in return: a cell with a small input learns very slowly at first.
+    Token vectors have a standard deviation of 1/√dim, which suits logits. The first layer's input
+    kernel is larger to compensate, because a cell with small inputs learns very slowly at first.
     """
     layers = tuple(_layer(config) for _ in range(config.num_layers))
     initial = Initial(None, is_normed=False, input_stddev=config.embed_dim**-0.5)
@@ -33,8 +33,8 @@ def recurrent_encoder_decoder_of(config: RecurrentEncoderDecoderConfig) -> Model
 
     Each document of the decoder begins with the last states of the encoder's layers.
 
-    Unlike in a language model, the input weights of the first layers are not enlarged: W ~
-    N(0, 1/dim) reads vectors of size 1/√dim. With enlarged weights the model learned the phrases of
+    Unlike in a language model, the first input kernels are not enlarged: W ~ N(0, 1/dim) reads
+    vectors of size 1/√dim. With enlarged kernels the model learned the phrases of
     experiments/translate.py less exactly at every learning rate tried.
     """
     dim, initial = config.embed_dim, Initial(None, is_normed=False)

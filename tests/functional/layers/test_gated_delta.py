@@ -19,10 +19,9 @@ from jaxformer.functional.layers.gated_delta import (
     invert_unit_lower,
 )
 from jaxformer.functional.layers.norms import LayerNorm
-from jaxformer.verify import rules
+from tests.models import own_stacks
 from tests.properties import tiny
-from tests.properties.chunks import chunked, cuts
-from tests.properties.witness import exactly, jacobian
+from tests.properties.chunks import cuts
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -129,10 +128,8 @@ def model():
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
-def test_any_chunking_is_one_pass(seed, segments, chunks):
-    variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 2, tiny.LENGTH)
-    logits, _ = chunked(model(), variables, tokens, chunks, segments)
-    tiny.close(logits, tiny.apply(model())(variables, tokens, segments), where=segments != 0)
+def test_chunks_equal_one_pass(seed, segments, chunks):
+    own_stacks.chunks_equal_one_pass(model(), seed, segments, chunks)
 
 
 @given(seed=tiny.seeds, places=st.sets(st.integers(0, tiny.LENGTH - 1), max_size=5))
@@ -165,18 +162,11 @@ def test_a_long_text_may_be_cut_beside_a_chunk(first):
 
 
 def test_the_dependencies_are_its_rule():
-    x = tiny.embeddings(0, 2, tiny.LENGTH, CONFIG.embed_dim)
-    segments = np.array([[1] * 5 + [0] + [2] * (tiny.LENGTH - 6), [3] * tiny.LENGTH])
-    found = jacobian(model())(tiny.weights(model(), 1), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(CONFIG, segments, layers=model().layers))
+    own_stacks.dependencies_are_the_rules(model())
 
 
 def test_it_is_saved_and_loaded(tmp_path):
-    variables, tokens = tiny.weights(model(), 3), tiny.tokens(3, 2, tiny.LENGTH)
-    jf.save(tmp_path / "delta", model(), variables)
-    loaded = jf.load(tmp_path / "delta")
-    assert loaded.model.layers == model().layers
-    tiny.close(loaded.model.apply(loaded.variables, tokens), model().apply(variables, tokens), 0.0)
+    own_stacks.a_saved_model_is_equal(tmp_path / "delta", model())
 
 
 def test_heads_that_do_not_divide_are_refused():

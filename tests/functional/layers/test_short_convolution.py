@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.layers.causal_convolution import TokenOrder
 from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import At, Initial, Start
+from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.verify import assert_dependencies, rules
 from tests.properties import oracle, tiny

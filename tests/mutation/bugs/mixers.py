@@ -1,11 +1,12 @@
 """Bugs of the sub-layers that read other tokens in the place of attention."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, inside, takes
+from tests.mutation.changes import Replace, gives, takes
 
 DELTA = "functional/layers/test_gated_delta.py"
 SHORT = "functional/layers/test_short_convolution.py"
 CONVOLUTION = "functional.layers.causal_convolution"
+ORDER = "functional.layers.token_order:TokenOrder"
 
 BUGS = (
     # ---- convolutions
@@ -26,23 +27,20 @@ BUGS = (
     ),
     Bug(
         "padding shifts the last inputs of a convolution",
-        f"{CONVOLUTION}:_newest",
-        Replace("order.is_token is None", "True"),
+        f"{ORDER}.newest",
+        Replace("self.documents is None", "True"),
         f"{SHORT}::test_chunks_of_any_size_are_one_pass {SHORT}::test_padding_changes_nothing",
     ),
     Bug(
         "the last inputs of a convolution are those of the new chunk alone",
-        f"{CONVOLUTION}:causal_convolution",
-        inside("_newest", takes(inputs=lambda x: x.at[:, :2].set(0.0))),
+        f"{ORDER}.newest",
+        takes(x=lambda x: x.at[:, :2].set(0)),
         f"{SHORT}::test_chunks_of_any_size_are_one_pass",
     ),
     Bug(
         "padding stands between the last inputs of a convolution and the next tokens",
-        f"{CONVOLUTION}:TokenOrder.of",
-        Replace(
-            "jnp.argsort(~is_token, axis=1, stable=True)",
-            "jnp.argsort(is_token, axis=1, stable=True)",
-        ),
+        f"{ORDER}.of",
+        Replace("documents == 0", "documents != 0"),
         f"{SHORT}::test_chunks_of_any_size_are_one_pass",
     ),
     Bug(

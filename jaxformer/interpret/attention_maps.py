@@ -9,6 +9,7 @@ from jaxtyping import Float
 from jaxformer.artifacts.files import write_figure
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret.encoded_text import EncodedText, token_names
+from jaxformer.interpret.layers import layers_with
 from jaxformer.models.language_model import LanguageModel, Variables
 
 POINTS = {
@@ -27,12 +28,14 @@ class AttentionMaps(NamedTuple):
         queries: the texts of the tokens that read.
         keys: the texts of the tokens that they read from.
         title: which attention it is.
+        layers: the number of the layer of each map.
     """
 
     weights: Float[np.ndarray, "layers heads queries keys"]
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     title: str
+    layers: tuple[int, ...]
 
 
 def attention_maps(
@@ -62,15 +65,15 @@ def attention_maps(
         raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
     source = None if text.source is None else [text.source]
     seen = inspect(model, variables, np.array([text.tokens]), source=source, capture=(point,))
-    weights = np.asarray(seen.captured[point], np.float32)
-    weights = weights[:, 0] if weights.ndim == 5 else weights  # an LSTM attends once, with one head
+    weights = np.asarray(seen.captured[point], np.float32)[:, 0]
     tokens, source_names = (
         tuple(token_names(tokenizer, ids or ())) for ids in (text.tokens, text.source)
     )
     queries = source_names if which == "encoder" else tokens
     keys = tokens if which == "self" else source_names
     titles = {"self": "self-attention", "cross": "cross-attention", "encoder": "encoder attention"}
-    return AttentionMaps(weights[..., : len(queries), : len(keys)], queries, keys, titles[which])
+    weights, layers = weights[..., : len(queries), : len(keys)], layers_with(model, point)
+    return AttentionMaps(weights, queries, keys, titles[which], tuple(layers))
 
 
 def draw_attention(
@@ -89,11 +92,13 @@ def draw_attention(
     """
     from matplotlib.figure import Figure
 
-    num_layers, num_heads = maps.weights.shape[:2]
-    for name, value, num in (("layer", layer, num_layers), ("head", head, num_heads)):
-        if value is not None and not 0 <= value < num:
-            raise ValueError(f"{name} is {value}; this model has {name}s 0 … {num - 1}")
-    layers = range(num_layers) if layer is None else (layer,)
+    num_heads = maps.weights.shape[1]
+    if layer is not None and layer not in maps.layers:
+        there = ", ".join(map(str, maps.layers))
+        raise ValueError(f"layer is {layer}; the layers with this attention are {there}")
+    if head is not None and not 0 <= head < num_heads:
+        raise ValueError(f"head is {head}; this model has heads 0 … {num_heads - 1}")
+    layers = maps.layers if layer is None else (layer,)
     heads = range(num_heads) if head is None else (head,)
     is_one = len(layers) == len(heads) == 1
     size = _panel_size(maps, is_one)
@@ -105,7 +110,9 @@ def draw_attention(
     for row, number in enumerate(layers):
         for column, which in enumerate(heads):
             axes = panels[row][column]
-            axes.imshow(maps.weights[number, which], cmap="viridis", vmin=0, vmax=1)
+            axes.imshow(
+                maps.weights[maps.layers.index(number), which], cmap="viridis", vmin=0, vmax=1
+            )
             axes.set_title(f"layer {number}, head {which}", fontsize=8)
             _label(axes, maps, is_one)
     figure.colorbar(panels[0][0].images[0], ax=panels, shrink=0.6, label="attention weight")
@@ -133,6 +140,6 @@ def _label(axes: Any, maps: AttentionMaps, is_one: bool) -> None:
 
 def describe(maps: AttentionMaps, layer: int, head: int, query: int, top_k: int = 5) -> list[tuple]:
     """Returns the keys that a token reads most from in one head: (label, weight), largest first."""
-    row = maps.weights[layer, head, query]
+    row = maps.weights[maps.layers.index(layer), head, query]
     best = np.argsort(-row, kind="stable")[:top_k]
     return [(maps.keys[i], float(row[i])) for i in best]

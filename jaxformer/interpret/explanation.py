@@ -22,7 +22,7 @@ from jaxformer.functional.linear.affine import dense_all
 from jaxformer.functional.trees import stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
-from jaxformer.interpret.layers import stack_of_model
+from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.page_arrays import pack, unpack
 from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
 from jaxformer.interpret.page_file import page_html
@@ -180,10 +180,11 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 
 def _norms(model: Any, params: Any) -> dict[str, Any] | None:
-    """Returns γ and β of the norm before or after the attention of each layer."""
-    if "attention.output" not in model.points:
+    """Returns γ and β of the norm before or after attention; None if a layer has no attention."""
+    stack = model.architecture.stack
+    if len(layers_with(model, "attention.output")) < len(stack.layers):
         return None
-    trees = stack_of_model(model).layer_trees(params["blocks"])
+    trees = stack.layer_trees(params["blocks"])
     norms = stack_trees([tree.get("attention_norm", {}) for tree in trees])
     return {name: pack(np.asarray(x, np.float32), "float32") for name, x in norms.items()} or None
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxformer.functional.layers.attention import Attention
-from jaxformer.functional.layers.layer import Layer, sublayers_of
+from jaxformer.functional.layers.layer import Layer, layer_points, sublayers_of
+from jaxformer.functional.model import PREFIX
 from jaxformer.functional.stack import Stack
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
@@ -44,6 +45,14 @@ def attention_of(layer: Layer) -> Attention:
         if isinstance(sublayer, Attention):
             return sublayer
     raise ValueError("the layer has no self-attention")
+
+
+def layers_with(model: LanguageModel, point: str) -> list[int]:
+    """Returns the numbers of the layers that have a point; captured values have these layers."""
+    own, name = model.architecture, point.removeprefix(PREFIX)
+    if name != point and own.encoder is not None:
+        own = own.encoder
+    return [n for n, layer in enumerate(own.stack.layers) if name in layer_points(layer)]
 
 
 def mixed_layers(model: LanguageModel) -> str | None:

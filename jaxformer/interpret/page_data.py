@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.functional.taps import Patch
 from jaxformer.interpret.encoded_text import EncodedText
+from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.page_arrays import pack, pack_rows
 from jaxformer.models.language_model import Variables
 from jaxformer.verify import rules
@@ -40,13 +41,10 @@ def captured_data(model: Any, variables: Variables, inputs: EncodedText) -> dict
     names = [name for name in wanted if name in model.points]
     tokens, source = _batches(inputs)
     passed = inspect(model, variables, tokens, source=source, capture=names)
-    captured = {
-        name: x[:, 0] if name in model.layer_points else x[:1]
-        for name, x in passed.captured.items()
-    }
+    captured = {name: x[:, 0] for name, x in passed.captured.items()}
     data = {
         "attention": [
-            _attention(captured[name], inputs, *about)
+            _attention(captured[name], layers_with(model, name), inputs, *about)
             for name, about in _ATTENTION.items()
             if name in captured
         ],
@@ -67,6 +65,7 @@ def _batches(inputs: EncodedText) -> tuple[Any, Any]:
 
 def _attention(
     weights: Float[Array, "layers heads queries keys"],
+    layers: list[int],
     inputs: EncodedText,
     label: str,
     queries: str,
@@ -78,6 +77,7 @@ def _attention(
     if rows.size > MOST_WEIGHTS:
         rows = rows.mean(axis=1, keepdims=True)
     about = {"label": label, "queries": queries, "keys": keys, "num_heads": num_heads}
+    about["layers"] = layers
     return {**about, "weights": pack_rows(rows)}
 
 
@@ -125,7 +125,7 @@ def _vectors(
     length = stream.shape[1]
     places = np.unique(np.linspace(0, length - 1, min(MOST_POSITIONS, length)).round().astype(int))
     vectors = {"positions": places.tolist(), "stream": pack(stream[:, places], "float32")}
-    if "attention.output" in captured:
+    if len(captured.get("attention.output", ())) == len(stream) - 1:  # every layer has attention
         added = np.asarray(captured["attention.output"], np.float32)[:, places]
         vectors["attention"] = pack(added, "float32")
     return vectors

@@ -11,9 +11,9 @@ from jaxtyping import Array
 
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.layer import layer_points
 from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.interpret.layers import layers_with
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
@@ -106,7 +106,15 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     has_heads = isinstance(model, LanguageModel) and model.config.heads
     points = model.layer_points if has_heads else ()
     if f"{attention}.weights" in points:
-        check_every_layer(model, attention)
+        there, num_layers = (
+            layers_with(model, f"{attention}.weights"),
+            heads_shape(model, attention)[0],
+        )
+        if lacking := sorted(set(range(num_layers)) - set(there)):
+            raise ValueError(
+                f"layer {lacking[0]} of the model has no {attention}; heads are measured in models "
+                "in which every layer has it"
+            )
         return
     there = [name for name in ATTENTIONS if f"{name}.weights" in points]
     accepted = (
@@ -117,22 +125,6 @@ def check_heads(model: LanguageModel, attention: str) -> None:
     raise ValueError(
         f"model is a {type(model).__name__}, which has no heads of {attention!r}; {accepted}"
     )
-
-
-def check_every_layer(model: LanguageModel, attention: str) -> None:
-    """Raises ValueError if a layer lacks this attention.
-
-    Heads are numbered by layer, but captured values have only the layers that have their point.
-    """
-    own, name = model.architecture, attention.removeprefix("encoder.")
-    if attention != name and own.encoder is not None:
-        own = own.encoder
-    for number, layer in enumerate(own.stack.layers):
-        if f"{name}.weights" not in layer_points(layer):
-            raise ValueError(
-                f"layer {number} of the model has no {attention}; heads are measured in models in "
-                "which every layer has it"
-            )
 
 
 def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:

@@ -41,6 +41,21 @@ def test_every_row_sums_to_1_and_sees_what_the_model_sees(kind, which, shape):
         assert np.triu(maps.weights, 1).any() == (kind is jf.EncoderConfig)
 
 
+def test_maps_have_the_numbers_of_their_layers(tmp_path):
+    """In a model with convolutions in the layers between."""
+    types = ("short_convolution", "attention")
+    model = tiny.build(num_layers=4, positions="rotary", layer_types=types)
+    variables = tiny.weights(model, 0)
+    maps = attention_maps(model, variables, PLAIN)
+    assert maps.layers == (1, 3) and len(maps.weights) == 2
+    captured = jf.inspect(model, variables, [IDS], capture=("attention.weights",)).captured
+    row = np.asarray(captured["attention.weights"])[1, 0, 2, 4]
+    assert describe(maps, 3, 2, 4, top_k=1) == [(maps.keys[row.argmax()], pytest.approx(row.max()))]
+    draw_attention(maps, tmp_path / "one.png", layer=3, head=0)
+    with pytest.raises(ValueError, match="layer is 2; the layers with this attention are 1, 3"):
+        draw_attention(maps, tmp_path / "none.png", layer=2)
+
+
 def test_the_strongest_keys_are_named():
     _, maps = maps_of(jf.DecoderConfig, "self")
     row = maps.weights[1, 2, 4]
@@ -68,7 +83,10 @@ def test_a_picture_has_a_panel_for_each_head(tmp_path):
     draw_attention(maps, tmp_path / "one.png", layer=1, head=3)
     widths = [imread(tmp_path / name).shape[1] for name in ("all.png", "one.png")]
     assert widths[0] > 1.5 * widths[1] > 300
-    for layer, head, message in ((2, 0, "layer is 2; this model has layers 0 … 1"), (0, -1, "-1")):
+    for layer, head, message in (
+        (2, 0, "layer is 2; the layers with this attention are 0, 1"),
+        (0, -1, "-1"),
+    ):
         with pytest.raises(ValueError, match=message):
             draw_attention(maps, tmp_path / "none.png", layer, head)
     assert not (tmp_path / "none.png").exists()

@@ -228,6 +228,20 @@ def test_every_kind_has_a_page(kind, labels):
     assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
 
 
+@pytest.mark.usefixtures("no_matrix")
+def test_a_page_numbers_the_layers_that_have_attention():
+    """Of a model with convolutions between; views of one value for each layer are left out."""
+    types = ("short_convolution", "attention")
+    model = tiny.build(num_layers=4, positions="rotary", layer_types=types)
+    page = explain(model, tiny.weights(model, 0), [1, 2, 3])
+    captured = data_of(page)["captured"]
+    assert "does not implement layer_types" in page.reason and "norms" not in data_of(page)
+    assert captured["attention"][0]["layers"] == [1, 3]
+    assert "attention" not in captured["vectors"]
+    with pytest.raises(ValueError, match="layer 0 of the model has no attention"):
+        head_atlas(model, tiny.weights(model, 0), np.ones((2, 8), int))
+
+
 def test_the_dependency_matrix_of_a_page_is_that_of_the_rule(page):
     matrix = data_of(page)["dependency"]
     assert matrix["holds"] and matrix["rule"] == matrix["matrix"]

@@ -48,7 +48,7 @@ export function attentionView(store, panel) {
     const { layer, head, position } = store.selection;
     kindChoice.input.value = store.selection.kind;
     const label = typeof head === "number" ? `head ${head}` : `${head} of all heads`;
-    title.textContent = `Layer ${layer}, ${label}`;
+    title.textContent = `Layer ${kind().layers[layer]}, ${label}`;
     const { queries, keys } = kind();
     const matrix = values.attention(store.selection.kind, layer, head);
     const query = queries === "tokens" ? position : 0;
@@ -66,17 +66,17 @@ function headOverview(store) {
   let shownKind = -1, cells = [], columns = 1;
 
   function build() {
-    const { numLayers, numHeads, onlyMean } = values.kinds[store.selection.kind];
+    const { numLayers, numHeads, onlyMean, layers } = values.kinds[store.selection.kind];
     const heads = ["mean", "max", ...Array(numHeads).keys()].filter((head) => !onlyMean || head === "mean");
     columns = heads.length;
     cells = [];
     const rows = [];
     for (let layer = 0; layer < numLayers; layer++) {
-      rows.push(el("span", { class: "head-layer", text: `L${layer}` }));
+      rows.push(el("span", { class: "head-layer", text: `L${layers[layer]}` }));
       for (const head of heads) {
         const canvas = el("canvas", { width: 44, height: 44, "aria-hidden": "true" });
         const text = typeof head === "number" ? `${head}` : head;
-        const label = typeof head === "number" ? `layer ${layer}, head ${head}` : `layer ${layer}, ${head} of all heads`;
+        const label = typeof head === "number" ? `layer ${layers[layer]}, head ${head}` : `layer ${layers[layer]}, ${head} of all heads`;
         const cell = el("button", { type: "button", class: "head", tabindex: -1, "aria-label": label }, [canvas, el("span", { text })]);
         cell.addEventListener("click", () => store.select({ layer, head }));
         cells.push({ cell, canvas, layer, head });

@@ -15,7 +15,8 @@ export function liveValues(data) {
   const values = { live: true, model, run: null, baseline: null, strengths: new Float64Array(size).fill(1) };
   const matrices = new Map(), lenses = new Map();
   const forget = () => { matrices.clear(); lenses.clear(); };
-  const about = { label: "Self-attention", queries: "tokens", keys: "tokens" };
+  const layers = [...Array(config.num_layers).keys()];
+  const about = { label: "Self-attention", queries: "tokens", keys: "tokens", layers };
   values.kinds = [{ ...about, numLayers: config.num_layers, numHeads: config.num_heads }];
   values.numStates = config.num_layers + 1;
 

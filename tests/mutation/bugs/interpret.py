@@ -1,7 +1,7 @@
 """Bugs of the measurements of heads: wrong scores, wrong means and wrong errors."""
 
 from tests.mutation.bug import Bug
-from tests.mutation.changes import Replace, gives, unchanged
+from tests.mutation.changes import Replace, gives, then, unchanged
 
 SCORES = "interpret/test_head_scores.py"
 ABLATION = "interpret/test_ablation.py"
@@ -17,6 +17,13 @@ TARGETS = "interpret.head_scores:_targets"
 NEXT = "interpret.texts:next_token_batch"
 
 BUGS = (
+    Bug(
+        "maps of attention are numbered without the layers that have none",
+        "interpret.layers:layers_with",
+        then(lambda layers: list(range(len(layers)))),
+        "interpret/test_attention_maps.py::test_maps_have_the_numbers_of_their_layers "
+        "interpret/test_page.py::test_a_page_numbers_the_layers_that_have_attention",
+    ),
     Bug(
         "a page keeps kernels of other classes than arrays",
         "functional.linear.affine:dense_all",

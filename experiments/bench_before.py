@@ -37,12 +37,21 @@ def of(folder: str, make, *arguments):
 
 
 def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int, batch: int):
-    """Returns a function that runs one update of `make_step`."""
-    import jax
+    """Returns a function that runs one update of a decoder."""
     import numpy as np
+
+    from jaxformer import DecoderConfig
+
+    rows = np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)
+    return updates(DecoderConfig(vocab_size, length, num_layers, dim, heads), rows)
+
+
+def updates(config, rows, segments=None):
+    """Returns a function that runs one update of `make_step` on rows of tokens."""
+    import jax
     import optax
 
-    from jaxformer import Decoder, DecoderConfig, Execution
+    import jaxformer as jf
     from jaxformer.training.step import init_state, make_step
 
     try:
@@ -50,13 +59,13 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
     except ImportError:  # a commit before b21995c
         from jaxformer.training.step import Batch
 
-    config = DecoderConfig(vocab_size, length, num_layers, dim, heads)
-    model = Decoder(config, Execution(layers="unrolled"))
+    model = jf.build(config, jf.Execution(layers="unrolled"))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, weight_decay=0.1))
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     step = make_step(model, optimizer)
-    rows = np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)
     data = Batch(rows[..., :-1], rows[..., 1:])
+    if segments is not None:
+        data = data._replace(segments=segments)
 
     def run():
         nonlocal state
@@ -64,6 +73,39 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
         jax.block_until_ready(measured)
 
     return run
+
+
+def other_kind(name: str):
+    """Returns a function that runs one update of an LSTM or a CNN, on packed rows with padding."""
+    import numpy as np
+
+    import jaxformer as jf
+
+    sizes = {"vocab_size": 2048, "max_length": 256}
+    config = {
+        "lstm": lambda: jf.RecurrentConfig(embed_dim=224, num_layers=2, **sizes),
+        "cnn": lambda: jf.ConvolutionalConfig(
+            embed_dim=160, num_layers=7, kernel_size=4, dilation_growth=2, **sizes
+        ),
+    }[name]()
+    rows = np.random.default_rng(0).integers(0, 2048, (1, 16, 257)).astype(np.int32)
+    segments = np.broadcast_to(np.arange(256) // 90 + 1, (1, 16, 256)).astype(np.int32).copy()
+    segments[..., 240:] = 0
+    return updates(config, rows, segments)
+
+
+def own_text(name: str):
+    """Returns a function that generates 64 tokens with an LSTM or a CNN, for 8 rows."""
+    import jax
+    import numpy as np
+
+    import jaxformer as jf
+
+    kind = {"lstm": jf.RecurrentConfig, "cnn": jf.ConvolutionalConfig}[name]
+    model, prompts = jf.build(kind(vocab_size=2048, embed_dim=256)), np.ones((8, 100), np.int32)
+    variables = jax.jit(model.init)(jax.random.key(0), prompts)
+    ready, greedy = jf.prepare(model, variables), jf.Sampler(temperature=0.0)
+    return lambda: jf.generate(model, ready, prompts, max_new_tokens=64, sampler=greedy)
 
 
 def gpt2():
@@ -162,6 +204,10 @@ WORK = {
     "beam-4": partial(beam, 4, 64),
     "loop-1": partial(own_loop, 64),
     "compile": compiling,
+    "train-lstm": partial(other_kind, "lstm"),
+    "train-cnn": partial(other_kind, "cnn"),
+    "decode-lstm": partial(own_text, "lstm"),
+    "decode-cnn": partial(own_text, "cnn"),
 }
 
 

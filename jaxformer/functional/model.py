@@ -226,8 +226,10 @@ def mask_invalid_rows(
     A row is invalid if it exceeds the cache's capacity, was rewound by too many tokens, or starts
     or ends inside a prefix that must be read in one call.
     """
-    old, new = before.cursor.position, after.cursor.position
     least = max((mask.minimum_prefill for mask in masks), default=1)
+    if not after.tables and least == 1:  # states cannot be rewound, and have no capacity
+        return x
+    old, new = before.cursor.position, after.cursor.position
     is_whole = (old >= 0) & ((old == 0) | (old >= least)) & ((new == 0) | (new >= least))
     if after.capacity is not None:
         is_whole &= after.length <= after.capacity

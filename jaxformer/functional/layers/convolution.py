@@ -18,7 +18,7 @@ Reference:
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,31 +47,33 @@ def centred_offsets(kernel_size: int, dilation: int = 1) -> tuple[int, ...]:
 
 def convolution(
     weights: Weights,
-    x: Float[Array, "batch length in_dim"],
+    x: Float[Array, "batch all_tokens in_dim"],
     offsets: tuple[int, ...],
-    documents: Int[Array, "batch length"] | None = None,
+    positions: Int[Array, "batch length"] | None = None,
     first: int = 0,
-) -> Float[Array, "batch computed out_dim"]:
-    """Computes y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … length − 1.
+) -> Float[Array, "batch length out_dim"]:
+    """Computes y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … all_tokens − 1.
 
     x is 0 outside of the row and in another document.
 
     Args:
         weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias.
-        x: the input.
+        x: the input: `first` earlier tokens, and then those of the outputs.
         offsets: the positions that the kernel reads, relative to t.
-        documents: the document of each position, 0 for padding; None: one document.
+        positions: the position in its document of each token t, and 0 for padding, which follows
+            the tokens; None: there is one document.
         first: the first t of the output.
     """
-    taps = []
+    read = []
     for offset in offsets:
-        tap = _shifted(x, offset, first)
-        if documents is not None:
-            here = documents[:, first:]
-            same = _shifted(documents, offset, first) == here
-            tap = jnp.where((same & (here != 0))[..., None], tap, 0)
-        taps.append(tap)
-    return linear(weights, jnp.concatenate(taps, axis=-1))
+        inputs = _shifted(x, offset, first)
+        if positions is not None:
+            is_in_document = positions >= -offset
+            if offset > 0:  # positions count on within a document only
+                is_in_document = _shifted(positions, offset, 0) == positions + offset
+            inputs = jnp.where(is_in_document[..., None], inputs, 0)
+        read.append(inputs)
+    return linear(weights, jnp.concatenate(read, axis=-1))
 
 
 def _shifted(
@@ -85,18 +87,6 @@ def _shifted(
     edges[1] = (max(-offset - first, 0), max(offset, 0))
     begin = first + offset + edges[1][0]
     return jax.lax.slice_in_dim(jnp.pad(x, edges), begin, begin + length - first, axis=1)
-
-
-class LastInputs(NamedTuple):
-    """The last tokens that a convolution has read, as far as its kernel reaches back.
-
-    Attributes:
-        x: its inputs.
-        documents: the documents of these; 0 before the first token.
-    """
-
-    x: Float[Array, "batch reach dim"]
-    documents: Int[Array, "batch reach"]
 
 
 @dataclass(frozen=True)
@@ -144,11 +134,10 @@ class Convolution(SubLayer):
             stddev /= initial.input_stddev
         return init_linear(key, fan_in, dim, stddev=stddev)
 
-    def init_state(self, weights: Weights, start: Start) -> LastInputs:
-        """See `SubLayer`."""
-        rows, reach = start.batch_size, max(0, -min(self.offsets))
-        x = jnp.zeros((rows, reach, start.dim), start.dtype)
-        return LastInputs(x, jnp.zeros((rows, reach), jnp.int32))
+    def init_state(self, weights: Weights, start: Start) -> Float[Array, "batch reach dim"]:
+        """Returns the last inputs, as far as the kernel reaches back."""
+        reach = max(0, -min(self.offsets))
+        return jnp.zeros((start.batch_size, reach, start.dim), start.dtype)
 
     def context(self, tokens: Pass, shared: Weights) -> TokenOrder:
         """Returns the order of the tokens."""
@@ -157,11 +146,11 @@ class Convolution(SubLayer):
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """See `convolution`."""
         order, state, first = at.context, at.state, 0
-        x, documents = order.compact(x), order.documents
+        x = order.compact(x)
         if state is not None:
-            first = state.x.shape[1]
-            x = jnp.concatenate([state.x, x], axis=1)
-            documents = jnp.concatenate([state.documents, documents], axis=1)
-            state = LastInputs(order.newest(x, first), order.newest(documents, first))
-        y = order.restore(convolution(weights, x, self.offsets, documents, first))
+            first = state.shape[1]
+            x = jnp.concatenate([state, x], axis=1)
+            state = order.newest(x, first)
+        positions = None if order.documents is None else order.positions
+        y = order.restore(convolution(weights, x, self.offsets, positions, first))
         return Output(activate(at.tap("convolution.output", y), self.activation), state)

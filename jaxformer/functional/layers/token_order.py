@@ -51,8 +51,8 @@ class TokenOrder(NamedTuple):
         return x if self.inverse is None else _take(x, self.inverse)
 
     def newest(
-        self, x: Shaped[Array, "batch all_tokens *dim"], num: int
-    ) -> Shaped[Array, "batch num *dim"]:
+        self, x: Shaped[Array, "batch all_tokens dim"], num: int
+    ) -> Shaped[Array, "batch num dim"]:
         """Returns the last `num` tokens of earlier tokens and those of the pass, in this order.
 
         Args:
@@ -61,6 +61,9 @@ class TokenOrder(NamedTuple):
         """
         if self.documents is None:
             return x[:, x.shape[1] - num :]
+        if self.index is None:  # at most one token: a choice is faster than a lookup
+            is_token = (self.documents != 0).any(axis=1)
+            return jnp.where(is_token[:, None, None], x[:, x.shape[1] - num :], x[:, :num])
         count = (self.documents != 0).sum(axis=1, keepdims=True)
         return _take(x, count + jnp.arange(num, dtype=jnp.int32))
 

@@ -16,10 +16,10 @@ from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.gated_delta import GatedDelta
+from jaxformer.functional.layers.layer import Parallel, Residual
 from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
-from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.rotary import RotaryScaling

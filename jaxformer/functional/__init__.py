@@ -9,10 +9,9 @@ from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
 from jaxformer.functional.layers.gated_delta import GatedDelta
-from jaxformer.functional.layers.layer import block, layer_at
+from jaxformer.functional.layers.layer import Parallel, Residual, block
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
-from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
@@ -55,7 +54,6 @@ __all__ = [
     "dot_product_attention",
     "feed_forward",
     "init_linear",
-    "layer_at",
     "layer_norm",
     "linear",
     "rms_norm",

@@ -27,7 +27,6 @@ from jaxformer.functional.layers.layer import input_dims, sublayers_of
 from jaxformer.functional.layers.sublayer import Start
 from jaxformer.functional.outputs import Head, Pooler, Transform, head, pack_kernels
 from jaxformer.functional.stack import Stack, run_stack
-from jaxformer.functional.taps import Tap
 from jaxformer.functional.trees import Initializers, Weights, split_key
 
 PREFIX = "encoder."  # of the names of the encoder's points
@@ -131,7 +130,7 @@ class Model:
             tokens = Pass.of_sequences(inputs, run, encoded)
         else:
             (tokens, after), states = Pass.of_cache(inputs, cache, run), cache.states
-        tap = Tap(run.hooks, tokens.new.positions, tokens.new.segments, run.placement)
+        tap = tokens.tap(run.hooks)
         x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
         x, states, captured, auxiliary = run_stack(
             self.stack, weights, x, tokens, states, layer_keys

@@ -21,6 +21,8 @@ from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
 from jaxformer.functional.layers.layer import (
     Layer,
+    LayerInputs,
+    LayerOutput,
     init_layer,
     layer_points,
     output_dim,
@@ -29,9 +31,8 @@ from jaxformer.functional.layers.layer import (
     weight_shapes_of,
 )
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.layers.residual import LayerAt
-from jaxformer.functional.layers.sublayer import Initial, SubLayer
-from jaxformer.functional.taps import Hooks, Patch, Tap
+from jaxformer.functional.layers.sublayer import Initial, SubLayer, in_pass
+from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import (
     REMAT,
     Weights,
@@ -167,6 +168,16 @@ class Stack:
         }
         return [trees[number] for number in range(len(self.layers))]
 
+    def outside_segment(self, weights: Any) -> dict[int, Weights]:
+        """Returns the weights of each layer before and after the segment, by its number."""
+        groups = self.by_group(weights).items()
+        return {
+            number: jax.tree.map(lambda leaf, place=place: leaf[place], tree)
+            for some, tree in groups
+            for place, number in enumerate(some)
+            if not self.segment.first <= number < self.segment.last
+        }
+
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """Applies the final norm and the output scale to the last layer's output."""
         x = x if self.final_norm is None else self.final_norm(weights["final_norm"], x)
@@ -181,22 +192,6 @@ class Stack:
         ]
 
 
-class LayerInputs(NamedTuple):
-    """What one layer reads besides x and its weights."""
-
-    dropout_key: PRNGKeyArray | None
-    states: Mapping[str, Any]
-    hooks: Hooks
-
-
-class LayerOutputs(NamedTuple):
-    """What one layer returns besides x."""
-
-    states: Mapping[str, Any]
-    captured: dict[str, Array]
-    auxiliary: dict[str, Array]
-
-
 class StackOutput(NamedTuple):
     """What the layers of a stack return.
 
@@ -208,7 +203,7 @@ class StackOutput(NamedTuple):
     """
 
     x: Float[Array, "batch length dim"]
-    states: list[Mapping[str, Any]]
+    states: Sequence[Mapping[str, Any]]
     captured: dict[str, Array]
     auxiliary: dict[str, Array]
 
@@ -232,39 +227,41 @@ def run_stack(
         dropout_keys: a key for each layer; None: no dropout.
     """
     num_layers, run = len(stack.layers), tokens.run
-    decodes = tokens.slots is not None
-    scanned = run.execution.scans(num_layers, decodes and is_few(x.shape[1]))
-    contexts = {x: x.context(tokens, weights) for x in stack.sublayers}
-
-    def step(
-        layer: Layer, x: Float[Array, "batch length in_dim"], weights: Weights, inputs: LayerInputs
-    ) -> tuple[Float[Array, "batch length out_dim"], LayerOutputs]:
-        tap = Tap(inputs.hooks, tokens.new.positions, tokens.new.segments, run.placement)
-        at = LayerAt(contexts, inputs.states, inputs.dropout_key, tap)
-        x, states, auxiliary = run_layer(layer, weights, x, at)
-        return x, LayerOutputs(states, tap.captured, auxiliary)
-
-    # A pass over a cache is always inside a compiled program: there equal layers are traced once.
-    # Outside of a compiled program this would compile it at every call. In a scan the forward and
-    # the backward pass are separate loops, so no barrier is needed to prevent common subexpression
-    # elimination between them.
-    compiled = jax.jit if decodes else lambda step: step
-    remat = partial(REMAT[run.execution.remat], prevent_cse=not scanned)
-    steps = {x: compiled(remat(partial(step, x))) for x in dict.fromkeys(stack.layers)}
+    scans = run.execution.scans(num_layers, tokens.slots is not None and is_few(x.shape[1]))
+    steps = layer_steps(stack, in_pass(stack.sublayers, tokens, weights), scans)
     columns = (
         dropout_keys or [None] * num_layers,
         states or [{}] * num_layers,
         layer_hooks(stack, run.hooks),
     )
     inputs = [LayerInputs(*each) for each in zip(*columns, strict=True)]
-    if scanned:
-        x, outputs = _scan(stack, steps, x, weights["blocks"], inputs)
-    else:
-        x, outputs = _unrolled(stack.layers, steps, x, stack.layer_trees(weights["blocks"]), inputs)
-    captured = _stacked([output.captured for output in outputs])
-    auxiliary = _stacked([output.auxiliary for output in outputs])
-    sums = {name: value.sum(axis=0) for name, value in auxiliary.items()}
-    return StackOutput(x, [output.states for output in outputs], captured, sums)
+    blocks, outputs = weights["blocks"], []
+    alone = stack.outside_segment(blocks) if scans else dict(enumerate(stack.layer_trees(blocks)))
+    for number, layer in enumerate(stack.layers):
+        if number in alone:
+            x, *output = steps[layer](alone[number], x, inputs[number])
+            outputs.append(output)
+        elif number == stack.segment.first:
+            x, repeated = _scan(stack, steps, x, blocks, inputs)
+            outputs += repeated
+    after, captured, auxiliary = zip(*outputs, strict=True)
+    sums = {name: value.sum(axis=0) for name, value in _stacked(auxiliary).items()}
+    return StackOutput(x, after, _stacked(captured), sums)
+
+
+def layer_steps(
+    stack: Stack, tokens: Pass, scans: bool
+) -> dict[Layer, Callable[[Weights, Array, LayerInputs], LayerOutput]]:
+    """Returns `run_layer` of each different layer, with rematerialization.
+
+    A pass over a cache is always inside a compiled program: there equal layers are traced once.
+    Outside of a compiled program this would compile it at every call. In a scan the forward and
+    the backward pass are separate loops, so no barrier is needed to prevent common subexpression
+    elimination between them.
+    """
+    compiled = (lambda step: step) if tokens.slots is None else jax.jit
+    remat = partial(REMAT[tokens.run.execution.remat], prevent_cse=not scans)
+    return {x: compiled(remat(partial(run_layer, x, tokens))) for x in set(stack.layers)}
 
 
 def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
@@ -284,59 +281,41 @@ def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
     return [replace(hooks, patch=patch) for patch in patches]
 
 
-def _unrolled(
-    layers: Sequence[Layer],
-    steps: Mapping[Layer, Callable],
-    x: Float[Array, "batch length dim"],
-    weights: Sequence[Weights],
-    inputs: Sequence[LayerInputs],
-) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
-    """Runs one layer after the other."""
-    outputs = []
-    for layer, *parts in zip(layers, weights, inputs, strict=True):
-        x, output = steps[layer](x, *parts)
-        outputs.append(output)
-    return x, outputs
-
-
 def _scan(
     stack: Stack,
-    steps: Mapping[Layer, Callable],
+    steps: Mapping[Layer, Callable[[Weights, Array, LayerInputs], LayerOutput]],
     x: Float[Array, "batch length dim"],
     weights: Any,
     inputs: Sequence[LayerInputs],
-) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
-    """Runs the layers by a scan over the periods of the stack, and the others unrolled."""
-    layers, (first, period, last) = stack.layers, stack.segment
-    groups = stack.by_group(weights)
+) -> tuple[Float[Array, "batch length dim"], list[list]]:
+    """Runs the layers of the stack's segment by a scan over its periods.
 
-    def alone(
-        x: Float[Array, "batch length dim"], numbers: range
-    ) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
-        trees = [_weights_of_layer(groups, number) for number in numbers]
-        some = [inputs[number] for number in numbers]
-        return _unrolled([layers[number] for number in numbers], steps, x, trees, some)
+    Returns:
+        (x, [states, captured, auxiliary] of each of these layers).
+    """
+    first, period, last = stack.segment
 
     def one_period(
         x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
-    ) -> tuple[Float[Array, "batch length out_dim"], list[LayerOutputs]]:
+    ) -> tuple[Float[Array, "batch length dim"], list[list]]:
         trees, some = part
         numbers = {n: place for group in trees for place, n in enumerate(group)}
         members = {n: group for group in trees for n in group}
         unstacked = {group: unstack(tree, len(group)) for group, tree in trees.items()}
-        ordered = [unstacked[members[n]][numbers[n]] for n in range(first, first + period)]
-        return _unrolled(layers[first : first + period], steps, x, ordered, some)
+        outputs = []
+        for number, given in zip(range(first, first + period), some, strict=True):
+            tree = unstacked[members[number]][numbers[number]]
+            x, *output = steps[stack.layers[number]](tree, x, given)
+            outputs.append(output)
+        return x, outputs
 
-    x, before = alone(x, range(first))
     periods = range(first, last, period)
     by_place = [stack_trees([inputs[n + place] for n in periods]) for place in range(period)]
-    trees = dict(_periods(stack.segment, some, tree) for some, tree in groups.items())
+    trees = dict(_periods(stack.segment, *group) for group in stack.by_group(weights).items())
     trees = {some: tree for some, tree in trees.items() if some}
     x, outputs = jax.lax.scan(one_period, x, (trees, by_place))
-    unstacked = [unstack(output, len(periods)) for output in outputs]
-    repeated = [unstacked[place][n] for n in range(len(periods)) for place in range(period)]
-    x, after = alone(x, range(last, len(layers)))
-    return x, [*before, *repeated, *after]
+    unstacked = [unstack(output, len(periods)) for output in map(tuple, outputs)]
+    return x, [list(unstacked[place][n]) for n in range(len(periods)) for place in range(period)]
 
 
 def _periods(
@@ -351,12 +330,6 @@ def _periods(
     return some, jax.tree.map(
         lambda leaf: leaf[start:stop].reshape(-1, len(some), *leaf.shape[1:]), tree
     )
-
-
-def _weights_of_layer(groups: Mapping[tuple[int, ...], Weights], number: int) -> Weights:
-    """Returns the weights of one layer."""
-    some, tree = next((some, tree) for some, tree in groups.items() if number in some)
-    return jax.tree.map(lambda leaf: leaf[some.index(number)], tree)
 
 
 def _stacked(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -29,10 +29,10 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import Slots
 from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.layer import Layer, layer_at, run_layer
-from jaxformer.functional.layers.residual import LayerAt
+from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer, sublayers_of
+from jaxformer.functional.layers.sublayer import in_pass
 from jaxformer.functional.stack import Stack
-from jaxformer.functional.taps import Hooks, Patch, Tap
+from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
     attention_of,
@@ -92,12 +92,12 @@ class SweepPlan:
         """The layers of the model."""
         return stack_of_model(self.model)
 
-    def at(self, layer: Layer, weights: Weights, first: int, cached: Slots) -> LayerAt:
-        """Returns where a layer computes the tokens from `first` on, which see the whole row."""
+    def tokens(self, layer: Layer, weights: Weights, first: int) -> Pass:
+        """Returns the pass of a layer over the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         row = SlotView(TokenInfo(self.length), jnp.int32(first))
         tokens = Pass(new, self.model.run(), {None: row})
-        return layer_at(layer, tokens, weights)._replace(states={"attention": cached})
+        return in_pass(sublayers_of(layer), tokens, weights)
 
 
 def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
@@ -204,12 +204,12 @@ def patched_token(
     if grid.point == "block.input":
         return new
     replaced = {"attention.heads": at_site(corrupted.heads), grid.point: new}
-    tap = Tap(Hooks(patch={name: Patch(True, x) for name, x in replaced.items()}))
+    hooks = Hooks(patch={name: Patch(True, x) for name, x in replaced.items()})
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
         alone = Pass(TokenInfo(1), plan.model.run())  # its attention is replaced
-        at = layer_at(layer, alone, weights)
-        return run_layer(layer, block, x, at._replace(tap=tap)).x
+        alone = in_pass(sublayers_of(layer), alone, weights)
+        return run_layer(layer, alone, block, x, LayerInputs(hooks=hooks)).x
 
     inputs = at_site(corrupted.inputs)
     return by_layer(plan.stack, run, layer, weights_of_layer(weights, layer), inputs)
@@ -235,13 +235,17 @@ def remaining(
     """
     first = layer if plan.grid.point == "block.input" else layer + 1
 
+    def over(cached: Slots) -> LayerInputs:
+        return LayerInputs(states={"attention": cached})
+
     def all_tokens(layer: Layer, block: Weights, x: Array, cached: Slots) -> Array:
-        return run_layer(layer, block, x, plan.at(layer, weights, plan.start, cached)).x
+        tokens = plan.tokens(layer, weights, plan.start)
+        return run_layer(layer, tokens, block, x, over(cached)).x
 
     def last_token(layer: Layer, block: Weights, x: Array, cached: Slots) -> Array:
-        cached = store(layer, block, x, plan.at(layer, weights, plan.start, cached))
-        at = plan.at(layer, weights, plan.length - 1, cached)
-        return run_layer(layer, block, x[:, -1:], at).x
+        cached = store(layer, plan.tokens(layer, weights, plan.start), block, x, cached)
+        last = plan.tokens(layer, weights, plan.length - 1)
+        return run_layer(layer, last, block, x[:, -1:], over(cached)).x
 
     def run(layer_of: Callable, index: Any, x: Array) -> Array:
         keys, values = (y[index, :, :, : plan.length] for y in (corrupted.keys, corrupted.values))
@@ -255,9 +259,11 @@ def remaining(
     return run(last_token, last, x)
 
 
-def store(layer: Layer, weights: Weights, x: Float[Array, "batch new dim"], at: LayerAt) -> Slots:
+def store(
+    layer: Layer, tokens: Pass, weights: Weights, x: Float[Array, "batch new dim"], cached: Slots
+) -> Slots:
     """Returns the slots of a layer with the keys and values of the tokens in x."""
     attention = attention_of(layer)
-    normed, context = layer[0].input_of(attention, weights, x), at.contexts[attention]
+    normed, context = layer[0].input_of(attention, weights, x), tokens.contexts[attention]
     _, key, value = attention.project(weights["attention"], normed, context)
-    return context.store(key, value, at.states["attention"])[1]
+    return context.store(key, value, cached)[1]

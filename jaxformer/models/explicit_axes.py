@@ -62,6 +62,12 @@ def in_auto_axes(function: Callable[Arguments, Result]) -> Callable[Arguments, R
     return on_any_mesh
 
 
+def has_explicit_axes(*trees: Any) -> bool:
+    """Returns whether an array of the trees, or the program, is on a mesh with explicit axes."""
+    leaves = jax.tree.leaves(trees, is_leaf=_is_opaque)
+    return _explicit_mesh([x for x in leaves if isinstance(x, jax.Array)]) is not None
+
+
 def _is_opaque(x: Any) -> bool:
     """Returns whether JAX needs to be told that this is a leaf, such as an iterator of stop tokens.
 

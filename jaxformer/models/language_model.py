@@ -27,7 +27,7 @@ from jaxformer.models.check import (
 )
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
-from jaxformer.models.explicit_axes import in_auto_axes
+from jaxformer.models.explicit_axes import has_explicit_axes, in_auto_axes
 from jaxformer.models.own_layers import with_layers
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
@@ -118,7 +118,10 @@ class LanguageModel(nn.Module):
     def apply(self, variables: Variables, *args: Any, **kwargs: Any) -> Any:
         """Checks the variables and calls Flax's `apply`."""
         check_variables(variables)
-        return in_auto_axes(super().apply)(variables, *args, **kwargs)
+        apply = super().apply
+        if has_explicit_axes(variables, args, kwargs):
+            apply = in_auto_axes(apply)
+        return apply(variables, *args, **kwargs)
 
     @nn.nowrap
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:

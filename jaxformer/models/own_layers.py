@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
-from jaxformer.functional.layers.layer import Layer, sublayers_of
-from jaxformer.functional.layers.residual import Parallel, Residual
+from jaxformer.functional.layers.layer import Layer, Parallel, Residual, sublayers_of
 from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Head

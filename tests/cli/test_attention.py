@@ -20,7 +20,10 @@ def test_the_verb_draws_a_picture(trained, tmp_path, capsys, monkeypatch):
         (["", "-o", "a.png"], "text is empty"),
         (["x" * 5000, "-o", "a.png"], "tokens; this model reads at most 32"),
         (["x", "-o", "a.jpg"], "out is a.jpg; it must be a .png file"),
-        (["x", "-o", "a.png", "--layer", "9"], "layer is 9; the layers with this attention are 0, 1"),
+        (
+            ["x", "-o", "a.png", "--layer", "9"],
+            "layer is 9; the layers with this attention are 0, 1",
+        ),
         (["x", "-o", "a.png", "--attention", "cross"], "it has self"),
     ],
 )

@@ -23,7 +23,7 @@ IDS = jnp.zeros((2, 3), jnp.int32)
 CONFIG = jf.DecoderConfig(embed_dim=4, num_heads=2, num_layers=1, vocab_size=5).resolved
 STACK = stack_of(CONFIG)
 LAYER = STACK.layers[0]
-AT = functional.layer_at(LAYER, Pass.of_sequences(Inputs(X), Run(jf.Execution())))
+TOKENS = Pass.of_sequences(Inputs(X), Run(jf.Execution()))
 FEED = init_feed_forward(KEY, 4, 6, "swiglu")
 BLOCK = jax.tree.map(lambda x: x[0], STACK.init(KEY))
 GOOD = {
@@ -31,7 +31,7 @@ GOOD = {
         "weights": BLOCK,
         "x": X,
         "layer": LAYER,
-        "at": AT,
+        "tokens": TOKENS,
     },
     "chunked_cross_entropy": {
         "hidden": X,
@@ -54,7 +54,8 @@ WRONG = {
         "weights": [{}, {**BLOCK, "attention": BLOCK["feedforward"]}, None],
         "x": [X[..., :3], X.astype(int), 1.0],
         "layer": [None, CONFIG, (LAYER[0].sublayer, LAYER[1])],
-        "at": [None, "causal", AT.contexts],
+        "tokens": [None, "causal", TOKENS.new],
+        "shared": [None, "relative"],
     },
     "chunked_cross_entropy": {
         "hidden": [X[..., :3], IDS],
@@ -117,7 +118,6 @@ CLASSES = {name for name in functional.__all__ if name[0].isupper()}
 
 def test_every_public_function_is_covered():
     assert set(functional.__all__) == GOOD.keys() | WITHOUT_ARGUMENTS | CLASSES | {
-        "layer_at",
         "linear",
         "init_linear",
     }

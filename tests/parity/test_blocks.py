@@ -13,7 +13,6 @@ import jaxformer as jf  # noqa: E402
 from jaxformer.functional import (  # noqa: E402
     TokenInfo,
     block,
-    layer_at,
 )
 from jaxformer.functional.attention.contexts import Pass  # noqa: E402
 from jaxformer.functional.inputs import Forward, Inputs, Run  # noqa: E402
@@ -64,7 +63,7 @@ def test_block_is_torchs_encoder_layer(norm_position):
         ),
         jnp.asarray(x),
         layer,
-        layer_at(layer, row(x, SOURCE_REAL)),
+        row(x, SOURCE_REAL),
     ).x
     peers.same(ours, theirs, SOURCE_REAL)
 
@@ -101,5 +100,5 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
     layer = stack_of(config.resolved, reads_source=True).layers[0]
     source = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
     tokens = replace(row(x, REAL), source=source, encoded=Forward(jnp.asarray(encoded), {}))
-    ours = block(weights, jnp.asarray(x), layer, layer_at(layer, tokens)).x
+    ours = block(weights, jnp.asarray(x), layer, tokens).x
     peers.same(ours, theirs, REAL)

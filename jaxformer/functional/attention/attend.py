@@ -130,7 +130,10 @@ def attend(
     if key.shape[:-3] != query.shape[:-3]:
         context = replace(context, keys=context.keys.repeat_rows(len(query)))
         key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    return _fused_or_blockwise(query, key, value, context)
+    if (kernel := chosen_kernel(query, key, value, context)) is not None:
+        return _fused_attention(kernel, query, key, value, context)
+    places = context.mask, context.queries, context.keys
+    return blockwise_attention(query, key, value, *places, context.scores)
 
 
 def explicit_attention(
@@ -209,17 +212,13 @@ def chosen_kernel(
     return kernel
 
 
-def _fused_or_blockwise(
+def _fused_attention(
+    kernel: FusedKernel,
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> Float[Array, "*batch heads queries v"]:
-    kernel = chosen_kernel(query, key, value, context)
-    places = context.mask, context.queries, context.keys
-    if kernel is None:
-        return blockwise_attention(query, key, value, *places, context.scores)
-
     def fused(
         query: Array,
         key: Array,
@@ -239,4 +238,5 @@ def _fused_or_blockwise(
         lambda pull_back, cotangent: pull_back(cotangent),
         derived=blockwise_attention,
     )
+    places = context.mask, context.queries, context.keys
     return attention(query, key, value, *places, context.scores)

@@ -1,7 +1,8 @@
 """The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,6 +15,7 @@ from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
 from jaxformer.functional.symbolic import Size, at_most
+from jaxformer.functional.taps import Hooks, Tap
 
 FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
 
@@ -48,6 +50,7 @@ class Pass:
             sequences.
         source: length and padding of the sources; None: the model reads none.
         encoded: the encoder's result for the sources; None: the cache has read them.
+        contexts: what all layers with a sub-layer share in the pass; see `sublayer.in_pass`.
     """
 
     new: TokenInfo
@@ -55,6 +58,7 @@ class Pass:
     slots: Mapping[int | None, SlotView] | None = None
     source: TokenInfo | None = None
     encoded: Forward | None = None
+    contexts: Mapping[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Pass":
@@ -74,6 +78,10 @@ class Pass:
         segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
         cache, new, slots = cache.append(segments)
         return cls(new, run, slots, cache.source), cache
+
+    def tap(self, hooks: Hooks) -> Tap:
+        """Returns the tap of the tokens for some points."""
+        return Tap(hooks, self.new.positions, self.new.segments, self.run.placement)
 
     def self_attention(self, mask: Mask, scores: Scores) -> Context:
         """Returns what the tokens attend to: each other and, with a cache, its slots."""

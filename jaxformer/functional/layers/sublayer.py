@@ -5,7 +5,8 @@ stack of layers needs to know about it. Nothing else asks which kind of sub-laye
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -176,3 +177,8 @@ class SubLayer(ABC):
     def units(self) -> tuple[int, ...]:
         """Returns numbers of units, such as heads, that tensor parallelism can divide."""
         return ()
+
+
+def in_pass(sublayers: Iterable[SubLayer], tokens: Pass, shared: Weights) -> Pass:
+    """Returns the pass with the context of each sub-layer; `shared` are the model's weights."""
+    return replace(tokens, contexts={x: x.context(tokens, shared) for x in sublayers})

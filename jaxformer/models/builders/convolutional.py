@@ -4,7 +4,7 @@ from functools import cache
 
 from jaxformer.functional.embedding import Embedding, embedding_stddev
 from jaxformer.functional.layers.convolution import Convolution, causal_offsets, centred_offsets
-from jaxformer.functional.layers.residual import Residual
+from jaxformer.functional.layers.layer import Residual
 from jaxformer.functional.layers.sublayer import Initial
 from jaxformer.functional.model import Model
 from jaxformer.functional.stack import Stack

@@ -3,10 +3,9 @@
 from functools import cache
 
 from jaxformer.functional.embedding import Embedding
-from jaxformer.functional.layers.layer import Layer
+from jaxformer.functional.layers.layer import Layer, Residual
 from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.recurrent import CELLS, Recurrent
-from jaxformer.functional.layers.residual import Residual
 from jaxformer.functional.layers.sublayer import Initial
 from jaxformer.functional.model import Model
 from jaxformer.functional.stack import Stack

@@ -15,9 +15,8 @@ from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
-from jaxformer.functional.layers.layer import Layer
+from jaxformer.functional.layers.layer import Layer, Parallel, Residual
 from jaxformer.functional.layers.norms import Norm, Unapplied
-from jaxformer.functional.layers.residual import Parallel, Residual
 from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import Initial, SubLayer
 from jaxformer.functional.model import Model

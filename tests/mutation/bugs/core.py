@@ -114,7 +114,7 @@ BUGS = (
     # ---- the block and its layers
     Bug(
         "post-norm runs as pre-norm",
-        "functional.layers.residual:Residual._norm_at",
+        "functional.layers.layer:Residual._norm",
         takes(self=lambda x: replace(x, norm_position="pre") if x.norm_position == "post" else x),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),
@@ -123,7 +123,7 @@ BUGS = (
         "functional.stack:run_stack",
         Replace(
             "dropout_keys or [None] * num_layers",
-            "(dropout_keys or [None] * num_layers)[:: 1 if scanned else -1]",
+            "(dropout_keys or [None] * num_layers)[:: 1 if scans else -1]",
         ),
         f"{DISCIPLINE}::test_the_same_key_gives_the_same_noise_scanned_or_unrolled",
     ),

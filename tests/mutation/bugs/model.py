@@ -230,10 +230,7 @@ BUGS = (
     Bug(
         "captures of unrolled layers are in reverse order",
         "functional.stack:run_stack",
-        Replace(
-            "[output.captured for output in outputs]",
-            "[output.captured for output in outputs[::-1]]",
-        ),
+        Replace("_stacked(captured)", "_stacked(captured[::-1])"),
         f"{DISCIPLINE}::test_every_declared_point_is_captured_as_it_is",
     ),
     Bug(

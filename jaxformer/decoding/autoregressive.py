@@ -123,6 +123,8 @@ def advance(
     tokens: AnyArray,
     cache: Cache,
     segments: AnyArray | None = None,
+    *,
+    keep_states: bool = False,
 ) -> tuple[Float[Array, "batch new vocab"], Cache]:
     """Reads new tokens.
 
@@ -137,6 +139,8 @@ def advance(
         cache: the cache of earlier tokens.
         segments: int [batch, new]; 0 is padding, which takes a slot but no position. None: no
             padding.
+        keep_states: whether layers without slots, such as recurrent ones, keep their states after
+            each new token, so that `cache.rewind` can drop these tokens. Attention needs none.
 
     Returns:
         (logits [batch, new, vocab], cache).
@@ -150,7 +154,7 @@ def advance(
         raise ValueError(
             "cache is None; create one by start, or call model.apply for complete sequences"
         )
-    result = inspect(model, variables, tokens, cache, segments)
+    result = inspect(model, variables, tokens, cache, segments, keep_states=keep_states)
     return result.logits, result.cache
 
 
@@ -179,6 +183,7 @@ def inspect(
     source: Any = None,
     capture: Iterable[str] = (),
     patch: Mapping[str, Patch] | None = None,
+    keep_states: bool = False,
 ) -> Inspection:
     """Runs a pass over complete sequences or over the next tokens of a cache; captures values.
 
@@ -192,6 +197,7 @@ def inspect(
         capture: names of points to capture, from `model.points`. Points of an encoder ("encoder.…")
             are accepted only without a cache.
         patch: {name of a point: Patch(where, value)}, values to replace.
+        keep_states: see `advance`.
 
     Raises:
         ValueError: see `advance`.
@@ -214,7 +220,7 @@ def inspect(
             else replace(read_tokens, source=read.tokens, source_segments=read.segments)
         )
         hooks = hooks_of_texts(capture, patch, model.points, inputs)
-        return _inspect(model, variables, inputs, None, hooks, None)
+        return _inspect(model, variables, inputs, None, hooks, None, False)
     hooks = checked_hooks(capture, patch, model.points, length=cache.capacity)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
@@ -223,7 +229,8 @@ def inspect(
         )
     live = checked_slots(model, cache, tokens, segments)
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect
-    return run(model, variables, Inputs(jnp.asarray(tokens), segments), cache, hooks, live)
+    inputs = Inputs(jnp.asarray(tokens), segments)
+    return run(model, variables, inputs, cache, hooks, live, bool(keep_states))
 
 
 def _inspect_in_trace(
@@ -233,13 +240,14 @@ def _inspect_in_trace(
     cache: Cache | None,
     hooks: Hooks,
     live: int | None,
+    keep_states: bool,
 ) -> Inspection:
     weights, prefix = weights_of(variables), None
     if cache is not None:
         prefix = cache.live_prefix(live)
-    passed = model.forward(weights, inputs, prefix, hooks=hooks)
+    passed = model.forward(weights, inputs, prefix, hooks=hooks, keeps_states=keep_states)
     after = None if cache is None else cache.merge_prefix(passed.cache)
     return Inspection(model.logits(weights, passed.hidden), passed.captured, after)
 
 
-_inspect = partial(jax.jit, static_argnums=(0, 5))(_inspect_in_trace)
+_inspect = partial(jax.jit, static_argnums=(0, 5, 6))(_inspect_in_trace)

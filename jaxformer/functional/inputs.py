@@ -51,6 +51,7 @@ class Run:
         hooks: points to capture and patch.
         placement: where the values lie on devices.
         is_first: whether the cache is empty, so that the new tokens attend to each other only.
+        keeps_states: whether the cache keeps the states after each token of the pass.
     """
 
     execution: Any = field(metadata={"static": True})
@@ -58,6 +59,7 @@ class Run:
     hooks: Hooks = NO_HOOKS
     placement: Placement = field(default=OneDevice(), metadata={"static": True})
     is_first: bool = field(default=False, metadata={"static": True})
+    keeps_states: bool = field(default=False, metadata={"static": True})
 
     def of_encoder(self, prefix: str, dropout_key: PRNGKeyArray | None) -> "Run":
         """Returns the run of an encoder, whose points have names that start with `prefix`."""

@@ -129,7 +129,7 @@ class Model:
         if cache is None:
             tokens = Pass.of_sequences(inputs, run, encoded)
         else:
-            (tokens, after), states = Pass.of_cache(inputs, cache, run), cache.states
+            (tokens, after), states = Pass.of_cache(inputs, cache, run), cache.current_states
         tap = tokens.tap(run.hooks)
         x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
         x, states, captured, auxiliary = run_stack(
@@ -138,7 +138,7 @@ class Model:
         x = self.transformed(weights, tap("final_norm", self.stack.finish(weights, x)))
         captured = {**({} if encoded is None else encoded.captured), **tap.captured, **captured}
         if cache is not None and after is not None:
-            after = after.with_states(states)
+            after = after.with_states(states, tokens.new if run.keeps_states else None)
             x = mask_invalid_rows(x, cache, after, self.masks)
         return Forward(x, captured, after, auxiliary, states)
 
@@ -226,8 +226,6 @@ def mask_invalid_rows(
     or ends inside a prefix that must be read in one call.
     """
     least = max((mask.minimum_prefill for mask in masks), default=1)
-    if not after.tables and least == 1:  # states cannot be rewound, and have no capacity
-        return x
     old, new = before.cursor.position, after.cursor.position
     is_whole = (old >= 0) & ((old == 0) | (old >= least)) & ((new == 0) | (new >= least))
     if after.capacity is not None:

@@ -227,11 +227,12 @@ class LanguageModel(nn.Module):
         *,
         is_first: bool = False,
         is_decoding: bool = False,
+        keeps_states: bool = False,
     ) -> Run:
         """Returns how a pass of this model runs on the devices in context."""
         placement = placement_here(self.execution.attention)
         execution = self.execution.for_decoding if is_decoding else self.execution
-        return Run(execution, dropout_key, hooks, placement, is_first)
+        return Run(execution, dropout_key, hooks, placement, is_first, keeps_states)
 
     @nn.nowrap
     def forward(
@@ -243,12 +244,21 @@ class LanguageModel(nn.Module):
         dropout_key: PRNGKeyArray | None = None,
         hooks: Hooks = NO_HOOKS,
         is_first: bool = False,
+        keeps_states: bool = False,
     ) -> Forward:
         """Runs one pass over complete sequences or, with a cache, over the next tokens.
 
-        If the cache is empty (`is_first`), the tokens need not attend to its slots.
+        If the cache is empty (`is_first`), the tokens need not attend to its slots. With
+        `keeps_states`, the cache keeps the states after each token, so that tokens can be dropped.
         """
-        run = self.run(dropout_key, hooks, is_first=is_first, is_decoding=cache is not None)
+        is_decoding = cache is not None
+        run = self.run(
+            dropout_key,
+            hooks,
+            is_first=is_first,
+            is_decoding=is_decoding,
+            keeps_states=keeps_states,
+        )
         passed = self.architecture.forward(weights, inputs, run, cache)
         return passed if cache is not None else self._nan_if_longer(passed, inputs)
 

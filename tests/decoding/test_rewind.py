@@ -1,5 +1,6 @@
 """Rewinding a cache, and ring caches, which reuse their slots."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.functional.layers.gated_delta import GatedDelta
+from tests.models import own_layer
 from tests.properties import tiny
 from tests.properties.chunks import cuts
 from tests.slow import mostly_slow
@@ -54,13 +57,88 @@ def test_rewinding_ends_at_the_start_of_a_document():
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
 
 
-def test_a_state_cannot_be_rewound():
-    for kind in (jf.RecurrentConfig, jf.ConvolutionalConfig, jf.RecurrentEncoderDecoderConfig):
-        model = tiny.build(kind=kind)
-        source = tiny.sources(model, 0, BATCH)
-        kept = jf.start(model, tiny.weights(model, 0), BATCH, LENGTH, source)
-        with pytest.raises(ValueError, match="keeps a state of one size"):
-            kept.rewind(1)
+STATES = {
+    "rnn": {"kind": jf.RecurrentConfig, "cell": "rnn"},
+    "lstm": {"kind": jf.RecurrentConfig, "cell": "lstm"},
+    "convolution": {"kind": jf.ConvolutionalConfig},
+    "recurrent with a source": {"kind": jf.RecurrentEncoderDecoderConfig},
+    "short convolution": {"layer_types": ("short_convolution", "attention")},
+}
+
+
+OWN = "gated delta and own"
+SOME = mostly_slow([*STATES, OWN], "lstm", slow=("convolution", "short convolution"))
+
+
+@cache
+def with_states(name):
+    if name in STATES:
+        return tiny.build(**STATES[name])
+    stack = GatedDelta(1, 2, 4, 4), own_layer.Memory()
+    model = tiny.build()
+    pairs = zip(stack, model.architecture.stack.layers, strict=True)
+    return replace(model, layers=tuple((replace(x[0], sublayer=own), *x) for own, x in pairs))
+
+
+@pytest.mark.parametrize("name", SOME)
+@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), data=st.data())
+def test_states_are_rewound_to_any_token_of_the_last_call(name, seed, segments, data):
+    """Rows with documents and padding drop tokens of the current document, once and again."""
+    model = with_states(name)
+    variables, source = tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
+    old, new = tiny.tokens(seed, BATCH, LENGTH), tiny.tokens(seed + 1, BATCH, 3)
+    first = data.draw(st.integers(1, LENGTH - 1))
+    kept = jf.start(model, variables, BATCH, 2 * LENGTH, source)
+    _, kept = jf.advance(model, variables, old[:, :first], kept, segments[:, :first])
+    last = segments[:, first:]
+    _, kept = jf.advance(model, variables, old[:, first:], kept, last, keep_states=True)
+    most = [int(min(kept.cursor.position[i], (last[i] != 0).sum())) for i in range(BATCH)]
+    dropped = [data.draw(st.integers(0, n)) for n in most]
+    again = [data.draw(st.integers(0, n - d)) for n, d in zip(most, dropped, strict=True)]
+    kept = kept.rewind(np.array(dropped)).rewind(np.array(again))
+    with pytest.raises(ValueError, match="can be rewound by"):
+        kept.rewind(LENGTH + 1)
+    logits, _ = jf.advance(model, variables, new, kept)
+    texts, documents = np.zeros((2, BATCH, LENGTH + 3), int)
+    for row in range(BATCH):
+        real = np.flatnonzero(segments[row])
+        read = real[: len(real) - dropped[row] - again[row]]
+        document = segments[row, read[-1]] if kept.cursor.position[row] else 9
+        texts[row, -3:], documents[row, -3:] = new[row], document
+        texts[row, read], documents[row, read] = old[row, read], segments[row, read]
+    whole = jf.inspect(model, variables, texts, segments=documents, source=source).logits
+    tiny.close(logits, whole[:, -3:])
+
+
+def test_states_are_kept_only_if_asked_for():
+    model = with_states("lstm")
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 3)
+    _, kept = jf.advance(model, variables, tokens, jf.start(model, variables, BATCH, LENGTH))
+    with pytest.raises(ValueError, match=r"'recurrent' keeps its last state only.*keep_states"):
+        kept.rewind(1)
+    _, kept = jf.advance(model, variables, tokens, kept, keep_states=True)
+    with pytest.raises(ValueError, match="by 0 … 3 tokens: it has no states from before the last"):
+        kept.rewind(4)
+    compiled = jax.jit(lambda kept, n: jf.advance(model, variables, tokens, kept.rewind(n)))
+    logits, kept = compiled(kept, np.array([4, 0]))
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+    logits, _ = jf.advance(model, variables, tokens, kept)
+    assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
+
+
+def test_a_sub_layer_without_states_of_tokens_is_named():
+    class Forgetful(own_layer.Memory):
+        def __call__(self, weights, x, at):
+            return super().__call__(weights, x, at._replace(keeps_states=False))
+
+    model = tiny.build()
+    layers = model.architecture.stack.layers
+    forgetful = (replace(layers[0][0], sublayer=Forgetful()), layers[0][1])
+    model = replace(model, layers=(forgetful, layers[1]))
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 3)
+    with pytest.raises(ValueError, match=r"'memory' returned a state of shape .* each of the 3 t"):
+        kept = jf.start(model, variables, BATCH, LENGTH)
+        jf.advance(model, variables, tokens, kept, keep_states=True)
 
 
 # ---- rings

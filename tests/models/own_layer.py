@@ -39,12 +39,14 @@ class Memory(SubLayer):
             read, begins, is_real = inputs
             new = self.decay * jnp.where(begins[:, None], 0, state) + read
             state = jnp.where(is_real[:, None], new, state)
-            return state, jnp.where(is_real[:, None], state, 0)
+            return state, state
 
         read = linear(weights["input"], x, jnp.float32)
         by_time = (read.swapaxes(0, 1), begins.T, is_real.T)
-        state, hidden = jax.lax.scan(step, state, by_time)
-        return Output(at.tap("memory.hidden", hidden.swapaxes(0, 1).astype(x.dtype)), state)
+        state, states = jax.lax.scan(step, state, by_time)
+        states = states.swapaxes(0, 1)
+        hidden = jnp.where(is_real[..., None], states, 0).astype(x.dtype)
+        return Output(at.tap("memory.hidden", hidden), states if at.keeps_states else state)
 
 
 def with_memory(config, **options):

@@ -84,7 +84,7 @@ def test_generation_equals_greedy_whole_passes():
     text = np.concatenate([prompt, out.tokens], axis=1)
     logits = model().apply(variables, text)
     np.testing.assert_array_equal(logits[:, 4:-1].argmax(axis=-1), out.tokens)
-    with pytest.raises(ValueError, match="the sub-layer 'memory' keeps a state of one size"):
+    with pytest.raises(ValueError, match="the sub-layer 'memory' keeps its last state only"):
         jf.advance(model(), variables, prompt, jf.start(model(), variables, 2, 8))[1].rewind(1)
 
 

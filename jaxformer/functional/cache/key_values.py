@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike, DTypeLike, Int
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import LayerSlots, Slots, SourceSlots
 from jaxformer.functional.cache.table import SlotTable, SlotView
+from jaxformer.functional.cache.token_states import TokenStates
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
 # Slots of a window beyond its size: as many tokens can be read at once, or dropped, without
@@ -53,7 +54,8 @@ class Cache:
 
     Attributes:
         states: for each layer the states of its sub-layers, by name: `Slots`, `SourceSlots`, or the
-            arrays of `SubLayer.init_state`, whose first axis is the batch.
+            arrays of `SubLayer.init_state`, whose first axis is the batch. `TokenStates` has these
+            arrays after each token of the last pass.
         tables: the tokens in the slots, for layers of one reach each.
         cursor: the segment, document and position at which each row stopped.
         length: int [], number of tokens read so far, padding included.
@@ -109,9 +111,26 @@ class Cache:
         cache = replace(self, tables=tables, cursor=cursor, length=length)
         return cache, new, dict(zip(self.reaches, views, strict=True))
 
-    def with_states(self, states: Sequence[Mapping[str, Any]]) -> "Cache":
-        """Returns the cache with these states in place of those of the same sub-layers."""
-        pairs = zip(self.states, states, strict=True)
+    @property
+    def current_states(self) -> tuple[dict[str, Any], ...]:
+        """The states of each layer after the last token."""
+        return tuple(
+            {name: x.now if isinstance(x, TokenStates) else x for name, x in states.items()}
+            for states in self.states
+        )
+
+    def with_states(
+        self, states: Sequence[Mapping[str, Any]], tokens: TokenInfo | None = None
+    ) -> "Cache":
+        """Returns the cache with these states in place of those of the same sub-layers.
+
+        Args:
+            states: the states after a pass.
+            tokens: the tokens of the pass if states without slots are those after each token.
+        """
+        pairs = list(zip(self.current_states, states, strict=True))
+        if tokens is not None:
+            pairs = [(old, _by_token(old, new, tokens)) for old, new in pairs]
         return replace(self, states=tuple({**old, **new} for old, new in pairs))
 
     def live_prefix(self, slots: int | None) -> "Cache":
@@ -232,38 +251,58 @@ class Cache:
             ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
                 of that row are NaN until its next document begins.
         """
-        name = next(
-            (name for name, x in self._kept if not isinstance(x, Slots | SourceSlots)), None
-        )
-        if name is not None:
-            raise ValueError(
-                f"the sub-layer {name!r} keeps a state of one size, which has no "
-                "earlier states to rewind to; keep the cache from before the tokens instead"
-            )
+        for name, x in self._kept:
+            if not isinstance(x, Slots | SourceSlots | TokenStates):
+                raise ValueError(
+                    f"the sub-layer {name!r} keeps its last state only, so no token can be "
+                    "dropped; read the tokens with keep_states=True"
+                )
         position = self.cursor.position
         lengths = _lengths_of_rows(lengths, len(position))
         longest = position
         for table in self.tables:
             longest = jnp.minimum(longest, table.longest_rewind(position))
+        recent = [x for _, x in self._kept if isinstance(x, TokenStates)]
+        for x in recent:
+            longest = jnp.minimum(longest, x.longest_rewind)
         longest = jnp.maximum(longest, 0)
         is_refused = (lengths < 0) | (lengths > longest)
         if not isinstance(is_refused, jax.core.Tracer) and is_refused.any():
             row = int(is_refused.argmax())
-            overwritten = longest[row] < position[row]
+            why = ""
+            if longest[row] < position[row]:
+                why = ": its ring has overwritten earlier ones"
+                if recent:
+                    why = ": it has no states from before the last call"
             raise ValueError(
                 f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … {longest[row]} "
-                f"tokens{': its ring has overwritten earlier ones' if overwritten else ''}"
+                f"tokens{why}"
             )
         lengths = jnp.where(is_refused, 0, lengths)
         remaining = position - lengths
         tables = tuple(table.rewind(lengths, remaining, self.cursor) for table in self.tables)
         cursor = self.cursor._replace(position=jnp.where(is_refused, _NOWHERE, remaining))
-        cache = replace(self, tables=tables, cursor=cursor)
+        states = tuple(
+            {
+                name: x.rewind(lengths) if isinstance(x, TokenStates) else x
+                for name, x in kept.items()
+            }
+            for kept in self.states
+        )
+        cache = replace(self, states=states, tables=tables, cursor=cursor)
         if None not in self.reaches:
             return cache
         used = (tables[self.reaches.index(None)].documents != 0).any(axis=0)
         numbers = jnp.arange(1, len(used) + 1, dtype=jnp.int32)
         return replace(cache, length=jnp.where(used, numbers, 0).max())
+
+
+def _by_token(old: Mapping[str, Any], new: Mapping[str, Any], tokens: TokenInfo) -> dict[str, Any]:
+    """Returns the new states of a layer, with those of each token for sub-layers without slots."""
+    return {
+        name: x if isinstance(x, Slots) else TokenStates.of(name, old[name], x, tokens)
+        for name, x in new.items()
+    }
 
 
 def _lengths_of_rows(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int[Array, " batch"]:

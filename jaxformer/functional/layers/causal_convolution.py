@@ -27,7 +27,9 @@ def causal_convolution(
     x: Float[Array, "batch length dim"],
     order: TokenOrder,
     past: Float[Array, "batch earlier dim"] | None = None,
-) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch earlier dim"] | None]:
+    *,
+    keeps_states: bool = False,
+) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch *length earlier dim"] | None]:
     """Computes the convolution of the module, in float32.
 
     Args:
@@ -36,6 +38,7 @@ def causal_convolution(
         order: the order of the tokens.
         past: the last kernel_size − 1 inputs before x, the newest last. Those of an earlier
             document are not read. None: all documents begin in x.
+        keeps_states: whether to return the last inputs after each token.
 
     Returns:
         The outputs, in the dtype of x and 0 at padding, and the last kernel_size − 1 inputs.
@@ -54,7 +57,9 @@ def causal_convolution(
     y = y + weights["bias"] if "bias" in weights else y
     if order.documents is not None:
         y = jnp.where((order.documents != 0)[..., None], y, 0)
-    newest = None if past is None else order.newest(inputs, earlier).astype(past.dtype)
+    newest = None
+    if past is not None:
+        newest = order.newest(inputs, earlier, after_each=keeps_states).astype(past.dtype)
     return order.restore(y.astype(x.dtype)), newest
 
 

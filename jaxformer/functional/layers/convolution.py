@@ -150,7 +150,7 @@ class Convolution(SubLayer):
         if state is not None:
             first = state.shape[1]
             x = jnp.concatenate([state, x], axis=1)
-            state = order.newest(x, first)
+            state = order.newest(x, first, after_each=at.keeps_states)
         positions = None if order.documents is None else order.positions
         y = order.restore(convolution(weights, x, self.offsets, positions, first))
         return Output(activate(at.tap("convolution.output", y), self.activation), state)

@@ -63,29 +63,31 @@ class DeltaInputs(NamedTuple):
 
 
 def gated_delta_rule(
-    inputs: DeltaInputs, memory: Memory
-) -> tuple[Float[Array, "batch heads length value_dim"], Memory]:
+    inputs: DeltaInputs, memory: Memory, *, keeps_states: bool = False
+) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch *length h k v"]]:
     """Computes the steps of the module one after the other.
 
     Args:
         inputs: what the tokens give.
         memory: S before the first token.
+        keeps_states: whether to return S after each token.
 
     Returns:
         o of each token, and S after the last token.
     """
 
-    def step(memory: Memory, token: DeltaInputs) -> tuple[Memory, Array]:
+    def step(memory: Memory, token: DeltaInputs) -> tuple[Memory, tuple[Array, Memory | None]]:
         query, key, value, log_decay, rate, begins = token
         memory = jnp.where(begins[:, None, None, None], 0, memory)
         memory = jnp.exp(log_decay)[..., None, None] * memory
         error = value - _product("bhkv,bhk->bhv", memory, key)
         memory += _product("bhk,bhv->bhkv", key, rate[..., None] * error)
-        return memory, _product("bhkv,bhk->bhv", memory, query)
+        output = _product("bhkv,bhk->bhv", memory, query)
+        return memory, (output, memory if keeps_states else None)
 
     by_time = DeltaInputs(*(jnp.moveaxis(x, 2, 0) for x in inputs[:-1]), begins=inputs.begins.T)
-    memory, output = jax.lax.scan(step, memory, by_time)
-    return jnp.moveaxis(output, 0, 2), memory
+    memory, (output, memories) = jax.lax.scan(step, memory, by_time)
+    return jnp.moveaxis(output, 0, 2), memory if memories is None else jnp.swapaxes(memories, 0, 1)
 
 
 def chunked_delta_rule(
@@ -300,8 +302,8 @@ class GatedDelta(SubLayer):
         past, memory = (None, self._init_memory(x.shape[0])) if at.state is None else at.state
         inputs, past = self.inputs_of(weights, x, at, past)
         length = x.shape[1]
-        if at_most(length, 1):
-            heads, memory = gated_delta_rule(inputs, memory)
+        if at_most(length, 1) or at.keeps_states:
+            heads, memory = gated_delta_rule(inputs, memory, keeps_states=at.keeps_states)
         else:
             heads, memory = chunked_delta_rule(inputs, memory, _chunk_size(length))
         if (is_token := at.context.is_token) is not None:
@@ -319,11 +321,13 @@ class GatedDelta(SubLayer):
         x: Float[Array, "batch length dim"],
         at: At,
         past: Float[Array, "batch earlier features"] | None,
-    ) -> tuple[DeltaInputs, Float[Array, "batch earlier features"] | None]:
+    ) -> tuple[DeltaInputs, Float[Array, "batch *length earlier features"] | None]:
         """Computes what the tokens give to the delta rule, and the convolution's last inputs."""
         context, tap, group = at.context, at.tap, self.num_value_heads // self.num_key_heads
         joined = jnp.concatenate([linear(weights[name], x) for name in _PARTS], axis=-1)
-        joined, past = causal_convolution(weights["convolution"], joined, context.order, past)
+        joined, past = causal_convolution(
+            weights["convolution"], joined, context.order, past, keeps_states=at.keeps_states
+        )
         ends = [self.widths[0], 2 * self.widths[0]]
         parts = jnp.split(jax.nn.silu(joined.astype(jnp.float32)), ends, axis=-1)
         numbers = (self.num_key_heads, self.num_key_heads, self.num_value_heads)

@@ -33,14 +33,14 @@ class PartAt(NamedTuple):
     """Where a part of a layer is called.
 
     Attributes:
-        contexts: the context of each sub-layer in the pass.
+        tokens: the pass, with the contexts of the sub-layers.
         states: the state of each sub-layer after the earlier tokens, by name.
         dropout_key: a random key, which means training; None: no dropout.
         tap: captures and replaces values.
         points: the names of the residual stream after each sub-layer of the part.
     """
 
-    contexts: Mapping[SubLayer, Any]
+    tokens: Pass
     states: Mapping[str, Any]
     dropout_key: PRNGKeyArray | None
     tap: Tap
@@ -48,7 +48,8 @@ class PartAt(NamedTuple):
 
     def of(self, sublayer: SubLayer) -> At:
         """Returns where a sub-layer of the part is called."""
-        return At(self.contexts[sublayer], self.states.get(sublayer.name), self.tap)
+        context, state = self.tokens.contexts[sublayer], self.states.get(sublayer.name)
+        return At(context, state, self.tap, self.tokens.run.keeps_states)
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def run_layer(
     keys = split_key(inputs.dropout_key, len(layer))
     x = tap("block.input", x)
     for part, key, points in zip(layer, keys, sum_points(layer), strict=True):
-        at = PartAt(tokens.contexts, inputs.states, key, tap, points)
+        at = PartAt(tokens, inputs.states, key, tap, points)
         x, state, sums = part(weights, x, at)
         states, auxiliary = {**states, **state}, {**auxiliary, **sums}
     return LayerOutput(x, states, tap.captured, auxiliary)

@@ -142,7 +142,12 @@ def recurrent_layer(
     hooks: Hooks = NO_HOOKS,
     *,
     cell: Cell,
-) -> tuple[Float[Array, "batch length hidden"], State, dict[str, Array]]:
+    keeps_states: bool = False,
+) -> tuple[
+    Float[Array, "batch length hidden"],
+    tuple[Float[Array, "batch *times hidden"], ...],
+    dict[str, Array],
+]:
     """Runs one layer through time.
 
     The products with x are computed for all times at once.
@@ -155,10 +160,11 @@ def recurrent_layer(
         times: documents, padding and positions.
         hooks: points to capture and patch. The next token reads a patched state.
         cell: the step from one state to the next.
+        keeps_states: whether to return the state after each token.
 
     Returns:
         (outputs, state, captured): h_1 … h_T [batch, length, hidden], the state after the last
-        token, and the captured values.
+        token [batch, hidden] or after each one [batch, length, hidden], and the captured values.
     """
     length = x.shape[1]
     gates = linear(weights["input"], x, jnp.float32)
@@ -169,7 +175,7 @@ def recurrent_layer(
 
     def step(
         state: State, inputs: tuple[Any, Any, Any]
-    ) -> tuple[State, tuple[Float[Array, "batch hidden"], dict[str, Array]]]:
+    ) -> tuple[State, tuple[Float[Array, "batch hidden"], State | None, dict[str, Array]]]:
         gates, (begins, valid, position), index = inputs
         tap = Tap(hooks)
         if hooks.patch:
@@ -182,15 +188,18 @@ def recurrent_layer(
         gates = tap("recurrent.gates", (gates + hidden)[:, None])[:, 0]
         new = zip(cell.parts, cell.step(gates, state), strict=True)
         new = tuple(tap(f"recurrent.{name}", part[:, None])[:, 0] for name, part in new)
-        if valid is None:
-            return new, (new[0], tap.captured)
-        state = tuple(jnp.where(valid[:, None], *parts) for parts in zip(new, state, strict=True))
-        return state, (jnp.where(valid[:, None], new[0], 0.0), tap.captured)
+        output = new[0]
+        if valid is not None:
+            parts = zip(new, state, strict=True)
+            new = tuple(jnp.where(valid[:, None], *part) for part in parts)
+            output = jnp.where(valid[:, None], output, 0.0)
+        return new, (output, new if keeps_states else None, tap.captured)
 
     state, *_ = vary_alike(state, gates, initial, times)
     inputs = (gates, times._replace(positions=positions), index)
     by_time = jax.tree.map(lambda array: array.swapaxes(0, 1), inputs)
-    state, (outputs, captured) = jax.lax.scan(step, state, by_time)
+    state, (outputs, states, captured) = jax.lax.scan(step, state, by_time)
+    state = state if states is None else jax.tree.map(lambda x: x.swapaxes(0, 1), states)
     captured = {name: x[:, :, 0].swapaxes(0, 1) for name, x in captured.items()}
     return outputs.swapaxes(0, 1).astype(x.dtype), state, captured
 
@@ -290,6 +299,11 @@ class Recurrent(SubLayer):
             times,
             at.tap.hooks,
             cell=self.cell,
+            keeps_states=at.keeps_states,
         )
         at.tap.captured.update(captured)
-        return Output(x, RecurrentState(now, before.initial))
+        initial = before.initial
+        if at.keeps_states:  # it is the same after each token
+            length = x.shape[1]
+            initial = jax.tree.map(lambda x: jnp.repeat(x[:, None], length, axis=1), initial)
+        return Output(x, RecurrentState(now, initial))

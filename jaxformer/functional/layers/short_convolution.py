@@ -38,7 +38,9 @@ def short_convolution(
     order: TokenOrder,
     past: Float[Array, "batch earlier dim"] | None = None,
     tap: TapFunction = NO_TAP,
-) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch earlier dim"] | None]:
+    *,
+    keeps_states: bool = False,
+) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch *length earlier dim"] | None]:
     """Computes the formula of the module.
 
     Args:
@@ -48,13 +50,16 @@ def short_convolution(
         order: the order of the tokens.
         past: the last kernel_size − 1 inputs of the convolution before x; see `causal_convolution`.
         tap: see `functional.taps`.
+        keeps_states: whether to return the last inputs after each token.
 
     Returns:
         The output, and the last kernel_size − 1 inputs of the convolution.
     """
     before, after, value = (linear(weights[name], x) for name in _MAPS)
     gated = tap("short_convolution.gated", before * value)
-    y, past = causal_convolution(weights["convolution"], gated, order, past)
+    y, past = causal_convolution(
+        weights["convolution"], gated, order, past, keeps_states=keeps_states
+    )
     y = after * tap("short_convolution.convolved", y)
     return tap("short_convolution.output", linear(weights["output"], y)), past
 
@@ -109,4 +114,5 @@ class ShortConvolution(SubLayer):
 
     def __call__(self, weights: Weights, x: Float[Array, "batch length dim"], at: At) -> Output:
         """See `short_convolution`."""
-        return Output(*short_convolution(weights, x, at.context, at.state, at.tap))
+        keeps = {"keeps_states": at.keeps_states}
+        return Output(*short_convolution(weights, x, at.context, at.state, at.tap, **keeps))

@@ -28,11 +28,14 @@ class At(NamedTuple):
         context: the result of the sub-layer's `context` for this pass.
         state: what the layer kept of earlier tokens; None: there are none.
         tap: captures and replaces the values at the sub-layer's points.
+        keeps_states: whether to return the state after each token, [batch, length, …], instead of
+            the last state only.
     """
 
     context: Any
     state: Any = None
     tap: Tap = NO_TAP
+    keeps_states: bool = False
 
 
 class Start(NamedTuple):
@@ -153,7 +156,7 @@ class SubLayer(ABC):
 
         A sub-layer that reads other tokens needs slots or a state to decode. A state is a tree of
         arrays, each with the batch as its first axis. `__call__` receives it in `at.state` and
-        returns the state after the tokens.
+        returns the state after the tokens, or after each of them if `at.keeps_states`.
 
         Args:
             weights: the weights of the sub-layer.

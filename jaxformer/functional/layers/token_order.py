@@ -51,14 +51,17 @@ class TokenOrder(NamedTuple):
         return x if self.inverse is None else _take(x, self.inverse)
 
     def newest(
-        self, x: Shaped[Array, "batch all_tokens dim"], num: int
-    ) -> Shaped[Array, "batch num dim"]:
+        self, x: Shaped[Array, "batch all_tokens dim"], num: int, *, after_each: bool = False
+    ) -> Shaped[Array, "batch *length num dim"]:
         """Returns the last `num` tokens of earlier tokens and those of the pass, in this order.
 
         Args:
             x: values of `num` earlier tokens, and then those of the pass and its padding.
             num: the number of earlier tokens.
+            after_each: whether to return them after each token of the pass, in its order.
         """
+        if after_each:
+            return self._newest_after_each(x, num)
         if self.documents is None:
             return x[:, x.shape[1] - num :]
         if self.index is None:  # at most one token: a choice is faster than a lookup
@@ -66,6 +69,17 @@ class TokenOrder(NamedTuple):
             return jnp.where(is_token[:, None, None], x[:, x.shape[1] - num :], x[:, :num])
         count = (self.documents != 0).sum(axis=1, keepdims=True)
         return _take(x, count + jnp.arange(num, dtype=jnp.int32))
+
+    def _newest_after_each(
+        self, x: Shaped[Array, "batch all_tokens dim"], num: int
+    ) -> Shaped[Array, "batch length num dim"]:
+        length = x.shape[1] - num
+        count = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
+        if self.documents is not None:
+            count = self.restore(self.documents != 0).cumsum(axis=1, dtype=jnp.int32)
+        count = jnp.broadcast_to(count, (x.shape[0], length))
+        index = count[..., None] + jnp.arange(num, dtype=jnp.int32)
+        return _take(x, index.reshape(x.shape[0], -1)).reshape(-1, length, num, *x.shape[2:])
 
 
 def _take(

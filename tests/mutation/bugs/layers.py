@@ -4,6 +4,7 @@ from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace
 
 OWN_LAYER = "models/test_own_layer.py"
+REWIND = "decoding/test_rewind.py"
 WINDOWS = "decoding/test_windows.py"
 
 BUGS = (
@@ -57,6 +58,30 @@ BUGS = (
         "functional.cache.key_values:_table_sizes",
         Replace("size.ring is None and reach is not None and reach + SPARE < most", "False"),
         f"{WINDOWS}::test_a_layer_keeps_its_window",
+    ),
+    Bug(
+        "the inputs after each token count its padding",
+        "functional.layers.token_order:TokenOrder._newest_after_each",
+        Replace("self.documents is not None", "False"),
+        f"{REWIND}::test_states_are_rewound_to_any_token_of_the_last_call",
+    ),
+    Bug(
+        "a rewound state is that of one token less",
+        "functional.cache.token_states:TokenStates.rewind",
+        Replace("self.longest_rewind - lengths", "self.longest_rewind - lengths + (lengths > 1)"),
+        f"{REWIND}::test_states_are_rewound_to_any_token_of_the_last_call",
+    ),
+    Bug(
+        "the delta rule keeps the memory before each token",
+        "functional.layers.gated_delta:gated_delta_rule",
+        Replace("jnp.swapaxes(memories, 0, 1)", "jnp.roll(jnp.swapaxes(memories, 0, 1), 1, 1)"),
+        f"{REWIND}::test_states_are_rewound_to_any_token_of_the_last_call",
+    ),
+    Bug(
+        "a state is rewound beyond the last call in a compiled program",
+        "functional.cache.key_values:Cache.rewind",
+        Replace("longest = jnp.minimum(longest, x.longest_rewind)", "pass"),
+        f"{REWIND}::test_states_are_kept_only_if_asked_for",
     ),
     Bug(
         "a loaded layer is not that of the file",

@@ -73,16 +73,16 @@ def _num_bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def token_flops(config: TransformerConfig, live: int) -> int:
+def token_flops(model: LanguageModel, live: int) -> int:
     """Returns the operations for one new token that sees `live` tokens, itself included."""
-    count = partial(forward_flops, config, only_visible=True)
+    count = partial(forward_flops, model, only_visible=True)
     return count(live) - count(live - 1)
 
 
-def prefill_flops(config: TransformerConfig, length: int) -> int:
+def prefill_flops(model: LanguageModel, length: int) -> int:
     """Returns the operations to read a prompt; only its last token needs logits."""
-    head = 2 * config.vocab_size * config.embed_dim
-    return forward_flops(config, length, only_visible=True) - (length - 1) * head
+    head = 2 * model.config.vocab_size * model.config.embed_dim
+    return forward_flops(model, length, only_visible=True) - (length - 1) * head
 
 
 def measure_decoding(case: DecodingCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
@@ -114,7 +114,7 @@ def _measure_steps(
         f"{case.name}, batch {batch_size}",
         model.config.dtype,
         Timing.of(rounds.repeat(lambda: step_seconds(run, rounds.clock)), case.new),
-        flops=batch_size * token_flops(model.config, round(live)),
+        flops=batch_size * token_flops(model, round(live)),
         bytes=least_bytes(model, ready, batch_size, live),
         tokens=batch_size,
         note=f"{case.prompt} + {case.new} tokens",
@@ -149,7 +149,7 @@ def _measure_first_token(
         f"{case.name}, prompt of {length} tokens",
         model.config.dtype,
         rounds.measure(greedy_run(model, ready, 1, length, 1)),
-        flops=prefill_flops(model.config, length),
+        flops=prefill_flops(model, length),
         bytes=least_bytes(model, ready, 1, length),
         tokens=length,
     )

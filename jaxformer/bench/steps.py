@@ -76,7 +76,7 @@ def measure_step(case: TrainingCase, dtype: DType, rounds: Rounds) -> list[Measu
         timing = rounds.measure(run)
     rows *= count
     name = f"{case.name}, {rows} × {case.length:,} tokens"
-    flops = rows * training_flops(model.config, case.length, only_visible=True)
+    flops = rows * training_flops(model, case.length, only_visible=True)
     moved, tokens = 2 * run.num_bytes / count, rows * case.length
     return [Measurement(TRAINING, name, dtype, timing, flops, moved, tokens, devices=count)]
 

@@ -264,7 +264,7 @@ def _pairs(
     targets = [target for _, target in pairs]
     sources = [tokenizer.encode_source(source) for source, _ in pairs]
     encoded = list(zip(sources, tokenizer.encode_many(targets), strict=True))
-    longest = model.config.max_source_length
+    longest = model.config.longest_source
     for number, (source, target) in enumerate(encoded, 1):
         if not source or not target:
             raise ValueError(f"line {number}: one side has no tokens")

@@ -63,7 +63,7 @@ def _translate(checkpoint: "Checkpoint", arguments: TranslateArguments) -> None:
         raise ValueError(
             f"{arguments.run} has no tokenizer; the Python function jaxformer.beam_search takes ids"
         )
-    longest = model.config.max_source_length
+    longest = model.config.longest_source
     options = {"beam_width": arguments.beam_width, "batch_size": arguments.batch_size}
     if not arguments.files and sys.stdin.isatty():
         Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")

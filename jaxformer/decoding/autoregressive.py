@@ -154,8 +154,8 @@ def advance(
         raise ValueError(
             "cache is None; create one by start, or call model.apply for complete sequences"
         )
-    result = inspect(model, variables, tokens, cache, segments, keep_states=keep_states)
-    return result.logits, result.cache
+    logits, _, after = inspect(model, variables, tokens, cache, segments, keep_states=keep_states)
+    return logits, after
 
 
 class Inspection(NamedTuple):
@@ -178,7 +178,7 @@ def inspect(
     model: LanguageModel,
     variables: Variables,
     tokens: AnyArray,
-    cache: Any = None,
+    cache: Cache | None = None,
     segments: AnyArray | None = None,
     source: Any = None,
     capture: Iterable[str] = (),

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from jaxformer.functional.cache.key_values import Cache
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class LoopCache:
     structure: tuple[Any, tuple[tuple[int, ...], ...]] = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, cache: Any) -> "LoopCache":
+    def of(cls, cache: Cache) -> "LoopCache":
         """Returns the loop's form of a cache, for the carry of a `scan` or a `while_loop`."""
         leaves, tree = jax.tree.flatten(cache)
         return cls(
             [_without_single_axes(x) for x in leaves], (tree, tuple(x.shape for x in leaves))
         )
 
-    def restored(self) -> Any:
+    def restored(self) -> Cache:
         """Returns the cache."""
         tree, shapes = self.structure
         return tree.unflatten(x.reshape(n) for x, n in zip(self.arrays, shapes, strict=True))

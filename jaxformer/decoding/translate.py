@@ -60,10 +60,10 @@ def translate_ids(
     beam_width = beam_width_of_call(model, beam_width)
     ready, found = prepare(model, variables), [""] * len(sources)
     for number, source in enumerate(sources, 1):
-        if len(source) > model.config.max_source_length:
+        if len(source) > model.config.longest_source:
             raise ValueError(
                 f"text {number} has {len(source)} tokens; this model's max_source_length is "
-                f"{model.config.max_source_length}"
+                f"{model.config.longest_source}"
             )
     rows = [row for row, source in enumerate(sources) if len(source)]
     if rows:

@@ -15,6 +15,8 @@ from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supp
 from jaxformer.functional.attention.platforms import kernels_of
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs, Run
+from jaxformer.functional.layers.layer import layer_points
+from jaxformer.functional.model import Model
 from jaxformer.functional.placement import OneDevice
 from jaxformer.models.config import Execution
 from jaxformer.models.config.model import ModelConfig
@@ -91,7 +93,7 @@ def explain_attention(
     """
     model, found = build(config), []
     config = model.config
-    if not (config.heads or getattr(config, "attends", False)):
+    if not any(point.endswith("attention.weights") for point in model.layer_points):
         raise ValueError(f"a {type(model).__name__} has no attention to explain")
     kernels = kernels_of(target.platform, GPU_GENERATION)
     for rows, inputs in _inputs(config, length):
@@ -103,7 +105,7 @@ def explain_attention(
         )
         _trace(model, inputs, run, is_cached=rows == PROMPTS)
         setting = (execution.for_decoding if rows == PROMPTS else execution).attention
-        for part, numbers, choice in _by_part(recorder.calls, config):
+        for part, numbers, choice in _by_part(recorder.calls, model.architecture):
             found.append(Layers(rows, part, numbers, *_implementation(choice, setting, target)))
     return found
 
@@ -150,11 +152,18 @@ def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -
 
 
 def _by_part(
-    calls: list[tuple[str, KernelChoice]], config: Any
+    calls: list[tuple[str, KernelChoice]], model: Model
 ) -> Iterator[tuple[str, tuple[int, ...], KernelChoice]]:
     """Groups the calls of a pass by part of the model and choice; yields the numbers of layers."""
-    reads_by_heads = config.reads_source and config.heads
-    num_encoder = len(config.encoder.layers) if reads_by_heads else 0
+    stacks = {"layers": (model.stack, "attention.weights")}
+    stacks["cross-attention"] = model.stack, "cross_attention.weights"
+    if model.encoder is not None:
+        stacks["encoder layers"] = model.encoder.stack, "attention.weights"
+    having = {
+        part: [n for n, layer in enumerate(stack.layers) if point in layer_points(layer)]
+        for part, (stack, point) in stacks.items()
+    }
+    num_encoder = len(having.get("encoder layers", ()))
     parts: dict[str, list[KernelChoice]] = {}
     for point, choice in calls:
         is_cross = point != "attention.weights"
@@ -162,20 +171,16 @@ def _by_part(
         part = "cross-attention" if is_cross else "encoder layers" if in_encoder else "layers"
         parts.setdefault(part, []).append(choice)
     for part, choices in parts.items():
-        number = num_encoder if part == "encoder layers" else config.num_layers
-        having = list(range(1, 1 + (number if config.heads else 1)))
-        if config.layer_types != "attention":
-            attends = [layer.layer_types == "attention" for layer in config.layers]
-            having = [layer for layer, has in zip(having, attends, strict=True) if has]
-        order = list(range(len(having)))
+        numbers, layers = having[part], stacks[part][0].layers
+        order = list(range(len(numbers)))
         if len(choices) < len(order):  # a pass over a cache traces equal layers once
-            settings = list(dict.fromkeys(config.layers[layer - 1] for layer in having))
-            order = [settings.index(config.layers[layer - 1]) for layer in having]
-        layers: dict[KernelChoice, list[int]] = {}
-        for layer, call in zip(having, order, strict=True):
-            layers.setdefault(choices[call], []).append(layer)
-        for choice, numbers in layers.items():
-            yield part, tuple(numbers), choice
+            settings = list(dict.fromkeys(layers[number] for number in numbers))
+            order = [settings.index(layers[number]) for number in numbers]
+        by_choice: dict[KernelChoice, list[int]] = {}
+        for number, call in zip(numbers, order, strict=True):
+            by_choice.setdefault(choices[call], []).append(number + 1)
+        for choice, some in by_choice.items():
+            yield part, tuple(some), choice
 
 
 def lines_of_attention(found: list[Layers]) -> list[tuple[str, ...]]:

@@ -64,7 +64,7 @@ def examine_step(
     seconds = round(time.perf_counter() - begin, 1)
     found = by_kind(collectives(program.as_text() or ""))
     sent = sum(total.sent for total in found.values())
-    flops, device = training_flops(config, length) * rows / target.count, target.device
+    flops, device = training_flops(model, length) * rows / target.count, target.device
     return {
         **_circumstances(target, device_mesh, model, rows, length),
         "memory": {**memory._asdict(), **_room(target, memory.total)},
@@ -120,7 +120,7 @@ def examine_decoding(
         "exchanged_per_token": sum(one.sent for one in exchanged) / STEPS,
         "gathered_per_token": gathered / STEPS,
         "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
-        "flops_per_token": forward_flops(config, 1) * rows / target.count,
+        "flops_per_token": forward_flops(model, 1) * rows / target.count,
         "seconds": device and {"memory": (found.weights + found.cache) / device.bandwidth},
         "compiled_in": seconds,
         "notes": notes,

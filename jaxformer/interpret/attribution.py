@@ -26,7 +26,8 @@ from jaxformer.functional.outputs import head
 from jaxformer.functional.taps import Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_logits
-from jaxformer.interpret.layers import mixed_layers
+from jaxformer.interpret.layers import mixed_layers, transformer_config
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
 
 # The point whose value says what a sub-layer writes.
@@ -139,7 +140,7 @@ def _attribute(
     parts = Parts(passed.captured["embedding"][:, position], at_position)
 
     def logit_of(parts: Parts, real: Parts) -> Float[Array, " batch"]:
-        hidden = affine_hidden(weights, model.config, parts, real)
+        hidden = affine_hidden(weights, transformer_config(model), parts, real)
         return _pick(linear(head(weights), hidden, jnp.float32), target)
 
     _, pull_back = jax.vjp(partial(logit_of, real=parts), parts)
@@ -166,7 +167,7 @@ def _pick(
 
 
 def affine_hidden(
-    weights: Weights, config: Any, parts: Parts, real: Parts
+    weights: Weights, config: TransformerConfig, parts: Parts, real: Parts
 ) -> Float[Array, "batch dim"]:
     """Computes the input of the head from the parts, with the sizes of all norms from `real`.
 
@@ -199,9 +200,13 @@ def _output(block: Weights, name: str, written: Array) -> Float[Array, "batch di
 
 
 def _add(
-    block: Weights, name: str, x: tuple[Array, Array], y: tuple[Array, Array], config: Any
+    block: Weights,
+    name: str,
+    x: tuple[Array, Array],
+    y: tuple[Array, Array],
+    config: TransformerConfig,
 ) -> tuple[Array, Array]:
-    """Adds y to x as `functional.layers.residual.Residual` does; each is (value, real value)."""
+    """Adds y to x as `functional.layers.layer.Residual` does; each is (value, real value)."""
 
     def norm(name: str, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         value, real = (_fixed_norm(block[name], of, pair[1], config) for of in pair)
@@ -218,7 +223,7 @@ def _fixed_norm(
     weights: Weights,
     x: Float[Array, "batch dim"],
     real: Float[Array, "batch dim"],
-    config: Any,
+    config: TransformerConfig,
 ) -> Float[Array, "batch dim"]:
     """Computes the norm of a config as an affine map of x, whose size is that of `real`."""
     if config.norm == "none":

@@ -41,12 +41,14 @@ from jaxformer.interpret.layers import (
     by_layer,
     mixed_layers,
     stack_of_model,
+    transformer_config,
     weights_of_layer,
 )
 from jaxformer.interpret.metrics import Metric, checked_metric
 from jaxformer.interpret.sites import checked_pair, is_at, metric_of
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
@@ -132,7 +134,7 @@ def patch_edges(
     chunk = whole_number("chunk", chunk, 1)
     read, changed = checked_pair(clean, corrupted, model.config)
     metric = checked_metric(metric, changed, model.config.vocab_size)
-    edges = [checked_edge(edge, model.config) for edge in edges]
+    edges = [checked_edge(edge, transformer_config(model)) for edge in edges]
     weights = variables["params"]
     clean_metric, corrupted_metric, streams = both_runs(model, weights, read, changed, metric)
     effects, done = np.zeros(len(edges), np.float32), 0
@@ -153,7 +155,7 @@ def patch_edges(
 
 @partial(jax.jit, static_argnames="model")
 def both_runs(
-    model: LanguageModel, weights: Weights, clean: Inputs, corrupted: Inputs, metric: Any
+    model: LanguageModel, weights: Weights, clean: Inputs, corrupted: Inputs, metric: Metric
 ) -> tuple[Float[Array, ""], Float[Array, ""], Streams]:
     """Returns (metric of the clean run, metric of the corrupted run, captured values)."""
     hooks = Hooks(("block.input", "attention.heads"))
@@ -195,7 +197,7 @@ def head_difference(
 ) -> Float[Array, "batch length dim"]:
     """Computes W_O^h (z_clean − z_corrupted), the difference that one head makes."""
     output = weights_of_layer(weights, layer)["attention"]["output"]
-    mine = is_at(head, model.config.num_heads)[:, None, None]
+    mine = is_at(head, transformer_config(model).num_heads)[:, None, None]
     clean, corrupted = (
         linear(output, merge_heads(jnp.where(mine, heads[layer], 0)))
         for heads in (streams.clean_heads, streams.corrupted_heads)
@@ -245,7 +247,7 @@ def check_is_sum(model: LanguageModel) -> None:
         )
 
 
-def checked_edge(edge: HeadEdge, config: Any) -> HeadEdge:
+def checked_edge(edge: HeadEdge, config: TransformerConfig) -> HeadEdge:
     """Returns the edge with Python integers.
 
     Raises:
@@ -263,7 +265,7 @@ def checked_edge(edge: HeadEdge, config: Any) -> HeadEdge:
         "sender_layer": config.num_layers,
         "sender_head": config.num_heads,
         "receiver_layer": config.num_layers,
-        "receiver_head": config.num_kv_heads if of_keys else config.num_heads,
+        "receiver_head": config.sizes.num_kv_heads if of_keys else config.num_heads,
     }
     for name, size in sizes.items():
         if whole_number(name, getattr(edge, name), 0) >= size:

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxformer.functional.trees import Weights
+from jaxformer.models.language_model import LanguageModel
+
 MOST_TOKENS = 512
 MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
 
@@ -24,8 +27,8 @@ class EncodedText(NamedTuple):
 
 
 def encode_text(
-    model: Any,
-    variables: Any,
+    model: LanguageModel,
+    variables: Weights,
     text: str | Sequence[int],
     tokenizer: Any,
     target: str | Sequence[int] | None,
@@ -43,8 +46,7 @@ def encode_text(
         _check("text", tokens, config.max_length, config.vocab_size)
         return EncodedText(tokens)
     source = _source(text, tokenizer)
-    longest = getattr(config, "max_source_length", None) or config.max_length
-    _check("text", source, longest, getattr(config, "source_vocab_size", None) or config.vocab_size)
+    _check("text", source, config.longest_source, config.num_source_ids)
     if target is None:
         tokens = _translated(model, variables, source, tokenizer)
     else:
@@ -161,7 +163,9 @@ def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -
         raise ValueError(f"{name} has the id {wrong}; this model's ids are 0 … {vocab_size - 1}")
 
 
-def _translated(model: Any, variables: Any, source: list[int], tokenizer: Any) -> list[int]:
+def _translated(
+    model: LanguageModel, variables: Weights, source: list[int], tokenizer: Any
+) -> list[int]:
     """Returns the opening and the model's greedy translation of the source."""
     from jaxformer.decoding.generate import generate
     from jaxformer.decoding.sampling import Sampler

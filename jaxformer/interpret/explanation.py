@@ -19,10 +19,10 @@ import numpy as np
 
 from jaxformer.artifacts.files import write_whole
 from jaxformer.functional.linear.affine import dense_all
-from jaxformer.functional.trees import stack_trees
+from jaxformer.functional.trees import Weights, stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
-from jaxformer.interpret.layers import layers_with
+from jaxformer.interpret.layers import layers_with, transformer_config
 from jaxformer.interpret.page_arrays import pack, unpack
 from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
 from jaxformer.interpret.page_file import page_html
@@ -34,6 +34,8 @@ from jaxformer.interpret.page_weights import (
     rounded,
 )
 from jaxformer.models.config import kind_of
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.language_model import LanguageModel
 
 PAGE_FORMAT = 1
 
@@ -76,7 +78,7 @@ class Page:
 
 
 def explain(
-    model: Any,
+    model: LanguageModel,
     variables: Mapping[str, Any],
     text: str | Sequence[int],
     tokenizer: Any = None,
@@ -138,7 +140,7 @@ def explain(
     return Page(document, data["mode"], reason, len(inputs.tokens))
 
 
-def _captured(model: Any, variables: Any, inputs: EncodedText) -> dict[str, Any]:
+def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> dict[str, Any]:
     """Returns the values that JAX computed, and those of the norms and parts that the model has."""
     captured = captured_data(model, variables, inputs)
     best = int(unpack(captured["logits"]["ids"])[-1, 0])
@@ -149,17 +151,17 @@ def _captured(model: Any, variables: Any, inputs: EncodedText) -> dict[str, Any]
     return {"captured": captured} | {name: x for name, x in optional.items() if x is not None}
 
 
-def _live(model: Any, params: Any, inputs: EncodedText) -> dict[str, Any]:
+def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[str, Any]:
     """Returns the weights and the config, and JAX's logits for a comparison on the page."""
     expected = final_logits(model, rounded(params), inputs)
     return {
-        "config": page_config(model.config, params),
+        "config": page_config(transformer_config(model), params),
         "weights": packed_weights(params),
         "expected": pack(expected, "float32"),
     }
 
 
-def _facts(model: Any, variables: Any) -> list[list[str]]:
+def _facts(model: LanguageModel, variables: Weights) -> list[list[str]]:
     """Returns labelled figures for the head of the page."""
     config = model.config
     size = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
@@ -172,14 +174,14 @@ def _facts(model: Any, variables: Any) -> list[list[str]]:
     return found
 
 
-def _sizes(config: Any) -> dict[str, Any]:
+def _sizes(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields of a config that the views of captured values read."""
     names = """vocab_size max_length num_layers num_heads num_kv_heads head_dim embed_dim norm
         norm_position norm_epsilon bidirectional"""
     return {name: getattr(config, name) for name in names.split() if hasattr(config, name)}
 
 
-def _norms(model: Any, params: Any) -> dict[str, Any] | None:
+def _norms(model: LanguageModel, params: Weights) -> dict[str, Any] | None:
     """Returns γ and β of the norm before or after attention; None if a layer has no attention."""
     stack = model.architecture.stack
     if len(layers_with(model, "attention.output")) < len(stack.layers):

@@ -13,6 +13,7 @@ from jaxformer.functional.layers.layer import Layer, layer_points, sublayers_of
 from jaxformer.functional.model import PREFIX
 from jaxformer.functional.stack import Stack
 from jaxformer.functional.trees import Weights
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel
 
 
@@ -64,6 +65,17 @@ def mixed_layers(model: LanguageModel) -> str | None:
         f"layers {first} and {second} of the model have weights of different shapes; this needs "
         "equal layers"
     )
+
+
+def transformer_config(model: LanguageModel) -> TransformerConfig:
+    """Returns the config of a Transformer.
+
+    Raises:
+        ValueError: the model has no self-attention.
+    """
+    if not isinstance(model.config, TransformerConfig):
+        raise ValueError(f"model is a {type(model).__name__}; it must be a Transformer")
+    return model.config
 
 
 def stack_of_model(model: LanguageModel) -> Stack:

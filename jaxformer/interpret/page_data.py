@@ -11,7 +11,7 @@ from jaxformer.functional.taps import Patch
 from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.page_arrays import pack, pack_rows
-from jaxformer.models.language_model import Variables
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.comparison import compare
 from jaxformer.verify.dependency import dependency_matrix
@@ -29,7 +29,9 @@ _ATTENTION = {
 }
 
 
-def captured_data(model: Any, variables: Variables, inputs: EncodedText) -> dict[str, Any]:
+def captured_data(
+    model: LanguageModel, variables: Variables, inputs: EncodedText
+) -> dict[str, Any]:
     """Runs the model and returns the values that the page shows when it cannot compute them.
 
     Returns:
@@ -94,7 +96,7 @@ def _largest_logits(logits: Float[np.ndarray, "length vocab"]) -> dict[str, Any]
 
 
 def _lens(
-    model: Any,
+    model: LanguageModel,
     variables: Variables,
     inputs: EncodedText,
     stream: Float[np.ndarray, "states length dim"],
@@ -131,7 +133,9 @@ def _vectors(
     return vectors
 
 
-def dependency_data(model: Any, variables: Variables, inputs: EncodedText) -> dict[str, Any]:
+def dependency_data(
+    model: LanguageModel, variables: Variables, inputs: EncodedText
+) -> dict[str, Any]:
     """Returns which logits change with which tokens, and how the rule of the model compares."""
     tokens = np.asarray(inputs.tokens[:DEPENDENCY_LENGTH], np.int32)
     read = {} if inputs.source is None else {"source": np.asarray([inputs.source], np.int32)}
@@ -156,7 +160,9 @@ def dependency_data(model: Any, variables: Variables, inputs: EncodedText) -> di
     }
 
 
-def final_logits(model: Any, params: Any, inputs: EncodedText) -> Float[np.ndarray, " vocab"]:
+def final_logits(
+    model: LanguageModel, params: Any, inputs: EncodedText
+) -> Float[np.ndarray, " vocab"]:
     """Returns JAX's logits of the last position, with which the page compares its own."""
     tokens, _ = _batches(inputs)
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)

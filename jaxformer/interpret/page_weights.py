@@ -11,7 +11,9 @@ from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
 from jaxformer.models.config import DecoderConfig, kind_of
 from jaxformer.models.config.check import entries
+from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import Decoder
+from jaxformer.models.language_model import LanguageModel
 
 MOST_PARAMETERS = 5_000_000
 MOST_EXACT = 1_500_000  # up to this number float16 is stored: about 2.7 bytes of text each
@@ -31,7 +33,7 @@ _FIELDS = """vocab_size max_length num_layers embed_dim num_heads num_kv_heads h
     tie_embeddings scale_embeddings prefix""".split()
 
 
-def live_reason(model: Any, variables: Any) -> str | None:
+def live_reason(model: LanguageModel, variables: Any) -> str | None:
     """Returns why the page cannot compute this model itself; None if it can."""
     config = model.config
     if not isinstance(config, DecoderConfig):
@@ -94,7 +96,7 @@ def rounded(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(at, params)
 
 
-def page_config(config: DecoderConfig, params: Any) -> dict[str, Any]:
+def page_config(config: TransformerConfig, params: Any) -> dict[str, Any]:
     """Returns the fields that the page's forward pass reads.
 
     Frequencies, slopes and buckets of positions are computed here, so that the page needs no second

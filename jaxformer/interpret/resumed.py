@@ -41,6 +41,7 @@ from jaxformer.interpret.layers import (
     stack_of_model,
     weights_of_layer,
 )
+from jaxformer.interpret.metrics import Metric
 from jaxformer.interpret.sites import Grid, Site, is_at, pad_sites
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.kinds import Decoder
@@ -119,7 +120,7 @@ def resumed_effects(
     model: LanguageModel,
     weights: Weights,
     inputs: Inputs,
-    metric: Any,
+    metric: Metric,
     grid: Grid,
     value: Shaped[Array, "..."],
     chunk: int,
@@ -152,7 +153,7 @@ def resumed_effects(
 
 @partial(jax.jit, static_argnames=("model", "point"))
 def corrupted_pass(
-    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Any, point: str
+    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, point: str
 ) -> tuple[Float[Array, ""], CorruptedPass]:
     """Returns the metric and the values of the corrupted run."""
     names = ("block.input", "attention.key", "attention.value", "attention.heads", point)

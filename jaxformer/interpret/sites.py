@@ -11,7 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.functional.trees import Weights
+from jaxformer.interpret.metrics import Metric
 from jaxformer.models.check import as_array, checked_hooks, checked_inputs
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 
 AXES = ("layer", "head", "position")
@@ -87,7 +89,7 @@ def pad_sites(sites: Site, multiple: int) -> Site:
 
 
 def metric_of(
-    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Any, hooks: Hooks = NO_HOOKS
+    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, hooks: Hooks = NO_HOOKS
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Runs a pass; computes logits only at the position that the metric reads.
 
@@ -99,7 +101,7 @@ def metric_of(
     return metric(model.logits(weights, hidden)[:, 0]), passed.captured
 
 
-def checked_pair(clean: Any, corrupted: Any, config: Any) -> tuple[Inputs, Inputs]:
+def checked_pair(clean: Any, corrupted: Any, config: ModelConfig) -> tuple[Inputs, Inputs]:
     """Returns the two inputs as arrays.
 
     Args:

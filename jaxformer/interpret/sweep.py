@@ -114,7 +114,7 @@ def patch_sweep(
 
 @partial(jax.jit, static_argnames=("model", "point"))
 def capture(
-    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Any, point: str | None
+    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, point: str | None
 ) -> tuple[Float[Array, ""], Shaped[Array, "..."] | None]:
     """Returns (the metric, the value at the point), or None as value if there is no point."""
     hooks = Hooks(() if point is None else (point,))
@@ -126,7 +126,7 @@ def whole_effects(
     model: LanguageModel,
     weights: Weights,
     inputs: Inputs,
-    metric: Any,
+    metric: Metric,
     grid: Grid,
     value: Shaped[Array, "..."],
     chunk: int,
@@ -151,7 +151,7 @@ def patched_metrics(
     model: LanguageModel,
     weights: Weights,
     inputs: Inputs,
-    metric: Any,
+    metric: Metric,
     grid: Grid,
     value: Shaped[Array, "..."],
     sites: Site,

@@ -13,7 +13,7 @@ from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
-from jaxformer.interpret.layers import layers_with
+from jaxformer.interpret.layers import layers_with, transformer_config
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
@@ -130,8 +130,8 @@ def check_heads(model: LanguageModel, attention: str) -> None:
 def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:
     """Returns (number of layers, number of heads)."""
     in_encoder = attention.startswith("encoder.")
-    config = model.config.encoder if in_encoder else model.config
-    return config.num_layers, config.num_heads
+    config = transformer_config(model).stacks["encoder/" if in_encoder else ""]
+    return config.num_layers, config.heads[0]
 
 
 def checked_batch(model: LanguageModel, batch: Batch) -> Batch:

@@ -81,17 +81,17 @@ def check_tokens(tokens: AnyArray, config: ModelConfig, segments: AnyArray | Non
 
 
 def check_source(
-    source: AnyArray | None, config: Any, segments: AnyArray | None, batch_size: Size
+    source: AnyArray | None, config: ModelConfig, segments: AnyArray | None, batch_size: Size
 ) -> None:
     """Raises ValueError unless there is one non-empty source for each of `batch_size` rows."""
     if source is None:
         raise ValueError("source is None; this model reads one, int [batch, source length]")
-    _check_ids("source", source, config.source_vocab_size, config.embed_dim)
+    _check_ids("source", source, config.num_source_ids, config.embed_dim)
     if source.shape[0] == 0:
         raise ValueError("source has no rows; it must have one for each row of tokens")
-    if exceeds(source.shape[1], config.max_source_length):
+    if exceeds(source.shape[1], config.longest_source):
         raise ValueError(
-            f"source is {source.shape[1]} long; max_source_length is {config.max_source_length}"
+            f"source is {source.shape[1]} long; max_source_length is {config.longest_source}"
         )
     _check_segments("source_segments", segments, "source", source)
     if source.shape[0] != batch_size:
@@ -104,7 +104,7 @@ def check_source(
         raise ValueError("source has no tokens")
 
 
-def checked_inputs(inputs: Inputs, config: Any) -> Inputs:
+def checked_inputs(inputs: Inputs, config: ModelConfig) -> Inputs:
     """Returns the inputs as JAX arrays after all checks; they may be lists.
 
     A source is one text: its segment ids become 1, except for 0, which is padding.
@@ -124,7 +124,7 @@ def checked_inputs(inputs: Inputs, config: Any) -> Inputs:
     return Inputs(*(None if x is None else jnp.asarray(x) for x in arrays))
 
 
-def check_own_mask(mask: Any, config: Any, attends: bool) -> None:
+def check_own_mask(mask: Any, config: ModelConfig, attends: bool) -> None:
     """Raises ValueError unless the mask is None or a `Mask` that a model of this config can use.
 
     Args:
@@ -155,7 +155,7 @@ def check_own_mask(mask: Any, config: Any, attends: bool) -> None:
             )
 
 
-def padded_source(source: Any, config: Any, name: str) -> Inputs | None:
+def padded_source(source: Any, config: ModelConfig, name: str) -> Inputs | None:
     """Returns rows of ids, padded on the right to a bucket of lengths, as an encoder's inputs.
 
     An array is not padded.
@@ -181,7 +181,7 @@ def padded_source(source: Any, config: Any, name: str) -> Inputs | None:
     if getattr(source, "ndim", None) == 2:
         check_source(source, config, None, len(source))
         return Inputs(jnp.asarray(source))
-    vocab_size = config.source_vocab_size
+    vocab_size = config.num_source_ids
     rows = [
         row_of_ids(f"source {i}", row, vocab_size, "source_vocab_size")
         for i, row in enumerate(source)
@@ -189,13 +189,13 @@ def padded_source(source: Any, config: Any, name: str) -> Inputs | None:
     for i, row in enumerate(rows):
         if not row.size:
             raise ValueError(f"source {i} is empty; it must have at least one token")
-        if row.size > config.max_source_length:
+        if row.size > config.longest_source:
             raise ValueError(
-                f"source {i} has {row.size} tokens; max_source_length is {config.max_source_length}"
+                f"source {i} has {row.size} tokens; max_source_length is {config.longest_source}"
             )
     if not rows:
         raise ValueError("source is empty; it must hold a row of ids for each prompt")
-    ids, segments = padded(rows, min(config.max_source_length, bucket(max(map(len, rows)))))
+    ids, segments = padded(rows, min(config.longest_source, bucket(max(map(len, rows)))))
     return Inputs(jnp.asarray(ids), jnp.asarray(segments))
 
 

@@ -15,6 +15,7 @@ from jaxformer.models.builders.recurrent import recurrent_encoder_decoder_of, re
 from jaxformer.models.builders.transformers import decoder_of, encoder_decoder_of, encoder_of
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import Builder, LanguageModel
 from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
 
@@ -29,7 +30,7 @@ class Decoder(LanguageModel):
 
     builder: ClassVar[Builder] = staticmethod(decoder_of)
     config_type = configs.DecoderConfig
-    config: configs.DecoderConfig
+    config: configs.DecoderConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
 
 class EncoderDecoder(LanguageModel):
@@ -42,7 +43,7 @@ class EncoderDecoder(LanguageModel):
 
     builder: ClassVar[Builder] = staticmethod(encoder_decoder_of)
     config_type = configs.EncoderDecoderConfig
-    config: configs.EncoderDecoderConfig
+    config: configs.EncoderDecoderConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
 
 class Recurrent(LanguageModel):
@@ -54,7 +55,7 @@ class Recurrent(LanguageModel):
     builder: ClassVar[Builder] = staticmethod(lambda config, mask: recurrent_of(config))
     attends = False
     config_type = configs.RecurrentConfig
-    config: configs.RecurrentConfig
+    config: configs.RecurrentConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
 
 class Convolutional(LanguageModel):
@@ -66,7 +67,7 @@ class Convolutional(LanguageModel):
     builder: ClassVar[Builder] = staticmethod(lambda config, mask: convolutional_of(config))
     attends = False
     config_type = configs.ConvolutionalConfig
-    config: configs.ConvolutionalConfig
+    config: configs.ConvolutionalConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
 
 class RecurrentEncoderDecoder(LanguageModel):
@@ -80,7 +81,7 @@ class RecurrentEncoderDecoder(LanguageModel):
     )
     attends = False
     config_type = configs.RecurrentEncoderDecoderConfig
-    config: configs.RecurrentEncoderDecoderConfig
+    config: configs.RecurrentEncoderDecoderConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
 
 class Encoder(LanguageModel):
@@ -96,7 +97,7 @@ class Encoder(LanguageModel):
 
     builder: ClassVar[Builder] = staticmethod(encoder_of)
     config_type = configs.EncoderConfig
-    config: configs.EncoderConfig
+    config: configs.EncoderConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
     def encode(
         self,
@@ -175,7 +176,7 @@ KINDS = (
 _BY_CONFIG = {kind.config: kind for kind in KINDS}
 
 
-def kind_of(config: Any) -> Kind:
+def kind_of(config: ModelConfig) -> Kind:
     """Returns the kind of a config.
 
     Raises:
@@ -188,7 +189,7 @@ def kind_of(config: Any) -> Kind:
 
 
 def build(
-    config: Any,
+    config: ModelConfig,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     *,
     mask: Mask | None = None,

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import outputs
 from jaxformer.functional.attention.masks import Mask
-from jaxformer.functional.cache.key_values import CacheSize
+from jaxformer.functional.cache.key_values import Cache, CacheSize
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.model import Model, weight_shapes
@@ -27,6 +27,7 @@ from jaxformer.models.check import (
 )
 from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.explicit_axes import has_explicit_axes, in_auto_axes
 from jaxformer.models.own_layers import with_layers
 
@@ -64,7 +65,7 @@ class LanguageModel(nn.Module):
     builder: ClassVar[Builder]
     attends: ClassVar[bool] = True  # whether a mask of self-attention has an effect
 
-    config: Any
+    config: ModelConfig
     execution: Execution = Execution()
     mask: Mask | None = None
     layers: tuple[Layer, ...] | None = field(default=None, kw_only=True)
@@ -239,7 +240,7 @@ class LanguageModel(nn.Module):
         self,
         weights: Weights,
         inputs: Inputs,
-        cache: Any = None,
+        cache: Cache | None = None,
         *,
         dropout_key: PRNGKeyArray | None = None,
         hooks: Hooks = NO_HOOKS,
@@ -269,7 +270,7 @@ class LanguageModel(nn.Module):
         if inputs.segments is None:
             hidden = nan_if_longer(hidden, inputs.tokens.shape[1], self.config.max_length)
         if inputs.source is not None:
-            hidden = nan_if_longer(hidden, inputs.source.shape[1], self.config.max_source_length)
+            hidden = nan_if_longer(hidden, inputs.source.shape[1], self.config.longest_source)
         return passed._replace(hidden=hidden)
 
     @nn.nowrap

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from jaxformer.functional.model import weight_shapes
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 
@@ -19,6 +20,6 @@ def shape_tree(model: LanguageModel) -> dict:
     return dict(weight_shapes(model.architecture))
 
 
-def parameter_count(config: Any) -> int:
+def parameter_count(config: ModelConfig) -> int:
     """Returns the number of parameters of the model, from their shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(shape_tree(build(config))))

@@ -192,7 +192,8 @@ class Training:
         """Makes one update with the next batch."""
         rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
         batch = next(self.batches)
-        tokens, flops = update_size(self.config, batch)
+        is_lora = self.config.lora.lora_rank is not None
+        tokens, flops = update_size(self.model, batch, is_lora=is_lora)
         self._clock.count(tokens * self.share.count, flops * self.share.count)
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -11,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer.models.flops import training_flops
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch, num_tokens
-from jaxformer.training.config import RunConfig
 from jaxformer.training.devices import device_of
 from jaxformer.training.objectives import AnyBatch
 from jaxformer.training.tasks.task import Task
@@ -137,7 +136,7 @@ class ScoringTime:
         return self._task.num_targets * (parts * share + wholes * (share < 1))
 
 
-def update_size(config: RunConfig, batch: AnyBatch) -> tuple[int, int]:
+def update_size(model: LanguageModel, batch: AnyBatch, *, is_lora: bool) -> tuple[int, int]:
     """Returns the tokens of an update without padding, and its operations including padding.
 
     The operations follow the formula of `models.flops`. Training a LoRA adapter takes a third less,
@@ -149,11 +148,8 @@ def update_size(config: RunConfig, batch: AnyBatch) -> tuple[int, int]:
         return sum(x.size for x in integers), 0
     source = None if batch.source is None else batch.source.shape[-1]
     accumulate, rows, length = batch.inputs.shape
-    flops = accumulate * rows * _row_flops(config.model, length, source)
-    return num_tokens(batch), flops if config.lora.lora_rank is None else flops * 2 // 3
-
-
-_row_flops = lru_cache(maxsize=32)(training_flops)
+    flops = accumulate * rows * training_flops(model, length, source)
+    return num_tokens(batch), flops * 2 // 3 if is_lora else flops
 
 
 def utilization(flops_per_second: float, mesh: Mesh | None) -> dict[str, float]:

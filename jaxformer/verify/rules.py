@@ -17,10 +17,10 @@ from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.models import config as configs
-from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.models.config.model import ModelConfig
 
 Table = Bool[np.ndarray, "length length"]
-Config = TransformerConfig | configs.RecurrentConfig | configs.ConvolutionalConfig
+Config = ModelConfig
 Segments = int | Sequence[int] | np.ndarray
 
 

@@ -69,9 +69,9 @@ class Subject:
         """Ids of the source of all texts [1, length]; None: the model reads no source."""
         if not self.config.reads_source:
             return None
-        length = max(1, min(self.length, self.model.config.max_source_length) - 3)
+        length = max(1, min(self.length, self.model.config.longest_source) - 3)
         rng = np.random.default_rng((self.seed, 2))
-        return rng.integers(0, self.model.config.source_vocab_size, (1, length)).astype(np.int32)
+        return rng.integers(0, self.model.config.num_source_ids, (1, length)).astype(np.int32)
 
     def read(self, rows: int = 1) -> dict[str, np.ndarray]:
         """Returns the arguments of `apply` for `rows` batch elements with that source."""
@@ -82,7 +82,7 @@ class Subject:
         """The same source for one row, with padding before, inside and after it."""
         if self.source is None:
             return {}
-        length = min(self.source.size + 3, self.model.config.max_source_length)
+        length = min(self.source.size + 3, self.model.config.longest_source)
         places = np.sort(np.random.default_rng(self.seed).permutation(length)[: self.source.size])
         source, segments = np.zeros((2, 1, length), np.int32)
         source[0, places], segments[0, places] = self.source[0], 1

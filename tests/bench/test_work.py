@@ -22,6 +22,7 @@ from jaxformer.training.devices import DEVICES
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TIED = jf.DecoderConfig(vocab_size=50, max_length=32, num_layers=2, embed_dim=16, num_heads=4)
+MODEL = jf.build(TIED)
 UNTIED = replace(TIED, num_kv_heads=2, tie_embeddings=False, use_bias=False, dtype="bfloat16")
 
 
@@ -45,15 +46,17 @@ def test_a_step_multiplies_each_weight_once_and_sees_the_live_tokens():
     matrices = 2 * (12 * 16**2) + 50 * 16
     for live in (1, 2, 9):
         of_attention = 2 * 4 * 16 * live
-        assert decoding.token_flops(TIED, live) == 2 * matrices + of_attention
+        assert decoding.token_flops(MODEL, live) == 2 * matrices + of_attention
 
 
 def test_a_prompt_needs_the_logits_of_its_last_token_only():
     head = 2 * 50 * 16
-    assert decoding.prefill_flops(TIED, 1) == decoding.token_flops(TIED, 1)
+    assert decoding.prefill_flops(MODEL, 1) == decoding.token_flops(MODEL, 1)
     for length in (2, 5):
-        more = decoding.prefill_flops(TIED, length) - decoding.prefill_flops(TIED, length - 1)
-        assert more == decoding.token_flops(TIED, length) - head
+        more = decoding.prefill_flops(MODEL, length) - decoding.prefill_flops(
+            jf.build(TIED), length - 1
+        )
+        assert more == decoding.token_flops(MODEL, length) - head
 
 
 def test_causal_attention_counts_the_pairs_of_the_mask():
@@ -114,7 +117,7 @@ def test_other_errors_and_a_batch_of_one_are_not_repeated(message):
 
 def test_a_random_step_trains_its_own_state():
     """Each call starts from the state that the one before has made."""
-    step = RandomStep(jf.build(TIED), rows=2, length=8)
+    step = RandomStep(MODEL, rows=2, length=8)
     assert len({float(step().loss) for _ in range(3)}) == 3
     assert step.num_bytes > 3 * 4 * parameter_count(TIED)  # parameters and two moments
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.row_size import visible_pairs
 from jaxformer.models.builders.transformers import self_attention_mask
 from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
 from jaxformer.models.config.encoder_decoder import ReadsSource
@@ -15,14 +16,22 @@ from jaxformer.models.flops import (
     flops_per_token,
     forward_flops,
     training_flops,
-    visible_pairs,
 )
 from jaxformer.models.kinds import build
 from jaxformer.models.parameters import init, parameter_count
 from jaxformer.training.presets import RUNS
+from tests.models.own_layer import with_memory
 
 WIDE = {"embed_dim": 256, "vocab_size": 1024}
 CONFIGS = {kind: replace(run.model, **WIDE) for kind, run in RUNS["tiny"].items()}
+
+
+def forward(config, length, **options):
+    return forward_flops(build(config), length, **options)
+
+
+def training(config, length, **options):
+    return training_flops(build(config), length, **options)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -38,7 +47,7 @@ def test_the_formula_equals_xlas_count(kind):
     variables = jax.eval_shape(lambda key: init(model, key), jax.random.key(0))
     source = {"source": tokens} if isinstance(config, ReadsSource) else {}
     counted = jax.jit(model.apply).lower(variables, tokens, **source).cost_analysis()["flops"]
-    assert counted == pytest.approx(forward_flops(config, length), rel=0.05)
+    assert counted == pytest.approx(forward_flops(model, length), rel=0.05)
 
 
 def test_training_is_six_operations_a_parameter_and_token():
@@ -46,15 +55,15 @@ def test_training_is_six_operations_a_parameter_and_token():
     config = preset("gpt2-1.5b")
     attention = 12 * 48 * 1600 * 1024
     per_token = 6 * parameter_count(config) + attention
-    assert flops_per_token(config, 1024) == pytest.approx(per_token, rel=2e-3)
-    assert training_flops(config, 1024) == 1024 * flops_per_token(config, 1024)
+    assert flops_per_token(build(config), 1024) == pytest.approx(per_token, rel=2e-3)
+    assert training(config, 1024) == 1024 * flops_per_token(build(config), 1024)
 
 
 def test_a_window_limits_the_counted_keys():
     config = replace(CONFIGS["decoder"], num_layers=2)
     near = replace(config, window=8)
     head = 4 * config.embed_dim * 2
-    assert forward_flops(config, 64) - forward_flops(near, 64) == head * 64 * (64 - 8)
+    assert forward(config, 64) - forward(near, 64) == head * 64 * (64 - 8)
 
 
 def test_of_experts_the_chosen_ones_are_counted():
@@ -62,7 +71,7 @@ def test_of_experts_the_chosen_ones_are_counted():
     dense = replace(CONFIGS["decoder"], mlp_dim=48)
     experts = replace(dense, num_experts=8, experts_per_token=2, expert_dim=24)
     router = 2 * 32 * dense.num_layers * dense.embed_dim * 8
-    assert forward_flops(experts, 32) == forward_flops(dense, 32) + router
+    assert forward(experts, 32) == forward(dense, 32) + router
 
 
 def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
@@ -71,7 +80,7 @@ def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
     mixed = replace(config, num_experts=(0, 8), shared_expert_gate=True, **experts)
     num_maps = 3 if "glu" in config.activation else 2
     added = config.embed_dim * (num_maps * 10 + 1 + 8)  # shared expert, its gate, and router
-    assert forward_flops(mixed, 32) == forward_flops(config, 32) + 2 * 32 * added
+    assert forward(mixed, 32) == forward(config, 32) + 2 * 32 * added
 
 
 def test_of_a_short_convolution_the_filters_are_counted():
@@ -81,7 +90,7 @@ def test_of_a_short_convolution_the_filters_are_counted():
     convolved = replace(config, layer_types="short_convolution", convolution_kernel_size=4)
     scores = 4 * config.embed_dim * 16 * 16
     filters = 2 * 16 * config.embed_dim * 4
-    assert forward_flops(config, 16) - forward_flops(convolved, 16) == scores - filters
+    assert forward(config, 16) - forward(convolved, 16) == scores - filters
 
 
 MASKS = {
@@ -95,25 +104,48 @@ MASKS = {
 }
 
 
+def closed_form(config, length):
+    """causal L (L + 1) / 2; a window or a prefix changes it; in both directions L²."""
+    outside = 0 if config.window is None else max(0, length - config.window)
+    if config.bidirectional:
+        return length**2 - outside * max(0, outside - 1)
+    prefix = min(config.prefix, length)
+    return (length * (length + 1) - outside * (outside + 1) + prefix * (prefix - 1)) // 2
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_visible_pairs_are_those_of_the_mask(name):
     config = MASKS[name]
     for length in range(1, 17):
-        mask = self_attention_mask(config)(TokenInfo(length), TokenInfo(length))
-        pairs = np.broadcast_to(np.asarray(mask), (length, length)).sum()
-        assert visible_pairs(config, length) == pairs, length
+        closed, mask = closed_form(config, length), self_attention_mask(config)
+        assert visible_pairs(mask, length) == closed, length
+        visible = mask(TokenInfo(length), TokenInfo(length))
+        assert np.broadcast_to(np.asarray(visible), (length, length)).sum() == closed
+
+
+def test_long_rows_are_counted_in_blocks():
+    for config in (DecoderConfig(), DecoderConfig(window=100), EncoderConfig(window=700)):
+        assert visible_pairs(self_attention_mask(config), 2500) == closed_form(config, 2500)
+
+
+def test_layers_of_ones_own_are_counted():
+    """A memory in place of the attention of one layer of two counts its one matrix."""
+    config = DecoderConfig(vocab_size=9, max_length=16, num_layers=2, embed_dim=8, num_heads=2)
+    attention = 2 * 4 * 8**2 * 16 + 4 * 8 * 16**2
+    saved = forward(config, 16) - forward_flops(with_memory(config), 16)
+    assert saved == attention - 2 * 8**2 * 16
 
 
 def test_only_visible_counts_the_average_causal_context():
     """Each query has (length + 1) / 2 keys, or those of the window of its layer."""
     config = replace(CONFIGS["decoder"], num_layers=2, window=(None, 8))
-    saved = forward_flops(config, 64) - forward_flops(config, 64, only_visible=True)
+    saved = forward(config, 64) - forward(config, 64, only_visible=True)
     of_layers = (64 * (64 - 65 / 2), 64 * 8 - (36 + 56 * 8))
     assert saved == 4 * config.embed_dim * sum(of_layers)
-    assert training_flops(config, 64, only_visible=True) == 3 * (forward_flops(config, 64) - saved)
+    assert training(config, 64, only_visible=True) == 3 * (forward(config, 64) - saved)
 
 
 def test_an_encoder_counts_all_keys_in_both_ways():
     for kind in ("encoder", "recurrent", "convolutional"):
         config = CONFIGS[kind]
-        assert forward_flops(config, 32) == forward_flops(config, 32, only_visible=True)
+        assert forward(config, 32) == forward_flops(build(config), 32, only_visible=True)

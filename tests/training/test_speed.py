@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.flops import forward_flops
+from jaxformer.models.kinds import build
 from jaxformer.training import speed as module
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TextTraining
@@ -106,8 +107,10 @@ def test_the_remaining_time_of_evaluations_is_what_they_take(steps, every, numbe
 
 def test_an_update_takes_three_forward_passes():
     """The backward pass takes twice the operations of the forward pass; micro-batches add up."""
-    ids = np.zeros((3, 5, 16), np.int32)
-    assert update_size(CONFIG, Batch(ids, ids))[1] == 3 * 5 * 3 * forward_flops(CONFIG.model, 16)
+    ids, model = np.zeros((3, 5, 16), np.int32), build(CONFIG.model)
+    _, flops = update_size(model, Batch(ids, ids), is_lora=False)
+    assert flops == 3 * 5 * 3 * forward_flops(model, 16)
+    assert update_size(model, Batch(ids, ids), is_lora=True)[1] == flops * 2 // 3
 
 
 @pytest.mark.parametrize(

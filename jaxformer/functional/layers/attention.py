@@ -23,6 +23,7 @@ from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
 from jaxformer.functional.positions import rotary
+from jaxformer.functional.row_size import RowSize
 from jaxformer.functional.trees import Weights
 
 PARTS = ("query", "key", "value")
@@ -98,9 +99,10 @@ class Attention(SubLayer):
         """See `SubLayer`."""
         return LayerSlots(self.num_kv_heads, self.head_dim, self.mask.reach)
 
-    def flops(self, num_tokens: int, num_pairs: int) -> int:
-        """Returns the operations of scores and weighted sums."""
-        return 4 * self.num_heads * self.head_dim * num_pairs
+    def flops(self, weights: Weights, row: RowSize) -> int:
+        """Returns the operations of the maps, of scores and of weighted sums."""
+        scores = 4 * self.num_heads * self.head_dim * row.pairs(self.mask)
+        return super().flops(weights, row) + scores
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

@@ -14,6 +14,7 @@ from jaxformer.functional.cache.slots import SourceSlots
 from jaxformer.functional.layers.attention import init_heads
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import linear
+from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.trees import Weights
 
 
@@ -39,6 +40,11 @@ class ReadsSource(SubLayer):
         f"cross_attention.{x}" for x in ("input", "query", "weights", "heads", "output")
     )
 
+    @property
+    def group_size(self) -> int:
+        """The number of query heads that share a key head."""
+        return 1
+
     @abstractmethod
     def scores(self) -> Scores:
         """Returns how scores are computed."""
@@ -48,6 +54,14 @@ class ReadsSource(SubLayer):
         self, weights: Weights, encoded: Float[Array, "*batch source dim"]
     ) -> KeysValues:
         """Computes keys and values [*batch, kv_heads, source, head_dim] from encoded sources."""
+
+    def flops(self, weights: Weights, row: RowSize) -> int:
+        """Returns the operations of the maps, of scores and of weighted sums."""
+        read = {name: weights[name] for name in ("key", "value")}
+        own = {name: weights[name] for name in weights.keys() - read.keys()}
+        scores = 2 * weights["key"]["kernel"].shape[-1] + 2 * weights["value"]["kernel"].shape[-1]
+        products = product_flops(own, row.length) + product_flops(read, row.source_length)
+        return products + self.group_size * scores * row.length * row.source_length
 
     def context(self, tokens: Pass, shared: Weights) -> SourceContext:
         """See `SubLayer`."""
@@ -92,6 +106,11 @@ class CrossAttention(ReadsSource):
     softcap: float | None = None
     use_bias: bool = True
     output_bias: bool = True
+
+    @property
+    def group_size(self) -> int:
+        """See `ReadsSource`."""
+        return self.num_heads // self.num_kv_heads
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

@@ -27,6 +27,7 @@ from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.own_gradient import own_gradient
+from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.symbolic import Size, is_known
 from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.trees import Weights
@@ -312,6 +313,13 @@ class Experts(SubLayer):
             power = _GATE_POWER if self.gates_shared else 1.0
             weights["shared"]["down"]["kernel"] *= (2 * power) ** -0.5
         return weights
+
+    def flops(self, weights: Weights, row: RowSize) -> int:
+        """Returns the operations of the router, the shared expert and the chosen experts."""
+        of_all = {name: weights[name] for name in weights.keys() & _OF_ALL}
+        experts = {name: weights[name] for name in weights.keys() - _OF_ALL}
+        chosen = product_flops(experts, row.length) * self.experts_per_token // self.num_experts
+        return product_flops(of_all, row.length) + chosen
 
     def context(self, tokens: Pass, shared: Weights) -> Int[Array, "batch length"] | None:
         """Returns the segments of the tokens, which say which are padding."""

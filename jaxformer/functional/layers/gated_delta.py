@@ -32,6 +32,7 @@ from jaxformer.functional.layers.norms import rms_norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
+from jaxformer.functional.row_size import RowSize
 from jaxformer.functional.symbolic import Size, at_most, is_known
 from jaxformer.functional.trees import Weights
 
@@ -277,9 +278,10 @@ class GatedDelta(SubLayer):
         """See `SubLayer`."""
         return Causal() & Packed()
 
-    def flops(self, num_tokens: int, num_pairs: int) -> int:
-        """Returns the operations of the steps: the memory is read, corrected and read."""
-        return 6 * num_tokens * self.num_value_heads * self.key_dim * self.value_dim
+    def flops(self, weights: Weights, row: RowSize) -> int:
+        """Returns the operations of the maps and steps: the memory is read, corrected and read."""
+        steps = 6 * row.length * self.num_value_heads * self.key_dim * self.value_dim
+        return super().flops(weights, row) + steps
 
     def context(self, tokens: Pass, shared: Weights) -> DeltaContext:
         """Returns the tokens of the pass."""

@@ -17,6 +17,7 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import LayerSlots
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.placement import OneDevice, Placement
+from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.taps import NO_TAP, Tap
 from jaxformer.functional.trees import Weights
 
@@ -168,14 +169,14 @@ class SubLayer(ABC):
         """Returns which other tokens an output depends on; None: on no other token."""
         return None
 
-    def flops(self, num_tokens: int, num_pairs: int) -> int:
-        """Returns the operations on one row besides products with its weights.
+    def flops(self, weights: Weights, row: RowSize) -> int:
+        """Returns the operations on one row: here, products of all matrices with all tokens.
 
         Args:
-            num_tokens: the number of tokens of the row.
-            num_pairs: the number of pairs of a query and a key that are compared.
+            weights: the weights of the sub-layer, or their shapes.
+            row: the size of the row.
         """
-        return 0
+        return product_flops(weights, row.length)
 
     def units(self) -> tuple[int, ...]:
         """Returns numbers of units, such as heads, that tensor parallelism can divide."""

@@ -11,9 +11,21 @@ from numbers import Real
 from operator import index
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from jaxformer.terminal import visible
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 type_hints = cache(get_type_hints)
 
@@ -33,7 +45,7 @@ _WORDS = {
 }
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: "DataclassInstance") -> None:
     """Checks and converts every field of a frozen dataclass by its annotation.
 
     NumPy and JAX scalars become Python scalars, which JSON can store. Lists become tuples. Dicts
@@ -197,7 +209,7 @@ def _words(hint: Any) -> str:
     return _WORDS.get(hint, f"an object ({hint.__name__})")
 
 
-def check_at_least(least: int, config: Any, *names: str) -> None:
+def check_at_least(least: int, config: "DataclassInstance", *names: str) -> None:
     """Checks that fields, and the entries of patterns, are whole numbers of at least `least`.
 
     None passes if it is the field's default.
@@ -220,7 +232,7 @@ def check_at_least(least: int, config: Any, *names: str) -> None:
         object.__setattr__(config, name, checked_value)
 
 
-def check_not_empty(config: Any, *names: str) -> None:
+def check_not_empty(config: "DataclassInstance", *names: str) -> None:
     """Checks that fields which hold a pattern (a tuple with entries for layers) are not empty."""
     for name in names:
         if getattr(config, name) == ():
@@ -240,7 +252,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return index(value)
 
 
-def check_positive(config: Any, *names: str) -> None:
+def check_positive(config: "DataclassInstance", *names: str) -> None:
     """Checks that fields, and the entries of patterns, are above 0 and finite.
 
     None passes if it is the field's default or an entry of a pattern.
@@ -265,7 +277,7 @@ def _is_positive(value: Any) -> bool:
     return is_number and 0.0 < float(value) < float("inf")
 
 
-def check_fraction(config: Any, *names: str) -> None:
+def check_fraction(config: "DataclassInstance", *names: str) -> None:
     """Checks that fields are in [0, 1); raises ValueError otherwise."""
     for name in names:
         if not 0.0 <= getattr(config, name) < 1.0:

@@ -34,6 +34,16 @@ class ReadsSource(ModelConfig):
             )
 
     @property
+    def longest_source(self) -> int:
+        """See `ModelConfig`."""
+        return self.max_source_length or self.max_length
+
+    @property
+    def num_source_ids(self) -> int:
+        """See `ModelConfig`."""
+        return self.source_vocab_size or self.vocab_size
+
+    @property
     def resolved(self) -> Self:
         """The same config with every size that is None replaced by its value."""
         config = super().resolved
@@ -41,8 +51,8 @@ class ReadsSource(ModelConfig):
             return config
         return replace(
             config,
-            source_vocab_size=config.source_vocab_size or config.vocab_size,
-            max_source_length=config.max_source_length or config.max_length,
+            source_vocab_size=config.num_source_ids,
+            max_source_length=config.longest_source,
         )
 
 
@@ -126,4 +136,4 @@ class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     @property
     def stacks(self) -> dict[str, ModelConfig]:
         """See `ModelConfig`."""
-        return {"": self, "encoder/": replace(self, vocab_size=self.source_vocab_size)}
+        return {"": self, "encoder/": replace(self, vocab_size=self.num_source_ids)}

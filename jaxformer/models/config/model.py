@@ -45,6 +45,11 @@ class ModelConfig(ABC):
 
     @property
     @abstractmethod
+    def num_layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    @abstractmethod
     def embed_dim(self) -> int:
         """Width of the token vectors."""
 
@@ -55,13 +60,28 @@ class ModelConfig(ABC):
 
     @property
     @abstractmethod
-    def dtype(self) -> str:
+    def dtype(self) -> Literal["float32", "bfloat16"]:
         """The dtype of activations."""
+
+    @property
+    @abstractmethod
+    def dropout(self) -> float:
+        """Dropout rate, in training only."""
 
     @property
     def causal(self) -> bool:
         """False for the counter-example that sees later tokens although it has a cache."""
         return True
+
+    @property
+    def longest_source(self) -> int:
+        """Maximum number of tokens of a source; 0 if the model reads none."""
+        return 0
+
+    @property
+    def num_source_ids(self) -> int:
+        """Number of token ids of a source; 0 if the model reads none."""
+        return 0
 
     @property
     def residual(self) -> bool:

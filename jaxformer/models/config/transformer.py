@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from jaxformer.models.config.check import (
     check_at_least,
@@ -282,7 +282,7 @@ class TransformerConfig(ModelConfig):
 
 
 @cache
-def _layers(config: Any) -> tuple:
+def _layers(config: TransformerConfig) -> tuple:
     settings = {name: getattr(config, name) for name in config.patterns}
     patterns = {name: value for name, value in settings.items() if isinstance(value, tuple)}
     if not patterns and config.first_attention_norm:

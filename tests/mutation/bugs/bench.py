@@ -9,8 +9,8 @@ WORK = "bench/test_work.py"
 BUGS = (
     Bug(
         "the average causal context counts a key too few",
-        "models.flops:visible_pairs",
-        Replace("length * (length + 1)", "length * (length - 1)"),
+        "functional.row_size:visible_pairs",
+        Replace("min(start + _BLOCK, length)", "min(start + _BLOCK, length) - 1"),
         "models/test_flops.py::test_visible_pairs_are_those_of_the_mask",
     ),
     Bug(

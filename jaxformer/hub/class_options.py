@@ -53,6 +53,9 @@ _OWN = {
     "olmo2": """
         attention_bias hidden_act intermediate_size
         """,
+    "olmo3": """
+        attention_bias hidden_act intermediate_size
+        """,
     "smollm3": """
         attention_bias hidden_act intermediate_size mlp_bias no_rope_layer_interval
         no_rope_layers use_sliding_window

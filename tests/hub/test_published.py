@@ -101,6 +101,30 @@ PUBLISHED = {
         },
         {"rotary_base": 500000.0, "rotary_scaling": jf.RotaryScaling("llama3", 8.0, 8192)},
     ),
+    ("olmo3", "Olmo3ForCausalLM"): (
+        LLAMA
+        | {
+            "attention_bias": False,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "max_position_embeddings": 65536,
+            "rope_scaling": {
+                "attention_factor": 1.2079441541679836,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "yarn",
+            },
+            "rope_theta": 500000,
+            "sliding_window": 4096,
+        },
+        {
+            "norm_position": "output",
+            "query_key_norm": "all",
+            "rotary_base": 500000.0,
+            "window": (4096, None),
+        },
+    ),
     ("mixtral", "MixtralForCausalLM"): (
         LLAMA
         | {

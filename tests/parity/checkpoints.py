@@ -214,6 +214,15 @@ FAMILIES = {
         {"attention_bias": True, "tie_word_embeddings": True},
         LINEAR,
     ),
+    "olmo3": (
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {key: value for key, value in GROUPED.items() if key != "head_dim"}
+        | {"num_hidden_layers": 5, "sliding_window": 50},
+        {"rope_scaling": YARN["rope_parameters"]},
+        {"attention_bias": True, "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL, LOCAL]},
+        {"sliding_window": 9, "tie_word_embeddings": True},
+    ),
     "smollm3": (
         "SmolLM3Config",
         "SmolLM3ForCausalLM",

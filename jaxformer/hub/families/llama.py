@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen 2 and 3, OLMo 2, SmolLM 3, Phi-3."""
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen, OLMo 2 and 3, SmolLM 3, Phi-3."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.layers import layers_part, window_of
 from jaxformer.hub.options import Options, pattern, per_layer
-from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
+from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType, rotary_part
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import DecoderConfig
 
@@ -152,6 +152,11 @@ def qwen_types(options: Options, num_layers: int, window: int | None) -> list[st
     ]
 
 
+def every_fourth_global(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of OLMo 3's layers: every fourth one is global."""
+    return [LOCAL if (layer + 1) % 4 else GLOBAL for layer in range(num_layers)]
+
+
 # ---- SmolLM 3: every fourth layer lacks positions
 
 
@@ -201,6 +206,17 @@ QWEN = layers_part(qwen_types, Rotary(), window_if_used(4096), write_window_if_u
 SMOLLM3 = layers_part(
     smollm3_types, Rotary(2_000_000.0), window_if_used(None), write_window_if_used
 )
+OLMO2 = {"norm_position": "output", "query_key_norm": "all"}
+OLMO3 = layers_part(
+    every_fourth_global,
+    RotaryByType(
+        dict.fromkeys((LOCAL, GLOBAL), 500_000.0),
+        dict.fromkeys((LOCAL, GLOBAL), "rope_theta"),
+        scaled=(GLOBAL,),
+    ),
+    window_of("sliding_window", 4096),
+    lambda window: {"sliding_window": window or 4096},
+)
 # The class of Phi-3 accepts no scaling but longrope.
 PHI3_ROTARY = Rotary(fraction=1.0, kinds=("default",)).part
 FAMILIES = (
@@ -234,7 +250,15 @@ FAMILIES = (
         (ROTARY,),
         OLMO2_NORMS + MAPS,
         renamed=ATTENTION_BIAS | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
-        fixed={"norm_position": "output", "query_key_norm": "all"},
+        fixed=OLMO2,
+    ),
+    family(
+        "olmo3",
+        "Olmo3",
+        (OLMO3,),
+        OLMO2_NORMS + MAPS,
+        renamed=ATTENTION_BIAS | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+        fixed=OLMO2,
     ),
     family(
         "smollm3",

@@ -200,3 +200,25 @@ def test_the_flag_changes_no_result(name, tmp_path):
         assert np.asarray(one).dtype.kind == np.asarray(other).dtype.kind
         assert np.asarray(other).dtype != np.float64 or isinstance(other, float | np.float64)
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+
+
+WINDOWS = {"ring": {"window": 4}, "ring and all tokens": {"window": (4, None)}}
+KEEPS = {name: ALL_MODELS[name] for name in ALL_MODELS if name != "encoder"} | WINDOWS
+
+
+@pytest.mark.parametrize("name", mostly_slow(KEEPS, "ring and all tokens", slow=("recurrent",)))
+def test_a_pass_keeps_the_dtypes_of_the_cache(name):
+    """So that a loop of a user's own can carry a cache from its first token on."""
+    model = tiny.build(**KEEPS[name])
+    source = tiny.sources(model, 0, 2)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 3)
+    segments = np.array([[1, 1, 1], [0, 1, 2]])
+    with jax.enable_x64(True):
+        cache = jf.start(model, variables, 2, 200, source)
+        for keep_states in (False, True):
+            _, after = jf.advance(
+                model, variables, tokens, cache, segments, keep_states=keep_states
+            )
+            assert {x.dtype.itemsize for x in jax.tree.leaves(after)} <= {2, 4}
+            rewound = after.rewind([1, 0]) if keep_states else after
+            assert {x.dtype.itemsize for x in jax.tree.leaves(rewound)} <= {2, 4}

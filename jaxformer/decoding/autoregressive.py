@@ -103,7 +103,8 @@ def start_captured(
         )
     if size.ring and model.reach is None:
         raise ValueError(
-            f"ring is True; this {type(model).__name__} has no window, so it needs every slot"
+            f"ring is True; not all layers of this {type(model).__name__} have a window, so it "
+            "needs every slot"
         )
     return start_cache(model, weights_of(variables), read, size, hooks)
 

@@ -217,6 +217,7 @@ def document_positions(
     Returns:
         (documents, positions, cursor), the first two int [batch, length].
     """
+    segments = segments.astype(cursor.segment.dtype)
     valid = segments != 0
     so_far = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
     index = jnp.arange(so_far.shape[1], dtype=jnp.int32)
@@ -225,14 +226,14 @@ def document_positions(
     last_segment = jnp.take_along_axis(so_far, latest, axis=1)
     begins = valid & (segments != last_segment[:, :-1])
 
-    document = cursor.document[:, None] + jnp.cumsum(begins, axis=1)
-    tokens_before = jnp.cumsum(valid, axis=1) - valid
+    document = cursor.document[:, None] + jnp.cumsum(begins, axis=1, dtype=jnp.int32)
+    tokens_before = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - valid
     # The start of the current document, counted in tokens of this chunk; negative if before it.
     origin = jax.lax.cummax(jnp.where(begins, tokens_before, -cursor.position[:, None]), axis=1)
     after = DocumentCursor(
         segment=last_segment[:, -1],
         document=document[:, -1],
-        position=valid.sum(axis=1) - origin[:, -1],
+        position=valid.sum(axis=1, dtype=jnp.int32) - origin[:, -1],
     )
     position = tokens_before - origin
     return jnp.where(valid, document, 0), jnp.where(valid, position, 0), after

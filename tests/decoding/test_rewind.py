@@ -218,7 +218,7 @@ def test_what_a_ring_cannot_do_is_refused():
     with pytest.raises(ValueError, match="capacity is 3; a ring must have the window's 4 slots"):
         jf.start(model, variables, 1, 3, ring=True)
     whole = tiny.build()
-    with pytest.raises(ValueError, match="ring is True; this Decoder has no window"):
+    with pytest.raises(ValueError, match="ring is True; not all layers of this Decoder have"):
         jf.start(whole, tiny.weights(whole, 0), 1, 8, ring=True)
     learned = windowed("learned")
     variables = tiny.weights(learned, 0)

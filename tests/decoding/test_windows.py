@@ -93,3 +93,20 @@ def test_attention_weights_need_equal_slots():
         jf.inspect(model, variables, one, cache, capture=(point,))
     cache = jf.start(model, variables, 1, LONG, ring=False)
     assert len(jf.inspect(model, variables, one, cache, capture=(point,)).captured[point]) == 3
+
+
+def test_the_largest_ring_must_be_whole():
+    model = tiny.build(window=(2, 3), max_length=2 * (SPARE + 3))
+    variables, kept = tiny.weights(model, 0), None
+    kept = jf.start(model, variables, 1, 2 * (SPARE + 3))
+    assert [table.slots for table in kept.tables] == [SPARE + 2, SPARE + 3]
+    with pytest.raises(ValueError, match=f"slots is {SPARE + 2}; a ring needs all of its"):
+        kept.live_prefix(SPARE + 2)
+
+
+def test_a_part_of_a_ring_is_read_in_place():
+    """A step over few of the slots of a long window copies no keys, since it overwrites none."""
+    model = tiny.build(window=(None, 100), max_length=400)
+    kept = jf.start(model, tiny.weights(model, 0), 1, 300).live_prefix(32)
+    _, _, views = kept.append(jax.numpy.ones((1, 1), int))
+    assert [view.earlier for view in views.values()] == [None, None]

@@ -138,15 +138,15 @@ class Cache:
 
         A step attends to all slots of the cache that it gets, so its cost grows with `slots` and
         not with the capacity. `merge_prefix` copies the prefix back. Empty slots are set to zero
-        here, once for many steps, because 0 × NaN is NaN. A ring with fewer slots remains whole;
-        one with more has reused none of them.
+        here, once for many steps, because 0 × NaN is NaN. A ring with at most `slots` slots remains
+        whole. A larger one is cut too: if all tokens fit into `slots`, it has reused no slot.
 
         Raises:
             ValueError: all layers have a window, and `slots` is smaller than a ring.
         """
-        fewest = min((table.slots for table in self.tables), default=0)
-        if self.capacity is None and slots is not None and slots < fewest:
-            raise ValueError(f"slots is {slots}; a ring needs all of its {fewest} slots")
+        most = max((table.slots for table in self.tables), default=0)
+        if self.capacity is None and slots is not None and slots < most:
+            raise ValueError(f"slots is {slots}; a ring needs all of its {most} slots")
         if self.is_prefix and slots in (None, self.capacity):
             return self
         tables = tuple(table.part(slots) for table in self.tables)
@@ -175,6 +175,8 @@ class Cache:
         Raises:
             ValueError: all layers have a window, so that tokens would be in other slots then.
         """
+        if not self.tables:
+            return self
         if self.capacity is None:
             raise ValueError("a ring reuses its slots; it cannot grow")
         sizes = [
@@ -272,7 +274,7 @@ class Cache:
             why = ""
             if longest[row] < position[row]:
                 why = ": its ring has overwritten earlier ones"
-                if recent:
+                if any(x.longest_rewind[row] == longest[row] for x in recent):
                     why = ": it has no states from before the last call"
             raise ValueError(
                 f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … {longest[row]} "
@@ -313,7 +315,7 @@ def _lengths_of_rows(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int
             f"lengths is {lengths.dtype} {lengths.shape}; it must be one whole number, or one for "
             f"each of the {batch_size} rows"
         )
-    return jnp.broadcast_to(lengths, (batch_size,))
+    return jnp.broadcast_to(lengths.astype(jnp.int32), (batch_size,))
 
 
 def checked_rows(

@@ -47,8 +47,9 @@ class Ring:
             padding, and of a token that a later one of these overwrites, is `slots`, which does not
             exist.
         """
-        numbers = self.next_token[:, None] + jnp.cumsum(is_real, axis=1) - 1
-        next_token = self.next_token + is_real.sum(axis=1)
+        counts = jnp.cumsum(is_real, axis=1, dtype=jnp.int32)
+        numbers = self.next_token[:, None] + counts - 1
+        next_token = self.next_token + is_real.sum(axis=1, dtype=jnp.int32)
         oldest = jnp.maximum(self.oldest, next_token - slots)
         ring = replace(self, next_token=next_token, oldest=oldest)
         is_kept = is_real & (numbers >= next_token[:, None] - slots)

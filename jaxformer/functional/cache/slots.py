@@ -20,8 +20,9 @@ def write_rows(
     Args:
         slots: The slots of each batch element.
         new: The values to write.
-        written: The slot of the first value, int [], or of each value, int [batch, new]. Values
-            beyond the last slot are dropped.
+        written: The slot of the first value, int [], or of each value, int [batch, new]. With one
+            slot for each value, values beyond the last slot are dropped. With the slot of the first
+            one, all of them must fit.
     """
     new = new.astype(slots.dtype)
     if written.ndim == 0:

@@ -19,8 +19,8 @@ class SlotView(NamedTuple):
     Attributes:
         slots: the tokens in the slots, with those of the pass.
         written: the slots of the tokens of the pass; see `cache.slots.write_rows`.
-        earlier: the slots without the tokens of the pass, if these overwrite some that they see;
-            None: all tokens that they see are in `slots`.
+        earlier: the slots before the pass, if its tokens overwrite some that they attend to. They
+            then attend to these slots followed by themselves. None: they attend to `slots`.
     """
 
     slots: TokenInfo
@@ -63,7 +63,9 @@ class SlotTable:
         """
         ring, written, earlier = self.ring, used, None
         if ring is not None:
-            if tokens.length > self.slots - ring.reach + 1:
+            # With fewer slots than its window, it is part of a ring that has reused none of them.
+            overwrites = tokens.length > self.slots - ring.reach + 1
+            if overwrites and self.slots >= ring.reach:
                 earlier = TokenInfo(self.slots, self.positions, self.documents)
             ring, written = ring.append(tokens.segments != 0, self.slots)
         table = SlotTable(

@@ -67,6 +67,7 @@ class TokenStates:
         return jnp.take_along_axis(self.counts, self.index[:, None], axis=1)[:, 0]
 
     def rewind(self, lengths: Int[Array, " batch"]) -> "TokenStates":
-        """Drops the last lengths[i] tokens of row i, and the padding after the token before."""
+        """Drops the last lengths[i] tokens of row i, and the padding after the remaining ones."""
         remaining = self.longest_rewind - lengths
-        return replace(self, index=(self.counts == remaining[:, None]).argmax(axis=1))
+        index = (self.counts == remaining[:, None]).argmax(axis=1)
+        return replace(self, index=index.astype(jnp.int32))

@@ -14,6 +14,10 @@ The axes of the mesh cause these collectives:
              them, and the results are exchanged: 2 (n − 1)/n of the activations' bytes. Gradients
              of vectors (biases, scales) are all-reduced.
     data     Gradients are all-reduced: 2 s (n − 1)/n of the part of each that a device holds.
+    expert   Gradients are all-reduced as along data, except those of experts, which the devices
+             along this axis do not share. Each layer with experts gathers its input and scatters
+             its output, and in the backward pass the gradients of both: 4 (n − 1)/n of the bytes of
+             the activations of n devices.
     tensor   The outputs of each sub-layer and the gradients of its inputs are all-reduced: four
              all-reduces of the activations per layer. A sharded vocabulary adds one for the logits
              and one for the lookup. If `tensor` does not divide the heads (or the vocabulary),
@@ -32,7 +36,7 @@ from jax.sharding import Mesh
 
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
-from jaxformer.models.mesh import shardings
+from jaxformer.models.mesh import num_row_parts, shardings
 from jaxformer.models.parameters import shape_tree
 
 
@@ -46,19 +50,20 @@ def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> d
         length: Tokens per row.
 
     Returns:
-        The bytes by the axis that causes them: "fsdp", "data" and "tensor".
+        The bytes by the axis that causes them: "fsdp", "data", "expert" and "tensor".
     """
     config, sizes = config.resolved, mesh.shape
     params = shape_tree(build(config))
     placed = shardings(params, config, mesh)
     item = jnp.dtype(config.dtype).itemsize
-    activations = rows // (sizes["data"] * sizes["fsdp"]) * length * config.embed_dim * item
-    sent = dict.fromkeys(("fsdp", "data", "tensor"), 0.0)
+    activations = rows // num_row_parts(mesh) * length * config.embed_dim * item
+    sent = dict.fromkeys(("fsdp", "data", "expert", "tensor"), 0.0)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for (path, leaf), where in zip(leaves, jax.tree.leaves(placed), strict=True):
         names, cuts = [key.key for key in path], [_axes(axes) for axes in where.spec]
         gathered = next((axes for axes in cuts if "fsdp" in axes), ())
-        size = leaf.size * item / prod(sizes["tensor"] for axes in cuts if axes == ("tensor",))
+        alone = [axis for axes in cuts for axis in axes if axes in (("tensor",), ("expert",))]
+        size = leaf.size * item / prod(sizes[axis] for axis in alone)
         over = prod(sizes[axis] for axis in gathered)
         tied = config.tie_embeddings
         if gathered:
@@ -68,7 +73,13 @@ def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> d
         if names[-1] == "tokens":
             sent["fsdp"] += 2 * _part(activations, sizes["fsdp"])
         sent["data"] += _summed(size / over, sizes["data"])
-        layers = prod(leaf.shape[:-2])
+        if "expert" not in alone:
+            both = sizes["data"] * sizes["expert"]
+            sent["expert"] += _summed(size / over, both) - _summed(size / over, sizes["data"])
+        elif names[-2:] == ["down", "kernel"]:
+            of_group = sizes["expert"] * activations
+            sent["expert"] += 4 * leaf.shape[0] * _part(of_group, sizes["expert"])
+        layers = prod(leaf.shape[:-2]) / (leaf.shape[1] if "expert" in alone else 1)
         once = _part if "tensor" in gathered else _summed
         sent["tensor"] += layers * _sums(names, tied) * once(activations, sizes["tensor"])
     return sent

@@ -65,8 +65,22 @@ def collectives(text: str) -> list[Collective]:
                 )
             pieces = runs.setdefault(channel[0] if channel else instruction.name, Counter())
             pieces[instruction, kind, group] += times
-    rarest = (min(pieces.items(), key=lambda item: item[1]) for pieces in runs.values())
-    return [_collective(*piece, times) for piece, times in rarest]
+    return [
+        _collective(*piece, times)
+        for pieces in runs.values()
+        for piece, times in _of_one_exchange(pieces)
+    ]
+
+
+def _of_one_exchange(
+    pieces: Counter[tuple[Instruction, str, int]],
+) -> list[tuple[tuple[Instruction, str, int], int]]:
+    """Returns the piece that runs least often, or all pieces if they are exchanges of their own.
+
+    JAX gives the collectives of `shard_map` one channel, whatever their kind.
+    """
+    kinds = {kind for _, kind, _ in pieces}
+    return list(pieces.items()) if len(kinds) > 1 else [min(pieces.items(), key=lambda x: x[1])]
 
 
 def _collective(instruction: Instruction, kind: str, group: int, times: int) -> Collective:

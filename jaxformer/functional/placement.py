@@ -58,6 +58,27 @@ class Placement(Protocol):
             *arrays: values, of the axes of the keys, and arrays [batch, length].
         """
 
+    def per_expert(
+        self,
+        function: Callable[..., Array],
+        num_experts: int,
+        weights: Any,
+        x: Float[Array, "tokens dim"],
+        experts: Int[Array, "tokens chosen"],
+        shares: Float[Array, "tokens chosen"],
+    ) -> Float[Array, "tokens dim"]:
+        """Calls a function of tokens with the experts of each device, and adds the results.
+
+        Args:
+            function: (weights, x, experts, shares) → array [tokens, dim]: a sum over the experts
+                whose weights it is given, by their numbers among them.
+            num_experts: number of all experts.
+            weights: their weights, with the expert as the first axis of each array.
+            x: the tokens.
+            experts: the indices of the experts of each token.
+            shares: their shares.
+        """
+
 
 @dataclass(frozen=True)
 class OneDevice:
@@ -93,6 +114,18 @@ class OneDevice:
     ) -> Array:
         """See `Placement`."""
         return function(query, key, *arrays)
+
+    def per_expert(
+        self,
+        function: Callable[..., Array],
+        num_experts: int,
+        weights: Any,
+        x: Float[Array, "tokens dim"],
+        experts: Int[Array, "tokens chosen"],
+        shares: Float[Array, "tokens chosen"],
+    ) -> Float[Array, "tokens dim"]:
+        """See `Placement`."""
+        return function(weights, x, experts, shares)
 
 
 def vary_alike(*trees: Any) -> Any:

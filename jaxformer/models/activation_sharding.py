@@ -1,9 +1,10 @@
 """Sharding of the values of a pass over the mesh in context.
 
 The partitioner would otherwise have to guess. The mesh is the one in context (`jax.set_mesh`). Its
-axes "data" and "fsdp" shard the rows of arrays, that is, the batch elements. "tensor" shards the
-computation inside a layer. If "tensor" does not divide the number of heads or the vocabulary, the
-computation with them is not sharded over it; the rows are sharded over "tensor" instead.
+axes "data", "fsdp" and "expert" shard the rows of arrays, that is, the batch elements. "tensor"
+shards the computation inside a layer. If "tensor" does not divide the number of heads or the
+vocabulary, the computation with them is not sharded over it; the rows are sharded over "tensor"
+instead. "expert" shards the experts too: each device computes the tokens of its own experts.
 
 Nothing here has an effect without a mesh, if the number of rows is not divisible, and inside
 `shard_map`, where each device already has only its own rows.
@@ -16,18 +17,21 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, DTypeLike, Float, Int, Shaped
 
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
+from jaxformer.functional.linear.affine import map_kernels
+from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.linear.products import STORED
 from jaxformer.functional.machine import platform
 from jaxformer.functional.own_gradient import own_gradient
 
-BATCH_AXES = ("data", "fsdp")
-TENSOR_AXIS = "tensor"
+DATA_AXIS, FSDP_AXIS, EXPERT_AXIS, TENSOR_AXIS = "data", "fsdp", "expert", "tensor"
+BATCH_AXES = (DATA_AXIS, FSDP_AXIS, EXPERT_AXIS)
 TPU_LANES = 128  # the last axis of an array is padded to a multiple of it
 
 # Where the rows of a value are sharded, by the name of its point: over the axes of the batch, or
@@ -87,16 +91,16 @@ class MeshPlacement:
     ) -> Float[Array, "*batch dim"]:
         """Looks up vectors of a table that may be sharded.
 
-        Each device looks up its part of the vectors for the tokens of all devices with the same
-        index along "data". The devices then exchange the looked-up parts. That is less data than
-        the table, and the table's gradient needs no exchange.
+        Each device looks up its part of the vectors for the tokens of all devices along "fsdp". The
+        devices then exchange the looked-up parts. That is less data than the table, and the table's
+        gradient needs no exchange.
         """
         axes = _axes(BATCH_AXES)
         if not axes or (index.ndim > 1 and len(index) % _size(axes)):
             return take(index).astype(dtype)
         if index.ndim == 1:
             return _constrained(take(index).astype(dtype), None, None)
-        copies, vectors = _axes(BATCH_AXES[:1]) or None, _vector_axes(num_vectors) or None
+        copies, vectors = _axes((DATA_AXIS, EXPERT_AXIS)) or None, _vector_axes(num_vectors) or None
         found = take(_constrained(index, copies, None))
         return shard_rows(_constrained(found, copies, None, vectors).astype(dtype))
 
@@ -108,9 +112,7 @@ class MeshPlacement:
         *arrays: Array,
     ) -> Array:
         """See `Placement`."""
-        rows = _axes(self.head_axes)
-        while rows and len(query) % _size(rows):
-            rows = rows[:-1]
+        rows = _dividing(_axes(self.head_axes), len(query))
         heads = () if TENSOR_AXIS in self.head_axes else _axes((TENSOR_AXIS,))
         if not rows and not heads:
             return function(query, key, *arrays)
@@ -121,6 +123,53 @@ class MeshPlacement:
         # Kernels do not say over which axes their results vary, so this is not checked.
         mapped = jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)
         return mapped(query, key, *arrays)
+
+    def per_expert(
+        self,
+        function: Callable[..., Array],
+        num_experts: int,
+        weights: Any,
+        x: Float[Array, "tokens dim"],
+        experts: Int[Array, "tokens chosen"],
+        shares: Float[Array, "tokens chosen"],
+    ) -> Float[Array, "tokens dim"]:
+        """See `Placement`.
+
+        The devices along "expert" gather their tokens, each computes those of its own experts, and
+        the sums are scattered. The partitioner would compute all tokens on every device, because it
+        cannot shard a sort.
+        """
+        axes, parts = _axes(BATCH_AXES), _size(_axes((EXPERT_AXIS,)))
+        if _size(axes) == 1:
+            return function(weights, x, experts, shares)
+        if num_experts % parts:
+            raise ValueError(
+                f"the mesh has expert={parts}; it must divide num_experts ({num_experts})"
+            )
+        rows = _dividing(axes, len(x))
+        is_split, manual = EXPERT_AXIS in rows, {*axes, *_axes((TENSOR_AXIS,))}
+        dtype = exchanged = x.dtype
+        if _size(_axes((TENSOR_AXIS,))) > 1:
+            # The partitioner shards hidden features. XLA:CPU of jaxlib 0.10.2 aborts on a bfloat16
+            # sum inside a `shard_map` that leaves an axis to the partitioner.
+            manual.remove(TENSOR_AXIS)
+            exchanged = jnp.float32 if platform() == "cpu" else dtype
+
+        def of_device(weights: Any, *tokens: Array) -> Array:
+            if is_split:
+                tokens = tuple(jax.lax.all_gather(t, EXPERT_AXIS, tiled=True) for t in tokens)
+            x, experts, shares = tokens
+            first = jax.lax.axis_index(EXPERT_AXIS) * (num_experts // parts)
+            y = function(weights, x.astype(dtype), experts - first, shares).astype(exchanged)
+            if is_split:
+                return jax.lax.psum_scatter(y, EXPERT_AXIS, tiled=True)
+            return jax.lax.psum(y, EXPERT_AXIS)
+
+        by_rows = PartitionSpec(rows or None)
+        specs = PartitionSpec(EXPERT_AXIS), by_rows, by_rows, by_rows
+        mapped = jax.shard_map(of_device, in_specs=specs, out_specs=by_rows, axis_names=manual)
+        weights = map_kernels(lambda x: x if is_kernel(x) else x.astype(exchanged), weights)
+        return mapped(weights, x.astype(exchanged), experts, shares).astype(dtype)
 
 
 def placement_here(attention: str = "auto") -> MeshPlacement:
@@ -156,9 +205,7 @@ def shard_rows(
     which they do. Without this constraint the partitioner may shard the features between layers, as
     parameters are sharded, and exchange activations instead of parameters.
     """
-    axes = _axes(axes)
-    while axes and x.shape[0] % _size(axes):
-        axes = axes[:-1]
+    axes = _dividing(_axes(axes), x.shape[0])
     if not axes:
         return x
     return _constrained(x, axes, *[None] * (x.ndim - 1))
@@ -234,7 +281,7 @@ def _word_axes(words: int) -> tuple[str, ...]:
 def _vector_axes(words: int) -> tuple[str, ...]:
     """Returns the mesh axes that shard the vectors of a table of `words` vectors."""
     used = _word_axes(words)
-    return tuple(axis for axis in _axes((BATCH_AXES[1], TENSOR_AXIS)) if axis not in used)
+    return tuple(axis for axis in _axes((FSDP_AXIS, TENSOR_AXIS)) if axis not in used)
 
 
 def _constrained(
@@ -248,6 +295,13 @@ def _axes(names: tuple[str, ...]) -> tuple[str, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types or (), strict=False))
     return tuple(name for name in names if types.get(name) == AxisType.Auto)
+
+
+def _dividing(axes: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Returns the longest prefix of the axes over which an axis of this size can be sharded."""
+    while axes and size % _size(axes):
+        axes = axes[:-1]
+    return axes
 
 
 def _size(axes: tuple[str, ...]) -> int:

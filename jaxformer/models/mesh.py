@@ -2,6 +2,7 @@
 
     data     shards the batch; parameters are replicated
     fsdp     shards the batch and the parameters; a layer's parameters are gathered when it runs
+    expert   shards the batch, and the experts: a device computes the tokens of its own experts
     tensor   shards the computation of a layer: heads, hidden features, vocabulary
 
 JAX's partitioner inserts the communication. References: Zhao et al. 2023 (fully sharded data
@@ -10,7 +11,6 @@ parallelism), Shoeybi et al. 2019 (tensor parallelism).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.functional.linear.low_rank import is_low_rank
-from jaxformer.models.activation_sharding import BATCH_AXES, TENSOR_AXIS
+from jaxformer.models.activation_sharding import BATCH_AXES, EXPERT_AXIS, TENSOR_AXIS
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import kind_of
 from jaxformer.models.language_model import LanguageModel
@@ -84,13 +84,13 @@ def check_mesh(mesh: AnyMesh) -> None:
 def partition_of(
     path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: AnyMesh
 ) -> PartitionSpec:
-    """Returns the partition of the first rule whose pattern matches the path.
+    """Returns the partition of the first rule that matches the path and the number of axes.
 
     Raises:
-        ValueError: no pattern matches, the rule uses an axis twice or has more axes than the array,
+        ValueError: no rule matches, the rule uses an axis twice or has more axes than the array,
             or the mesh axes do not divide a size.
     """
-    rule = next((rule for rule in rules if fnmatchcase(path, rule.pattern)), None)
+    rule = next((rule for rule in rules if rule.matches(path, shape)), None)
     if rule is None:
         raise ValueError(f"{path} {shape} matches no rule of the table")
     used = [axis for axes in rule.partition for axis in _axes(axes)]
@@ -113,7 +113,12 @@ def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def shardings(tree: Any, config: ModelConfig, mesh: AnyMesh) -> dict:
-    """Returns the `NamedSharding` of each parameter of a model with this config, as a tree."""
+    """Returns the `NamedSharding` of each parameter of a model with this config, as a tree.
+
+    Raises:
+        ValueError: the axes of the mesh are not those of `make_mesh`, they do not divide a size, or
+            the mesh shards experts and the model has none.
+    """
     check_mesh(mesh)
     rules = rules_of(config, mesh.shape["tensor"])
 
@@ -125,7 +130,13 @@ def shardings(tree: Any, config: ModelConfig, mesh: AnyMesh) -> dict:
         down, up = low_rank_shardings(where)
         return replace(leaf, frozen=where, down=down, up=up)
 
-    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_low_rank)
+    placed = jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_low_rank)
+    experts = mesh.shape[EXPERT_AXIS]
+    if experts > 1 and not any(EXPERT_AXIS in x.spec for x in jax.tree.leaves(placed)):
+        raise ValueError(
+            f"mesh has {EXPERT_AXIS}={experts}, but the model has no experts; it must be 1"
+        )
+    return placed
 
 
 def parameter_shapes(model: LanguageModel, mesh: AnyMesh | None) -> dict:

@@ -1,12 +1,14 @@
 """Ordered tables from patterns of parameter paths to partitions over a mesh.
 
     fsdp     shards the parameters; a layer's parameters are gathered when it runs
+    expert   shards the experts, which are computed where their parameters are
     tensor   shards the computation of a layer: heads, hidden features, vocabulary
 
 References: Zhao et al. 2023 (fully sharded data parallelism), Shoeybi et al. 2019 (tensor
 parallelism).
 """
 
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
@@ -17,10 +19,16 @@ class Rule(NamedTuple):
         pattern: a pattern of paths, "*" for anything.
         partition: the mesh axis, or axes, that shard each of an array's last axes; None: that axis
             is not sharded. The axes before, which are layers, are never sharded.
+        num_axes: the number of axes that such an array has; None: any number.
     """
 
     pattern: str
     partition: tuple[str | tuple[str, ...] | None, ...]
+    num_axes: int | None = None
+
+    def matches(self, path: str, shape: tuple[int, ...]) -> bool:
+        """Returns whether the rule is that of a parameter with this path and shape."""
+        return fnmatchcase(path, self.pattern) and self.num_axes in (None, len(shape))
 
 
 # Kernels that compute heads and hidden features are sharded by their outputs, kernels that read
@@ -32,8 +40,20 @@ _ENDS = (
     Rule("head/bias", ("tensor",)),
 )
 _VECTORS = (Rule("*/scale", (None,)), Rule("*/bias", (None,)))
+# Arrays of experts have the expert after the layer. Those of other feed-forward layers have the
+# same paths, and one axis less.
+_EXPERTS = (
+    *(
+        Rule(f"*feedforward/{name}/{part}", ("expert", *partition), 2 + len(partition))
+        for name in ("up", "gate")
+        for part, partition in (("kernel", ("fsdp", "tensor")), ("bias", ("tensor",)))
+    ),
+    Rule("*feedforward/down/kernel", ("expert", "tensor", "fsdp"), 4),
+    Rule("*feedforward/down/bias", ("expert", None), 3),
+)
 TRANSFORMER = (
     *_ENDS,
+    *_EXPERTS,
     *(
         Rule(f"*blocks/*/{name}/{part}", partition)
         for name in ("query", "key", "value", "input_gate", "output_gate", "up", "gate")

@@ -157,7 +157,7 @@ class RunConfig(Generic[Model]):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     mesh: MeshSizes | None = None
-    """devices per axis: data=2,fsdp=4,tensor=1; None: data=N for all N available devices"""
+    """devices per axis: data=2,fsdp=4; None: data=N for all N available devices"""
     steps: int | None = 1000
     """total number of updates; None: only the minutes limit the run"""
     minutes: float | None = None
@@ -247,7 +247,7 @@ class TextTraining(TrainingConfig[Model]):
         _check_least(self, 0, "sample_tokens")
         if self.mesh is not None:
             parts = self.mesh.parts
-            accepted = f"a multiple of data × fsdp ({parts})"
+            accepted = f"a multiple of data × fsdp × expert ({parts})"
             _check(self, "batch_size", lambda x: x % parts == 0, accepted)
         longest = self.model.max_length
         if longest < 2:

@@ -111,7 +111,8 @@ def _check_batch(
     if any(len(shape) < 2 or shape[1] % parts for shape in shapes):
         raise ValueError(
             f"batch has arrays of shapes {', '.join(map(str, shapes))}; each must have rows along "
-            f"its second axis, and their number must be a multiple of data × fsdp ({parts})"
+            "its second axis, and their number must be a multiple of data × fsdp × expert "
+            f"({parts})"
         )
 
 

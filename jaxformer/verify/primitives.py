@@ -194,14 +194,13 @@ def is_by_row(params: Params) -> bool:
 
 
 def by_row(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
-    """Rule of `by_expert`: an output has the marks of its token, its expert and all weights."""
-    *weights, x, experts = inputs
+    """Rule of `by_expert`: an output has the marks of its token, its experts and all weights."""
+    *weights, x, experts, shares = inputs
     if np.ndim(x.value) != 2:  # vmap has added axes
         return m.everything(params, inputs, outputs)
-    each = None if experts.marks is None else experts.marks[:, :, None]
-    token = None if x.marks is None else m.merged(x.marks, (1,))[:, :, None]
+    rows = [m.merged(part.marks, (1,)) for part in (x, experts, shares) if part.marks is not None]
     whole = [m.merged(w.marks, range(w.marks.ndim - 1)) for w in weights if w.marks is not None]
-    return [m.union(each, token, *(marks.reshape(1, 1, 1, -1) for marks in whole))]
+    return [m.union(None, *rows, *(marks.reshape(1, 1, -1) for marks in whole))]
 
 
 # ---- shapes alone

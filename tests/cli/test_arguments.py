@@ -38,8 +38,8 @@ SIMPLE = {
     bool: (st.booleans(), str),
     NoneType: (st.none(), str),
     MeshSizes: (
-        st.builds(MeshSizes, *[st.integers(1, 4)] * 3),
-        lambda x: f"tensor={x.tensor},data={x.data},fsdp={x.fsdp}",
+        st.builds(MeshSizes, *[st.integers(1, 4)] * 4),
+        lambda x: f"tensor={x.tensor},data={x.data},fsdp={x.fsdp},expert={x.expert}",
     ),
     RotaryScaling: (
         st.builds(RotaryScaling, st.just("yarn"), st.floats(0.5, 8), st.integers(1, 99)),

@@ -109,8 +109,8 @@ def test_certificates_hold_on_a_mesh(folders, tmp_path):
 @pytest.mark.parametrize(
     "mesh, message",
     [
-        ("data=3", "mesh is data=3,fsdp=1,tensor=1, 3 devices; there are"),
-        ("model=2", "the axes are data, fsdp, tensor"),
+        ("data=3", "mesh is data=3,fsdp=1,expert=1,tensor=1, 3 devices; there are"),
+        ("model=2", "the axes are data, fsdp, expert, tensor"),
     ],
 )
 def test_an_impossible_mesh_is_refused(folders, capsys, mesh, message):

@@ -162,7 +162,7 @@ def test_the_lower_bound_of_fsdp():
     ends = 2 * (WORDS + 1024) * WIDTH + 2 * 8 * 1024 * WIDTH  # tables; looked-up vectors
     matrices = 2 * (3 * LAYERS * MATRICES + ends) * 7 / 8
     assert least["fsdp"] == pytest.approx(matrices, rel=1e-3)  # without biases and scales
-    assert least["data"] == least["tensor"] == 0
+    assert least["data"] == least["expert"] == least["tensor"] == 0
 
 
 def test_the_lower_bound_of_data_and_tensor():
@@ -235,7 +235,12 @@ def doctor(*words):
 def test_eight_simulated_devices_are_examined():
     """On a CPU a scatter is a sum and a slice: up to twice the lower bound."""
     found = doctor("--preset", "tiny", "--target", "cpu:8", "--mesh", "fsdp=8")
-    assert found["devices"] == 8 and found["mesh"] == {"data": 1, "fsdp": 8, "tensor": 1}
+    assert found["devices"] == 8 and found["mesh"] == {
+        "data": 1,
+        "fsdp": 8,
+        "expert": 1,
+        "tensor": 1,
+    }
     memory = found["memory"]
     assert memory["total"] >= memory["parameters"] + memory["optimizer"] + memory["temporaries"]
     assert 1 <= found["exchanged"] / sum(found["least"].values()) < 2

@@ -11,7 +11,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.mesh import make_mesh, shardings
+from jaxformer.models.mesh import AXES, make_mesh, shardings
 from jaxformer.training.mesh_sizes import MeshSizes
 from tests.hub import foreign
 from tests.hub.adapters import learnt
@@ -61,7 +61,7 @@ def test_a_verb_computes_on_its_mesh(tmp_path):
     saved(tmp_path / "found")
     for mesh, axes in (
         (None, ()),
-        (MeshSizes(tensor=jax.device_count()), ("data", "fsdp", "tensor")),
+        (MeshSizes(tensor=jax.device_count()), AXES),
     ):
         with load_model(RunArguments(str(tmp_path / "found"), mesh=mesh)) as checkpoint:
             assert jax.sharding.get_abstract_mesh().axis_names == axes

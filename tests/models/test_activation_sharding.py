@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.functional.cache.slots import write_slots
 from jaxformer.models import activation_sharding
-from jaxformer.models.mesh import AXES, make_abstract_mesh
+from jaxformer.models.mesh import make_abstract_mesh
 
 SLOTS = 16
 
@@ -40,7 +40,7 @@ def test_each_device_lays_out_its_own_shard(sizes, rows, heads, on_tpu):
     """
     data, fsdp, tensor = sizes
     by_rows = data * fsdp * (1 if heads % tensor == 0 else tensor)
-    mesh = make_abstract_mesh(dict(zip(AXES, sizes, strict=True)))
+    mesh = make_abstract_mesh(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     with jax.sharding.use_abstract_mesh(mesh):
         text = str(jax.make_jaxpr(write)(*written(rows, heads, 64)))
     found = re.findall(r":f32\[([\d,]+)\]\S* = layout_constraint", text)

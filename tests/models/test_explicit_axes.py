@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxformer as jf
+from jaxformer.models.activation_sharding import BATCH_AXES
 from jaxformer.models.mesh import AXES, shardings
 from jaxformer.training.batch import Batch
 from jaxformer.training.step import init_state, make_step
@@ -36,8 +37,8 @@ WHERE = {
 
 @cache
 def mesh():
-    sizes = (2, 2, 2) if jax.device_count() == 8 else (1, 1, 1)
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * 3)
+    sizes = (2, 2, 1, 2) if jax.device_count() == 8 else (1, 1, 1, 1)
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
 
 
 def inputs_of(model):
@@ -51,7 +52,7 @@ def placed(model, variables, tokens, where):
     """Returns the context of the mesh, the variables and the tokens, with explicit axes there."""
     in_context, has_tokens, has_variables = WHERE[where]
     if has_tokens:
-        tokens = jax.device_put(tokens, NamedSharding(mesh(), PartitionSpec(("data", "fsdp"))))
+        tokens = jax.device_put(tokens, NamedSharding(mesh(), PartitionSpec(BATCH_AXES)))
     if has_variables:
         params = variables["params"]
         variables = {"params": jax.device_put(params, shardings(params, model.config, mesh()))}
@@ -77,7 +78,7 @@ def test_a_pass_and_its_gradient_on_explicit_axes_are_those_without_a_mesh(name,
     tiny.all_close(found, wanted, 1e-4)
     if WHERE[where][1]:
         spec = jax.typeof(logits).sharding.spec
-        assert logits.shape[0] == BATCH and spec[0] == ("data", "fsdp")
+        assert logits.shape[0] == BATCH and spec[0] == BATCH_AXES
 
 
 @pytest.mark.slow

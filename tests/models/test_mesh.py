@@ -192,8 +192,8 @@ def test_any_number_of_heads_and_words_is_placed_as_each_stack_computes(kind, da
 @pytest.mark.parametrize(
     "sizes, message",
     [
-        ({"fsdp": 3}, r"mesh is data=1,fsdp=3,tensor=1, 3 devices; there are 1 \(cpu\)"),
-        ({"model": 1}, "mesh has an axis 'model'; there are data, fsdp, tensor"),
+        ({"fsdp": 3}, r"mesh is data=1,fsdp=3,expert=1,tensor=1, 3 devices; there are 1 \(cpu\)"),
+        ({"model": 1}, "mesh has an axis 'model'; there are data, fsdp, expert, tensor"),
         ({"data": 0}, "mesh has data=0; it must be at least 1"),
     ],
 )

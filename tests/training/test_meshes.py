@@ -162,7 +162,7 @@ def test_a_run_resumes_on_another_mesh(tmp_path, name, given, settings):
 
     train(ON_ONE, *given, *settings, "--out", "one")
     said = train(ON_EIGHT, *given, *settings, "--out", "eight", "--mesh", MESH)
-    assert "mesh: data=2, fsdp=2, tensor=2" in said
+    assert "mesh: data=2, fsdp=2, expert=1, tensor=2" in said
     assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     shutil.copytree(tmp_path / "eight", tmp_path / "again")
     train(ON_ONE, "--resume", "--out", "one", "--steps", "9")
@@ -202,14 +202,17 @@ def test_an_adapter_trains_on_a_mesh(tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--mesh", "fsdp=4"], "mesh is data=1,fsdp=4,tensor=1, 4 devices; there are 8 (cpu)"),
+        (
+            ["--mesh", "fsdp=4"],
+            "mesh is data=1,fsdp=4,expert=1,tensor=1, 4 devices; there are 8 (cpu)",
+        ),
         (
             ["--mesh", "data=8", "--batch-size", "12"],
             "batch_size is 12; it must be a multiple of data",
         ),
         (["--mesh", "fsdp=8", "--embed-dim", "36"], "36 does not divide by fsdp=8"),
         (["--mesh", "tensor=8", "--mlp-dim", "36"], "36 does not divide by tensor=8"),
-        (["--mesh", "model=8"], "the axes are data, fsdp, tensor"),
+        (["--mesh", "model=8"], "the axes are data, fsdp, expert, tensor"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path, words, message):

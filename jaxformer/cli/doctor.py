@@ -54,7 +54,7 @@ class DoctorArguments:
     mesh: MeshSizes | None = None
     """devices along each mesh axis: data=2,fsdp=4; None: data=N for all N devices of the target"""
     batch_size: int | None = None
-    """sequences in the whole batch; None: 8 × data × fsdp"""
+    """sequences in the whole batch; None: 8 × data × fsdp × expert"""
     length: int | None = None
     """tokens per sequence; None: the model's max_length"""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -87,7 +87,10 @@ class DoctorArguments:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the setup or, with --preset, compiles the program and prints its requirements."""
+    """Prints the setup or, with --preset, compiles the program and prints its requirements.
+
+    The exit status is 1 if the program does not fit, or computes all experts for every token.
+    """
     arguments, fits = parse(DoctorArguments, "doctor", argv), True
     if arguments.preset is None:
         found = machine_setup()
@@ -103,9 +106,11 @@ def main(argv: list[str]) -> int:
         found = examine(config, arguments.execution, target, asdict(mesh), rows, length)
         title = f"{arguments.preset} on {target}"
         lines = (lines_of_decoding if arguments.decode else lines_of_step)(found)
-        found, fits = {"preset": arguments.preset, **found}, found["memory"]["fits"]
+        experts = found["experts"] or {"only_chosen": True}
+        fits = found["memory"]["fits"] is not False and experts["only_chosen"]
+        found = {"preset": arguments.preset, **found}
     say(json_text(found) if arguments.json else table_of_cells(title, lines))
-    return 1 if fits is False else 0
+    return 0 if fits else 1
 
 
 def _explain_attention(preset: str, arguments: DoctorArguments) -> int:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxformer.decoding.steps import STEPS
 from jaxformer.doctor.compiled import compile_decoding, compile_step
 from jaxformer.doctor.exchange import least_exchange
+from jaxformer.doctor.experts import dense_over_experts, expert_sizes
 from jaxformer.doctor.machines import Target, as_if_on, compiler, devices_of
 from jaxformer.doctor.program import by_kind, collectives, copies
 from jaxformer.models.config import Execution
@@ -17,7 +18,7 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.mesh import make_mesh
+from jaxformer.models.mesh import make_mesh, num_row_parts
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
 
@@ -52,6 +53,11 @@ def examine_step(
         length: Tokens per row.
         recipe: The settings of the optimizer; None: AdamW.
 
+    Returns:
+        The figures. "experts" is None for a model without experts. Otherwise its "only_chosen" says
+        whether each token is computed by its experts only, and "dense" lists arrays
+        [experts, tokens, features] that show the contrary.
+
     Raises:
         ValueError: The mesh does not divide the rows, or does not suit the machine.
         DoesNotFit: The program does not fit into a device's memory.
@@ -61,8 +67,8 @@ def examine_step(
     with _compiling(target):
         optimizer = make_optimizer(recipe or OptimizerConfig())
         program, memory = compile_step(model, optimizer, device_mesh, rows, length)
-    seconds = round(time.perf_counter() - begin, 1)
-    found = by_kind(collectives(program.as_text() or ""))
+    seconds, text = round(time.perf_counter() - begin, 1), program.as_text() or ""
+    found = by_kind(collectives(text))
     sent = sum(total.sent for total in found.values())
     flops, device = training_flops(model, length) * rows / target.count, target.device
     return {
@@ -71,6 +77,7 @@ def examine_step(
         "exchanges": {kind: total._asdict() for kind, total in found.items()},
         "exchanged": sent,
         "least": least_exchange(config, device_mesh, rows, length),
+        "experts": _experts(text, config, device_mesh, rows, length),
         "flops": flops,
         "seconds": device and {"operations": flops / device.flops, "links": sent / device.links},
         "compiled_in": seconds,
@@ -120,6 +127,7 @@ def examine_decoding(
         "exchanged_per_token": sum(one.sent for one in exchanged) / STEPS,
         "gathered_per_token": gathered / STEPS,
         "cache_copies_per_token": found.layer and copies(text, found.layer) / STEPS,
+        "experts": _experts(text, config, device_mesh, rows, 1),
         "flops_per_token": forward_flops(model, 1) * rows / target.count,
         "seconds": device and {"memory": (found.weights + found.cache) / device.bandwidth},
         "compiled_in": seconds,
@@ -132,9 +140,11 @@ def _prepared(
 ) -> tuple[LanguageModel, Mesh, list[str]]:
     """Returns the model, the mesh and notes about the difference from the real machine."""
     device_mesh, notes = make_mesh(mesh, devices_of(target)), []
-    parts = device_mesh.shape["data"] * device_mesh.shape["fsdp"]
+    parts = num_row_parts(device_mesh)
     if rows % parts:
-        raise ValueError(f"batch_size is {rows}; it must be a multiple of data × fsdp ({parts})")
+        raise ValueError(
+            f"batch_size is {rows}; it must be a multiple of data × fsdp × expert ({parts})"
+        )
     if target.platform == "gpu":
         notes.append("the memory does not include the workspace of cuDNN's attention")
     return build(config, execution), device_mesh, notes
@@ -169,6 +179,15 @@ def _circumstances(
         "remat": execution.remat,
         "layers": "scan" if execution.scans(model.config.num_layers, False) else "unrolled",
     }
+
+
+def _experts(text: str, config: ModelConfig, mesh: Mesh, rows: int, length: int) -> dict | None:
+    """Returns whether only the chosen experts are computed; None: the model has no experts."""
+    found = expert_sizes(config, mesh, rows, length)
+    if not found:
+        return None
+    dense = [array for sizes in found for array in dense_over_experts(text, sizes)]
+    return {"only_chosen": not dense, "dense": dense}
 
 
 def _room(target: Target, total: int) -> dict:

@@ -177,6 +177,7 @@ def _lines_of_program(
         *((f"  {names.get(x, x)}", _bytes(size), "") for x, size in memory.items()),
         _total(found["memory"]),
         (),
+        *_experts(found["experts"]),
         (f"sent by each device, per {unit}", "", ""),
         *sent,
         (),
@@ -190,6 +191,18 @@ def _total(memory: dict) -> tuple[str, ...]:
     fits = "fits" if memory["fits"] else "does NOT fit"
     remark = "" if memory["device"] is None else f"of {_bytes(memory['device'])}: {fits}"
     return ("  total", _bytes(memory["total"]), remark)
+
+
+def _experts(found: dict | None) -> list[tuple[str, ...]]:
+    if found is None:
+        return []
+    if found["only_chosen"]:
+        return [("experts", "each token is computed by its chosen experts only", ""), ()]
+    sentence = (
+        "FAILED: the program computes all experts for every token, not only the chosen ones. It "
+        f"has arrays [experts, tokens, features], such as {found['dense'][0]}"
+    )
+    return [("experts", sentence, ""), ()]
 
 
 def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:

@@ -2,11 +2,14 @@
 
     python experiments/meshes.py
     python experiments/meshes.py --kinds decoder --meshes fsdp=8 data=2,fsdp=2,tensor=2
+    python experiments/meshes.py --kinds mixtral lfm2 --steps 100 --meshes data=2,expert=4 data=8
     python experiments/meshes.py --exchanges         # the collectives of each compiled step
     python experiments/meshes.py --processes 2       # two processes of four devices each
 
 The devices are simulated on the CPU. For each kind of model and each mesh it compares 20 updates,
-the gradient of the first batch, greedy generation, and beam search with 4 beams.
+the gradient of the first batch, greedy generation, and beam search with 4 beams. Some kinds are
+decoders with the layers of a published family. Only models with experts run on meshes with the axis
+"expert".
 """
 
 import itertools
@@ -22,7 +25,7 @@ os.environ.setdefault("NPROC", "16")
 
 import jax
 import numpy as np
-from record import Parser, conclude, run
+from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
 from jaxformer.doctor.program import by_kind, collectives
@@ -51,10 +54,38 @@ CONFIGS["decoder"] = jf.DecoderConfig(
 CONFIGS["short-convolution"] = replace(
     CONFIGS["decoder"], layer_types=("short_convolution", "attention"), convolution_bias=True
 )
+CONFIGS |= {
+    family: replace(CONFIGS["decoder"], use_bias=False, mlp_dim=48, **layers)
+    for family, layers in {
+        "mixtral": {"num_kv_heads": 4, "num_experts": 8, "experts_per_token": 2},
+        "olmoe": {
+            "query_key_norm": "all",
+            "num_experts": 16,
+            "experts_per_token": 4,
+            "expert_dim": 16,
+            "normalize_router": False,
+        },
+        "qwen2-moe": {
+            "query_key_value_bias": True,
+            "num_experts": (0, 4),
+            "expert_dim": 32,
+            "shared_expert_dim": 48,
+            "shared_expert_gate": True,
+            "normalize_router": False,
+        },
+        "qwen3-moe": {"query_key_norm": "head", "num_experts": 8, "expert_dim": 32},
+        "lfm2": {
+            "query_key_norm": "head",
+            "layer_types": ("short_convolution", "short_convolution", "attention"),
+            "num_layers": 3,
+            "tie_embeddings": True,
+        },
+    }.items()
+}
 CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
 MESHES = [
     ",".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True) if size > 1)
-    for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+    for sizes in itertools.product((1, 2, 4, 8), repeat=len(AXES))
     if np.prod(sizes) == 8
 ]
 RECIPE = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
@@ -71,7 +102,7 @@ def batch_of(config) -> Batch:
     )
 
 
-def trained(kind: str, mesh):
+def trained(kind: str, mesh, steps: int):
     """Returns (losses of all updates, the gradient of the first batch, generated tokens)."""
     config = CONFIGS[kind]
     model, optimizer, batch = jf.build(config), make_optimizer(RECIPE), batch_of(config)
@@ -85,7 +116,7 @@ def trained(kind: str, mesh):
         return summed_loss(model, params, one) / counted(one)
 
     gradient = jax.tree.map(to_host, jax.jit(jax.grad(loss))(start.params, batch))
-    losses, rates = [], Schedule(RECIPE, STEPS).rates()
+    losses, rates = [], Schedule(RECIPE, steps).rates()
     step, data = make_step(model, optimizer), itertools.repeat(batch)
     for state, now in updates(step, start, data, rates):
         losses.append(float(now.loss))  # waits, so that only one step runs at a time: see NPROC
@@ -162,6 +193,7 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=CONFIGS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
+    parser.add_argument("--steps", type=at_least(1), default=STEPS, help="number of updates")
     parser.add_argument("--odd", action="store_true", help="use sizes that 2 does not divide")
     parser.add_argument("--exchanges", action="store_true", help="only the decoder's collectives")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
@@ -185,11 +217,14 @@ def main():
                 print(f"{name:24} {figures[-1]['exchanges']}", flush=True)
         return conclude(figures, arguments.record)
     for kind in arguments.kinds:
-        one = trained(kind, None)
+        one = trained(kind, None, arguments.steps)
+        has_experts = getattr(CONFIGS[kind], "has_experts", False)
         print(f"{kind}: {parameter_count(CONFIGS[kind]):,} parameters", flush=True)
         for name, mesh in meshes.items():
+            if mesh.shape["expert"] > 1 and not has_experts:
+                continue
             with jax.set_mesh(mesh):
-                found = difference(one, trained(kind, mesh))
+                found = difference(one, trained(kind, mesh, arguments.steps))
             print(f"  {name:24} " + ", ".join(f"{k} {v}" for k, v in found.items()), flush=True)
             figures.append({"kind": kind, "mesh": name, **found})
     if is_first():

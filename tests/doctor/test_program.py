@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.program import by_kind, collectives, copies
-from jaxformer.models.config import preset
+from jaxformer.models.config import DecoderConfig, preset
 from jaxformer.models.mesh import make_abstract_mesh
 
 PROJECT = Path(__file__).parents[2]
@@ -125,6 +125,18 @@ def test_what_is_started_is_counted_once_with_what_it_gives():
     assert permute == ("collective-permute", 8, 2, 3)
 
 
+def test_exchanges_of_several_kinds_on_one_channel_are_counted_each():
+    """JAX gives all collectives of `shard_map` the same channel."""
+    group = "channel_id=1, replica_groups=[2,4]<=[8]"
+    text = looped(
+        f"%g = f32[8,4]{{1,0}} all-gather(%x), {group}, dimensions={{0}}",
+        f"%h = f32[8,4]{{1,0}} all-gather(%x), {group}, dimensions={{0}}",
+        f"%s = f32[2,4]{{1,0}} reduce-scatter(%x), {group}, dimensions={{0}}, to_apply=%sum",
+    )
+    found = {kind: total.count for kind, total in by_kind(collectives(text)).items()}
+    assert found == {"all-gather": 6, "reduce-scatter": 3}
+
+
 def test_copies_of_a_shape_are_counted():
     """Copies in a loop of three iterations count, in any order of the axes.
 
@@ -173,6 +185,24 @@ def test_the_lower_bound_of_data_and_tensor():
     parameters = 1_100_048_384
     assert least["data"] == pytest.approx(2 * parameters * 2 / 4 / 2, rel=1e-3)
     assert least["fsdp"] == 0
+
+
+def test_the_lower_bound_of_experts():
+    """Experts' gradients are not summed over their axis; each layer exchanges its activations."""
+    dim, hidden, layers, length = 32, 48, 3, 16
+    sizes = {"vocab_size": 64, "max_length": length, "num_layers": layers, "embed_dim": dim}
+    config = DecoderConfig(
+        **sizes, num_heads=4, use_bias=False, activation="swiglu", num_experts=8, expert_dim=hidden
+    )
+    least = least_exchange(config, mesh_of(data=2, expert=4), 16, length)
+    dense = (4 * dim**2 + 8 * dim + 2 * dim) * layers + (64 + length + 2) * dim
+    experts = 8 * 3 * dim * hidden * layers
+    group = 4 * (16 // 8) * length * dim  # the activations of four devices
+    of_data = 2 * 4 * (dense + experts / 4) * 1 / 2
+    of_both = 2 * 4 * dense * 7 / 8 - 2 * 4 * dense * 1 / 2
+    assert least["data"] == pytest.approx(of_data, rel=0.02)
+    assert least["expert"] == pytest.approx(of_both + 4 * layers * 4 * group * 3 / 4, rel=0.02)
+    assert least["fsdp"] == least["tensor"] == 0
 
 
 def test_sharding_rows_instead_of_heads_halves_the_bytes():

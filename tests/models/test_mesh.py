@@ -1,5 +1,7 @@
 """Placement tables cover every parameter, and impossible placements raise a clear error."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 from hypothesis import given, settings
@@ -87,6 +89,46 @@ def test_updates_are_sharded_like_their_kernels():
         assert query.down == (None, "fsdp", None) and query.up == (None, None, "tensor")
         assert output.down == (None, "tensor", None) and output.up == (None, None, "fsdp")
         assert attention["key"]["kernel"] is None
+
+
+EXPERTS = DecoderConfig(
+    **{**TINY, "num_layers": 3},
+    activation="swiglu",
+    num_experts=(0, 4, 4),
+    expert_dim=4,
+    shared_expert_dim=6,
+)
+
+
+def test_experts_are_sharded_over_their_axis():
+    """Layers without experts and shared experts, whose parameters have the same names, are not."""
+    config = EXPERTS.resolved
+    mesh = make_abstract_mesh({"fsdp": 2, "expert": 4, "tensor": 2})
+    dense, mixture = (
+        jax.tree.map(lambda x: tuple(x.spec), tree["feedforward"])
+        for tree in shardings(shape_tree(build(config)), config, mesh)["blocks"].values()
+    )
+    assert mixture["up"]["kernel"] == (None, "expert", "fsdp", "tensor")
+    assert mixture["down"]["kernel"] == (None, "expert", "tensor", "fsdp")
+    assert dense["up"]["kernel"] == mixture["shared"]["up"]["kernel"] == (None, "fsdp", "tensor")
+    assert mixture["router"]["kernel"] == (None, "fsdp", None)
+    if "bias" in mixture["up"]:
+        assert mixture["up"]["bias"] == (None, "expert", "tensor")
+        assert mixture["down"]["bias"] == (None, "expert", None)
+
+
+@pytest.mark.parametrize(
+    "experts, message",
+    [
+        ((0, 4, 6), r"6 does not divide by expert=4"),
+        (6, r"blocks/feedforward/.* 6 does not divide by expert=4"),
+        (0, r"mesh has expert=4, but the model has no experts; it must be 1"),
+    ],
+)
+def test_experts_that_the_axis_does_not_divide_are_refused(experts, message):
+    config = replace(EXPERTS, num_experts=experts).resolved
+    with pytest.raises(ValueError, match=message):
+        shardings(shape_tree(build(config)), config, make_abstract_mesh({"expert": 4}))
 
 
 @given(

@@ -78,6 +78,31 @@ def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
         assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
 
 
+@pytest.mark.parametrize(
+    "families, mesh",
+    mostly_rare(
+        [
+            (("mixtral", "qwen2-moe"), "data=2,expert=4"),
+            (("olmoe", "qwen3-moe"), "data=2,expert=4"),
+            (("mixtral", "qwen2-moe"), "fsdp=2,expert=2,tensor=2"),
+            (("olmoe", "lfm2"), MESH),
+        ],
+        (("mixtral", "qwen2-moe"), "data=2,expert=4"),
+        (("olmoe", "lfm2"), MESH),
+    ),
+)
+def test_a_family_trains_on_a_mesh_as_on_one_device(families, mesh):
+    """The losses of 100 updates, the gradients and the generated tokens are equal."""
+    words = ["experiments/meshes.py", "--kinds", *families, "--meshes", mesh, "--steps", "100"]
+    done = run(*words, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert "rematerialization" not in done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert [found["kind"] for found in figures] == list(families)
+    for found in figures:
+        assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
+
+
 def test_what_is_exchanged_is_what_the_placement_needs():
     """The compiled step of a decoder with two layers has only the necessary collectives.
 
@@ -212,6 +237,11 @@ def test_an_adapter_trains_on_a_mesh(tmp_path):
         ),
         (["--mesh", "fsdp=8", "--embed-dim", "36"], "36 does not divide by fsdp=8"),
         (["--mesh", "tensor=8", "--mlp-dim", "36"], "36 does not divide by tensor=8"),
+        (["--mesh", "expert=8"], "mesh has expert=8, but the model has no experts"),
+        (
+            ["--mesh", "expert=8", "--num-experts", "6"],
+            "6 does not divide by expert=8",
+        ),
         (["--mesh", "model=8"], "the axes are data, fsdp, expert, tensor"),
     ],
 )

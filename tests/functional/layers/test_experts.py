@@ -111,6 +111,24 @@ def test_the_order_of_tokens_does_not_matter(seed):
     tiny.close(each, y[0, :5])
 
 
+@pytest.mark.parametrize("form", [*LAYERS[:2], (6, 4, False)])
+@given(seed=tiny.seeds, length=st.sampled_from(LENGTHS))
+def test_devices_with_parts_of_the_experts_add_up(form, seed, length):
+    """The experts that a device lacks add 0. It may have fewer experts than a token chooses."""
+    layer = layer_of(*form)
+    weights, x = draw_weights(layer, seed), tiny.embeddings(seed, length, DIM)
+    routes = route(weights.pop("router"), x, layer.experts_per_token)
+    half = layer.num_experts // 2
+
+    def part(first):
+        own = jax.tree.map(lambda leaf: leaf[first : first + half], weights)
+        experts = routes.experts - first
+        return by_expert(layer.expert, own, x, experts, routes.shares, layer.num_experts)
+
+    whole = by_expert(layer.expert, weights, x, routes.experts, routes.shares, layer.num_experts)
+    tiny.close(part(0) + part(half), whole, 2e-5)
+
+
 def dense(layer, weights, x):
     """The same sum, with all experts computing all tokens."""
     routes = route(weights["router"], x, layer.experts_per_token, renormalises=layer.renormalises)

@@ -52,7 +52,55 @@ BUGS = (
         Replace("jax.set_mesh(mesh)", "__import__('contextlib').nullcontext()"),
         "hub/test_placed.py::test_a_verb_computes_on_its_mesh",
     ),
+    Bug(
+        "a layer without experts is sharded as if it had some",
+        "models.parameter_partitions:Rule.matches",
+        Replace("self.num_axes in (None, len(shape))", "True"),
+        "models/test_mesh.py::test_experts_are_sharded_over_their_axis",
+    ),
+    Bug(
+        "an axis of experts is accepted for a model without experts",
+        "models.mesh:shardings",
+        inside("any", gives(True)),
+        "models/test_mesh.py::test_experts_that_the_axis_does_not_divide_are_refused",
+    ),
+    Bug(
+        "each device computes the first experts",
+        "models.activation_sharding:MeshPlacement.per_expert",
+        Replace("experts - first", "experts"),
+        "models/test_expert_axis.py::test_eight_devices[one mesh]",
+    ),
     # ---- resources of a program
+    Bug(
+        "doctor: the collectives of `shard_map` count as one",
+        "doctor.program:_of_one_exchange",
+        Replace("len(kinds) > 1", "False"),
+        "doctor/test_program.py::test_exchanges_of_several_kinds_on_one_channel_are_counted_each",
+    ),
+    Bug(
+        "doctor: the gradients of experts are summed over their axis",
+        "doctor.exchange:least_exchange",
+        Replace("'expert' not in alone", "True"),
+        "doctor/test_program.py::test_the_lower_bound_of_experts",
+    ),
+    Bug(
+        "doctor: only one row per token counts as dense",
+        "doctor.experts:_is_dense",
+        Replace("(1, sizes.chosen)", "(1,)"),
+        "doctor/test_experts.py::test_arrays_are_recognised_by_their_sizes",
+    ),
+    Bug(
+        "doctor: the kernels of several layers count as a dense mixture",
+        "doctor.experts:_is_kernel",
+        gives(False),
+        "doctor/test_experts.py::test_arrays_are_recognised_by_their_sizes",
+    ),
+    Bug(
+        "doctor: what a scan stores for each layer counts as a dense mixture",
+        "doctor.experts:_is_dense",
+        Replace("experts in sizes.layers and not is_of_product", "False"),
+        "doctor/test_experts.py::test_the_mixture_computes_the_chosen_experts_only",
+    ),
     Bug(
         "doctor: all layers have the attention of the first one",
         "doctor.attention:_by_part",

@@ -19,6 +19,7 @@ import jaxformer as jf
 from jaxformer.cli import doctor, train
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.train_arguments import field_values
+from jaxformer.models.mesh import AXES
 from tests.page_commands import PAGES as PATHS
 from tests.page_commands import ROOT, Words, commands_of
 
@@ -73,10 +74,12 @@ def trained_in_python(page: str, patch) -> dict[str, Any]:
 def recorded(name: str, preset: str, **mesh: int) -> dict[str, Any]:
     """Returns the settings of one line of a record, whose figures a page shows."""
     record = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
-    mesh = {"data": 1, "fsdp": 1, "tensor": 1} | mesh
-    [line] = [x for x in record["figures"] if x["preset"] == preset and x["mesh"] == mesh]
-    names = ("preset", "target", "mesh", "rows", "length", "dtype", "layers", "remat")
-    return {name: line[name] for name in names}
+    every = dict.fromkeys(AXES, 1)  # a record from before an axis existed does not name it
+    [line] = [
+        x for x in record["figures"] if x["preset"] == preset and every | x["mesh"] == every | mesh
+    ]
+    names = ("preset", "target", "rows", "length", "dtype", "layers", "remat")
+    return {**{name: line[name] for name in names}, "mesh": every | mesh}
 
 
 def in_words(page: str, **said: str) -> dict[str, Any]:

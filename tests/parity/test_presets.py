@@ -24,8 +24,8 @@ def test_logits_are_equal(name, tmp_path):
     config = EXPORTED[name]
     if name in PRESETS:
         grouped = config.num_kv_heads is not None
-        mlp_dim = None if config.mlp_dim is None else 96
-        config = replace(config, **SMALL, mlp_dim=mlp_dim, num_kv_heads=2 if grouped else None)
+        widths = {x: getattr(config, x) and 96 for x in ("mlp_dim", "expert_dim")}
+        config = replace(config, **SMALL, **widths, num_kv_heads=2 if grouped else None)
     model = jf.build(config)
     random = np.random.default_rng(0)
     shapes = shape_tree(model)

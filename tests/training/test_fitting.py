@@ -22,7 +22,7 @@ EVERY = {
 }
 LEAST = {"vocab_size": 260, "source_vocab_size": 260, "relative_buckets": 4, "keep": 2}
 LEAST |= {"relative_distance": 3, "max_length": 2, "window_length": 2}
-MOST = {"lengths": 8}
+MOST = {"lengths": 8, "experts_per_token": 64}
 REFUSED = {"prefix", "lora_rank", "causal"}  # not accepted in training, without --from, or as False
 
 

@@ -32,6 +32,24 @@ PRESETS = {
         use_bias=False,
         tie_embeddings=False,
     ),
+    # OLMoE (Muennighoff et al. 2024): 8 of 64 experts, 1.3 B of 6.9 B parameters, compute a token.
+    "olmoe-7b": DecoderConfig(
+        vocab_size=50_304,
+        max_length=4096,
+        num_layers=16,
+        embed_dim=2048,
+        num_heads=16,
+        activation="swiglu",
+        norm="rms",
+        positions="rotary",
+        query_key_norm="all",
+        num_experts=64,
+        experts_per_token=8,
+        expert_dim=1024,
+        normalize_router=False,
+        use_bias=False,
+        tie_embeddings=False,
+    ),
     # Vaswani et al. 2017, table 3, "base". Both languages share 37,000 tokens (§5.1). Positions are
     # encoded as in the authors' code (tensor2tensor): first all sines, then all cosines.
     "transformer-base": EncoderDecoderConfig(
@@ -52,7 +70,7 @@ PRESETS = {
 
 @overload
 def preset(
-    name: Literal["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b", "llama-1.1b"],
+    name: Literal["gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b", "llama-1.1b", "olmoe-7b"],
 ) -> DecoderConfig: ...
 @overload
 def preset(name: Literal["transformer-base"]) -> EncoderDecoderConfig: ...

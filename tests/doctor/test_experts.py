@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxformer as jf
+from jaxformer.cli import main
 from jaxformer.doctor import examine
 from jaxformer.doctor.experts import ExpertSizes, dense_over_experts, expert_sizes
 from jaxformer.doctor.machines import parse_target
@@ -85,6 +86,9 @@ def test_a_dense_mixture_fails(dense, monkeypatch):
         assert size >= EXPERTS * ROWS * LENGTH * HIDDEN
     (said,) = [line[1] for line in lines_of_step(found) if line and line[0] == "experts"]
     assert said.startswith("FAILED: the program computes all experts for every token")
+    monkeypatch.setattr(examine, "examine_step", lambda *_: found)
+    monkeypatch.setattr("jaxformer.cli.doctor.start_for", lambda _: None)
+    assert main(["doctor", "--preset", "tiny", "--target", "cpu:1"]) == 1
 
 
 def test_a_model_without_experts_has_no_check():

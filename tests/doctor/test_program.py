@@ -277,6 +277,14 @@ def test_eight_simulated_devices_are_examined():
 
 
 @pytest.mark.slow
+def test_experts_on_simulated_devices_are_examined():
+    model = ("--preset", "olmoe-7b", "--target", "cpu:8", "--layers", "scan")
+    found = doctor(*model, "--mesh", "fsdp=2,expert=4", "--length", "512", "--batch-size", "16")
+    assert found["experts"] == {"only_chosen": True, "dense": []}
+    assert 1 <= found["exchanged"] / sum(found["least"].values()) < 1.2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target, module, most", [("gpu:h100:8", "jax_plugins", 1.2), ("tpu:v5e:2x4", "libtpu", 1.4)]
 )

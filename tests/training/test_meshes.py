@@ -88,7 +88,6 @@ def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
             (("olmoe", "lfm2"), MESH),
         ],
         (("mixtral", "qwen2-moe"), "data=2,expert=4"),
-        (("olmoe", "lfm2"), MESH),
     ),
 )
 def test_a_family_trains_on_a_mesh_as_on_one_device(families, mesh):

@@ -51,6 +51,8 @@ def live_reason(model: LanguageModel, variables: Any) -> str | None:
         return "the page does not implement experts"
     if config.attention_sinks:
         return "the page does not implement attention sinks"
+    if config.attention_gate:
+        return "the page does not implement attention gates"
     if set(entries(config.layer_types)) != {"attention"}:
         return f"the page does not implement layer_types {config.layer_types!r}"
     for name, own in (("mask", model.mask), ("layers", model.layers)):

@@ -87,7 +87,8 @@ def whole_words(stack: str = "") -> tuple[Rule, ...]:
 
 def whole_heads(stack: str = "") -> tuple[Rule, ...]:
     """Returns rules for a stack whose heads `tensor` does not divide."""
-    inputs = (f"{stack}blocks/*attention/{name}/kernel" for name in ("query", "key", "value"))
+    names = ("query", "key", "value", "gate")
+    inputs = (f"{stack}blocks/*attention/{name}/kernel" for name in names)
     return (
         *(Rule(pattern, (_BOTH, None)) for pattern in inputs),
         Rule(f"{stack}blocks/*attention/output/kernel", (None, _BOTH)),

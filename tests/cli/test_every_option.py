@@ -22,7 +22,8 @@ ACTS = {
     "train": """
         --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
         --mlp-dim --num-experts --activation --output-activation --norm --parallel --residual
-        --positions --attention-scale --attention-cap --attention-sinks --output-scale --logits-cap
+        --positions --attention-scale --attention-cap --attention-sinks --attention-gate
+        --output-scale --logits-cap
         --query-key-value-bias --attention-output-bias --feedforward-bias --head-bias
         --tie-embeddings --scale-embeddings --dropout --dtype --window --prefix --remat
         --layer-types --optimizer --schedule --learning-rate --warmup-steps --final-fraction

@@ -39,6 +39,7 @@ OTHERS = [
         {"num_experts": 8, "experts_per_token": 4, "normalize_router": False},
         {"num_heads": 4},
         {"num_heads": 4, "num_kv_heads": 2},
+        {"attention_gate": True},
         {"output_activation": True, "attention_scale": 1.0},
         {"positions": "sinusoidal"},
         {"positions": "rotary", "scale_embeddings": True},

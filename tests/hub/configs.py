@@ -54,6 +54,7 @@ VALUES = {
     "attention_scale": (0.3, 0.5, 1.0, 10**-0.5, 0.5000000001, 2.0, None),
     "attention_cap": (2.0, None),
     "attention_sinks": (True, False),
+    "attention_gate": (True, False),
     "output_scale": (0.25, 32**-0.5, None),
     "logits_cap": (3.0, None),
     "query_key_value_bias": (True, False),

@@ -162,6 +162,7 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     assert "bfloat16" in explain(model, variables, ids).reason
     assert "experts" in explain(*model_of(num_experts=2), ids).reason
     assert "sinks" in explain(*model_of(attention_sinks=True), ids).reason
+    assert "gates" in explain(*model_of(attention_gate=True), ids).reason
     model, variables = model_of()
     monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     page = explain(model, variables, ids)
@@ -182,7 +183,7 @@ def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
         rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
         feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
     refused = """num_experts experts_per_token expert_dim normalize_router shared_expert_dim
-        shared_expert_gate attention_sinks layer_types convolution_kernel_size
+        shared_expert_gate attention_sinks attention_gate layer_types convolution_kernel_size
         convolution_bias""".split()
     fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
     assert fields == {*page_weights._FIELDS, *derived, *refused}

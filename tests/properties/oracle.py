@@ -362,7 +362,10 @@ def _self_attention(weights, x, seen, positions, bias, config):
         query, key = (_rotary_of(side, positions, config) for side in (query, key))
     scale, cap = config.attention_scale, config.attention_cap
     output = attention(query, key, value, seen, scale, cap, bias, weights.get("sink"))
-    return linear(weights["output"], output.transpose(1, 0, 2).reshape(len(x), -1))
+    output = output.transpose(1, 0, 2).reshape(len(x), -1)
+    if config.attention_gate:
+        output = output / (1 + np.exp(-linear(weights["gate"], x)))
+    return linear(weights["output"], output)
 
 
 def _query_key_norm(weights, name, x, config):

@@ -20,7 +20,7 @@ from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
 from jaxformer.functional.cache.slots import LayerSlots
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import GATE_POWER, At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.row_size import RowSize
@@ -67,9 +67,10 @@ class Attention(SubLayer):
         scale: factor of the scores; None: 1/√head_dim.
         softcap: soft cap of the scores, or None.
         bias: a bias of the scores, or None.
-        use_bias: whether the maps to query, key and value have biases.
+        use_bias: whether the maps to query, key, value and gate have biases.
         output_bias: whether W_O has a bias.
         has_sinks: whether each head has a learned score that joins the softmax without a value.
+        has_gate: whether the heads are multiplied by the sigmoid of a linear map of x before W_O.
     """
 
     name: ClassVar[str] = "attention"
@@ -90,6 +91,7 @@ class Attention(SubLayer):
     use_bias: bool = True
     output_bias: bool = True
     has_sinks: bool = False
+    has_gate: bool = False
 
     def rule(self) -> Mask:
         """See `SubLayer`."""
@@ -126,6 +128,13 @@ class Attention(SubLayer):
                 weights[name] = self.query_key_norm.init(size)
         if self.has_sinks:
             weights["sink"] = jnp.zeros(self.num_heads, jnp.float32)
+        if self.has_gate:
+            size, gate_key = self.num_heads * self.head_dim, jax.random.fold_in(key, 4)
+            weights["gate"] = init_linear(
+                gate_key, dim, size, use_bias=self.use_bias, stddev=stddev
+            )
+            if initial.num_layers is None:
+                weights["output"]["kernel"] *= GATE_POWER**-0.5
         return weights
 
     def prepare(self, weights: Weights) -> Weights:
@@ -149,11 +158,13 @@ class Attention(SubLayer):
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """Computes softmax(q kᵀ/√d) v for each head, concatenates the heads and applies W_O."""
         context, tap = self.with_sinks(weights, at.context), at.tap
-        query, key, value = self.project(weights, tap("attention.input", x), context)
+        x = tap("attention.input", x)
+        query, key, value = self.project(weights, x, context)
         query, key = tap("attention.query", query), tap("attention.key", key)
         value = tap("attention.value", value)
         (keys, values), state = context.store(key, value, at.state)
-        heads = tap("attention.heads", attend(query, keys, values, context, tap))
+        heads = self.gated(weights, x, attend(query, keys, values, context, tap))
+        heads = tap("attention.heads", heads)
         return Output(tap("attention.output", linear(weights["output"], merge_heads(heads))), state)
 
     def with_sinks(self, weights: Weights, context: Context) -> Context:
@@ -161,6 +172,17 @@ class Attention(SubLayer):
         if not self.has_sinks:
             return context
         return replace(context, scores=replace(context.scores, sink=weights["sink"]))
+
+    def gated(
+        self,
+        weights: Weights,
+        x: Float[Array, "*batch length dim"],
+        heads: Float[Array, "*batch heads length head_dim"],
+    ) -> Float[Array, "*batch heads length head_dim"]:
+        """Returns σ(x W_g) ⊙ heads, or the heads if the layer has no gate."""
+        if not self.has_gate:
+            return heads
+        return jax.nn.sigmoid(split_heads(linear(weights["gate"], x), self.num_heads)) * heads
 
     def project(
         self, weights: Weights, x: Float[Array, "*batch length dim"], context: Context

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.layers.feedforward import FeedForward
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import GATE_POWER, At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import OneDevice, Placement
@@ -35,7 +35,6 @@ from jaxformer.functional.trees import Weights
 
 _BLOCKS_PER_EXPERT = 2  # more blocks have fewer rows of zeros and read kernels more often
 _OF_ALL = {"router", "shared", "shared_gate"}  # weights without an axis of experts
-_GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
 
 
 @dataclass(frozen=True)
@@ -385,7 +384,7 @@ class Experts(SubLayer):
             weights["shared_gate"] = init_linear(gate_key, dim, 1, use_bias=False, stddev=stddev)
         if initial.num_layers is None:
             experts["down"]["kernel"] *= 0.5**0.5
-            power = _GATE_POWER if self.gates_shared else 1.0
+            power = GATE_POWER if self.gates_shared else 1.0
             weights["shared"]["down"]["kernel"] *= (2 * power) ** -0.5
         return weights
 

@@ -21,6 +21,8 @@ from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.taps import NO_TAP, Tap
 from jaxformer.functional.trees import Weights
 
+GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
+
 
 class At(NamedTuple):
     """Where a sub-layer is called: in which pass, and after which earlier tokens.

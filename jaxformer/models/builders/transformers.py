@@ -219,6 +219,7 @@ def attention_of(
         sizes.query_key_value_bias,
         sizes.attention_output_bias,
         config.attention_sinks,
+        config.attention_gate,
     )
 
 

@@ -165,6 +165,9 @@ class TransformerConfig(ModelConfig):
     attention_sinks: bool = False
     """a learned score of each head that joins the softmax of self-attention and has no value
     (gpt-oss), so that the weights of a query may sum to less than 1"""
+    attention_gate: bool = False
+    """multiply the heads of self-attention by the sigmoid of a linear map of the token, before the
+    output projection (Qwen3-Next)"""
     output_scale: float | None = None
     """factor of the final hidden states before the head (T5: 1 / √embed_dim); None: 1"""
     logits_cap: float | None = None
@@ -173,7 +176,7 @@ class TransformerConfig(ModelConfig):
     """biases in the blocks' linear layers and layer norms; query_key_value_bias,
     attention_output_bias, feedforward_bias and norm_bias override it"""
     query_key_value_bias: bool | None = None
-    """biases of the query, key and value projections; None: use_bias"""
+    """biases of the query, key and value projections, and of attention_gate; None: use_bias"""
     attention_output_bias: bool | None = None
     """bias of the attention's output projection; None: use_bias"""
     feedforward_bias: bool | None = None

@@ -37,6 +37,7 @@ OWN_GRADIENT = (
 TRANSFORMS = "models/test_transforms.py::test_an_exported_model_accepts_all_sizes"
 
 SINKS = "functional/attention/test_sinks.py"
+GATES = "functional/attention/test_gate.py"
 BUGS = (
     Bug(
         "explicit attention ignores the sink",
@@ -76,6 +77,22 @@ BUGS = (
         "functional.attention.fused_kernels:unsupported_scores",
         Replace("scores.sink is not None", "False"),
         f"{SINKS}::test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head",
+    ),
+    # ---- output gates
+    Bug(
+        "the output gate of attention is not applied",
+        "functional.layers.attention:Attention.gated",
+        Replace("not self.has_gate", "True"),
+        f"{GATES}::test_a_decoder_with_gates_is_its_formula",
+    ),
+    Bug(
+        "heads are captured before their gate",
+        "functional.layers.attention:Attention.__call__",
+        Replace(
+            "heads = tap('attention.heads', heads)",
+            "tap('attention.heads', attend(query, keys, values, context, tap))",
+        ),
+        f"{GATES}::test_the_captured_heads_are_what_the_output_projection_reads",
     ),
     # ---- explicit and short blockwise attention
     Bug(

@@ -82,6 +82,13 @@ CONFIGS |= {
         },
     }.items()
 }
+CONFIGS["gated-delta"] = replace(
+    CONFIGS["decoder"],
+    layer_types=("gated_delta", "attention"),
+    delta_key_heads=4,
+    delta_value_heads=8,
+    attention_gate=True,
+)
 CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
 MESHES = [
     ",".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True) if size > 1)

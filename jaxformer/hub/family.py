@@ -14,12 +14,17 @@ from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, per_laye
 from jaxformer.hub.table import Row
 from jaxformer.models.config import DecoderConfig, RotaryScaling
 from jaxformer.models.config.check import entries
+from jaxformer.models.config.decoder import DeltaSizes
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
 _OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router", "shared_expert_dim")
-# Fields that have no effect without a layer of this type.
-_OF_LAYERS = {"short_convolution": ("convolution_kernel_size", "convolution_bias")}
+# Fields that have no effect without a layer of one of these types.
+_OF_LAYERS = {
+    ("short_convolution",): ("convolution_bias",),
+    ("short_convolution", "gated_delta"): ("convolution_kernel_size",),
+    ("gated_delta",): DeltaSizes._fields,
+}
 # Fields that have no effect unless `positions` has this value.
 _OF_POSITIONS = {
     "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
@@ -230,8 +235,9 @@ def canonical(config: Config) -> Config:
     unused += () if config.has_experts else _OF_EXPERTS
     unused += () if config.shared_expert_dim else ("shared_expert_gate",)
     if isinstance(config, DecoderConfig):
-        absent = _OF_LAYERS.keys() - entries(config.layer_types)
-        unused += [x for kind in absent for x in _OF_LAYERS[kind]]
+        present = set(entries(config.layer_types))
+        absent = [names for kinds, names in _OF_LAYERS.items() if present.isdisjoint(kinds)]
+        unused += [name for names in absent for name in names]
     config = replace(config, **{name: defaults[name] for name in unused})
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [

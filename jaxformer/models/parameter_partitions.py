@@ -39,7 +39,6 @@ _ENDS = (
     Rule("head/kernel", ("fsdp", "tensor")),
     Rule("head/bias", ("tensor",)),
 )
-_VECTORS = (Rule("*/scale", (None,)), Rule("*/bias", (None,)))
 # Arrays of experts have the expert after the layer. Those of other feed-forward layers have the
 # same paths, and one axis less.
 _EXPERTS = (
@@ -51,6 +50,7 @@ _EXPERTS = (
     Rule("*feedforward/down/kernel", ("expert", "tensor", "fsdp"), 4),
     Rule("*feedforward/down/bias", ("expert", None), 3),
 )
+_VECTORS = tuple(Rule(f"*/{name}", (None,)) for name in ("scale", "bias", "log_scale"))
 TRANSFORMER = (
     *_ENDS,
     *_EXPERTS,
@@ -87,12 +87,11 @@ def whole_words(stack: str = "") -> tuple[Rule, ...]:
 
 def whole_heads(stack: str = "") -> tuple[Rule, ...]:
     """Returns rules for a stack whose heads `tensor` does not divide."""
-    names = ("query", "key", "value", "gate")
-    inputs = (f"{stack}blocks/*attention/{name}/kernel" for name in names)
-    return (
-        *(Rule(pattern, (_BOTH, None)) for pattern in inputs),
-        Rule(f"{stack}blocks/*attention/output/kernel", (None, _BOTH)),
-        Rule(f"{stack}blocks/*attention/*/bias", (None,)),
-        Rule(f"{stack}blocks/*attention/sink", (None,)),
-        Rule(f"{stack}relative_bias/table", (None, None)),
-    )
+    rules = [Rule(f"{stack}relative_bias/table", (None, None))]
+    for name in (f"{stack}blocks/*attention", f"{stack}blocks/*gated_delta"):
+        inputs = (f"{name}/{part}/kernel" for part in ("query", "key", "value", "gate"))
+        rules += [Rule(pattern, (_BOTH, None)) for pattern in inputs]
+        rules += [Rule(f"{name}/output/kernel", (None, _BOTH))]
+        rules += [Rule(f"{name}/*/bias", (None,)), Rule(f"{name}/sink", (None,))]
+        rules += [Rule(f"{name}/convolution/filter", (None, None))]
+    return tuple(rules)

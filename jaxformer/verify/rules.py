@@ -199,6 +199,8 @@ def _of_layer(
     kind = types[layer % len(types)] if isinstance(types, tuple) else types
     if isinstance(config, configs.DecoderConfig) and kind == "short_convolution":
         return convolved(segments, config.convolution_kernel_size)
+    if isinstance(config, configs.DecoderConfig) and kind == "gated_delta":
+        return visible(segments)
     if mask is not None:
         return asked(mask, segments)
     if config.bidirectional:

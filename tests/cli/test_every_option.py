@@ -75,7 +75,14 @@ SOMETIMES = {
         "--normalize-router False": (["--num-experts 4"], [""]),
         "--shared-expert-dim 8": (["--num-experts 4", "--num-experts 0 4"], [""]),
         "--shared-expert-gate": (["--num-experts 4 --shared-expert-dim 8"], ["--num-experts 4"]),
-        "--convolution-kernel-size 4": (["--layer-types short_convolution attention"], [""]),
+        "--convolution-kernel-size 4": (
+            ["--layer-types short_convolution attention", "--layer-types gated_delta"],
+            [""],
+        ),
+        "--delta-key-heads 1": (["--layer-types gated_delta attention"], [""]),
+        "--delta-value-heads 8": (["--layer-types gated_delta"], ["--layer-types attention"]),
+        "--delta-key-dim 8": (["--layer-types gated_delta"], [""]),
+        "--delta-value-dim 8": (["--layer-types gated_delta"], [""]),
         "--convolution-bias": (["--layer-types short_convolution"], [""]),
         "--norm-bias False": (["--norm layer"], ["--norm rms", ""]),
         "--no-use-bias": (

@@ -40,6 +40,7 @@ OTHERS = [
         {"num_heads": 4},
         {"num_heads": 4, "num_kv_heads": 2},
         {"attention_gate": True},
+        {"layer_types": "gated_delta", "num_heads": 4},
         {"output_activation": True, "attention_scale": 1.0},
         {"positions": "sinusoidal"},
         {"positions": "rotary", "scale_embeddings": True},

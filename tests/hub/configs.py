@@ -69,7 +69,12 @@ VALUES = {
     "layer_types": (
         *("attention", "short_convolution", ("short_convolution", "attention")),
         ("attention", "short_convolution", "short_convolution"),
+        *("gated_delta", ("gated_delta", "attention")),
     ),
+    "delta_key_heads": (1, 2),
+    "delta_value_heads": (4, 2),
+    "delta_key_dim": (6,),
+    "delta_value_dim": (5,),
     "convolution_kernel_size": (2, 4),
     "convolution_bias": (True, False),
     "num_token_types": (0, 1, 3),

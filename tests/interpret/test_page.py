@@ -184,7 +184,7 @@ def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
         feedforward_bias norm_bias head_bias dropout dtype window first_attention_norm""".split()
     refused = """num_experts experts_per_token expert_dim normalize_router shared_expert_dim
         shared_expert_gate attention_sinks attention_gate layer_types convolution_kernel_size
-        convolution_bias""".split()
+        convolution_bias delta_key_heads delta_value_heads delta_key_dim delta_value_dim""".split()
     fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
     assert fields == {*page_weights._FIELDS, *derived, *refused}
     hints = get_type_hints(jf.DecoderConfig)
@@ -229,10 +229,11 @@ def test_every_kind_has_a_page(kind, labels):
     assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
 
 
+@pytest.mark.parametrize("other", ["short_convolution", "gated_delta"])
 @pytest.mark.usefixtures("no_matrix")
-def test_a_page_numbers_the_layers_that_have_attention():
-    """Of a model with convolutions between; views of one value for each layer are left out."""
-    types = ("short_convolution", "attention")
+def test_a_page_numbers_the_layers_that_have_attention(other):
+    """Of a model with other layers between; views of one value for each layer are left out."""
+    types = (other, "attention")
     model = tiny.build(num_layers=4, positions="rotary", layer_types=types)
     page = explain(model, tiny.weights(model, 0), [1, 2, 3])
     captured = data_of(page)["captured"]

@@ -93,6 +93,19 @@ def test_of_a_short_convolution_the_filters_are_counted():
     assert forward(config, 16) - forward(convolved, 16) == scores - filters
 
 
+def test_of_a_gated_delta_rule_maps_filters_and_memories_are_counted():
+    """Of each token: its maps and filters, and three products with the memory of each head."""
+    config = replace(CONFIGS["decoder"], num_layers=1, embed_dim=32, num_heads=4, head_dim=8)
+    config = replace(config, num_kv_heads=None, attention_gate=True, layer_types="gated_delta")
+    sizes = {"delta_key_heads": 2, "delta_key_dim": 3, "delta_value_dim": 5}
+    delta = replace(config, convolution_kernel_size=4, **sizes)
+    features = 2 * 2 * 3 + 4 * 5  # of queries, keys and values
+    own = 32 * (features + 4 * 5 + 2 * 4) + 4 * features + 4 * 5 * 32 + 3 * 4 * 3 * 5
+    attention = 5 * 32 * 32 + 2 * 16 * 32
+    difference = forward(replace(config, layer_types="attention"), 16)
+    assert difference - forward(delta, 16) == 2 * 16 * (attention - own)
+
+
 MASKS = {
     "causal": DecoderConfig(),
     "window": DecoderConfig(window=5),

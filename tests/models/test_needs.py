@@ -45,6 +45,7 @@ OTHER = {
     "norm_bias": False,
     "layer_types": "short_convolution",
     "convolution_kernel_size": 2,
+    "delta_key_heads": 1,
     "num_experts": 3,
     "experts_per_token": 1,
     "shared_expert_dim": 7,
@@ -68,6 +69,7 @@ def settings_of(kind):
         variations += [{**experts, "shared_expert_dim": 5}]
         if "layer_types" in names:
             variations += [{"layer_types": ("attention", "short_convolution")}]
+            variations += [{"layer_types": ("attention", "gated_delta"), "norm": "none"}]
         if "transform" in names:
             variations += [{**variations[-5], "transform": False, "pooler": False}]
         variations += [{"first_attention_norm": False, "norm_position": "both"}]

@@ -50,6 +50,20 @@ MODELS = {
         "norm": "rms",
         "activation": "swiglu",
     },
+    "gated delta": {
+        "layer_types": ("gated_delta", "attention"),
+        "delta_key_heads": 2,
+        "delta_value_heads": 4,
+        "delta_key_dim": 4,
+        "delta_value_dim": 3,
+        "attention_gate": True,
+        "positions": "rotary",
+        "rotary_fraction": 0.5,
+        "norm": "rms_one_plus",
+        "norm_epsilon": 0.01,  # so that the norm of small heads does not enlarge rounding errors
+        "query_key_norm": "head",
+        "activation": "swiglu",
+    },
     "rnn": {"kind": RNN, "cell": "rnn", "hidden_dim": 6, "tie_embeddings": False},
     "lstm": {"kind": RNN, "cell": "lstm"},
     "cnn": {"kind": CNN, "kernel_size": 3, "activation": "gelu"},
@@ -87,7 +101,7 @@ MODELS = {
 
 # One model for each kind of cache.
 KINDS = ("llama", "lstm", "dilated cnn", "encoder-decoder")
-HYBRID = ("short convolution",)
+HYBRID = ("short convolution", "gated delta")
 
 
 def each_model(*quick):

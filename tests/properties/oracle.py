@@ -310,6 +310,10 @@ def _block(weights, x, seen, positions, bias, config):
             lambda x: short_convolution(weights["short_convolution"], x, seen, positions),
         ),
         (
+            "gated_delta",
+            lambda x: gated_delta(weights["gated_delta"], x, seen, positions, config),
+        ),
+        (
             "feedforward",
             lambda x: _feed_forward(weights["feedforward"], x, config),
         ),
@@ -347,6 +351,35 @@ def short_convolution(weights, x, seen, positions):
     )
     y = after * convolution(weights["convolution"], before * value, seen, positions)
     return linear(weights["output"], y)
+
+
+def gated_delta(weights, x, seen, positions, config):
+    """Computes the delta rule for each token anew, over the tokens that it sees."""
+    key_heads, value_heads, key_dim, value_dim = config.delta_sizes
+    maps = [linear(weights[name], x) for name in ("query", "key", "value")]
+    near = seen & (np.subtract.outer(positions, positions) < len(weights["convolution"]["filter"]))
+    joined = convolution(weights["convolution"], np.concatenate(maps, axis=1), near, positions)
+    joined = np.split(ACTIVATIONS["silu"](joined), np.cumsum([key_heads * key_dim] * 2), axis=1)
+    query, key, value = (
+        part.reshape(len(x), heads, -1)
+        for part, heads in zip(joined, (key_heads, key_heads, value_heads), strict=True)
+    )
+    query, key = (y / np.sqrt((y**2).sum(axis=-1, keepdims=True) + 1e-6) for y in (query, key))
+    decay = np.exp(
+        -np.exp(weights["decay"]["log_scale"]) * np.logaddexp(0, linear(weights["decay"], x))
+    )
+    rate = 1 / (1 + np.exp(-linear(weights["rate"], x)))
+    heads = np.zeros(value.shape)
+    for i, head in np.ndindex(heads.shape[:2]):
+        memory, own = np.zeros((key_dim, value_dim)), head * key_heads // value_heads
+        for j in np.flatnonzero(seen[i]):
+            memory = decay[j, head] * memory
+            error = value[j, head] - key[j, own] @ memory
+            memory = memory + np.outer(key[j, own], rate[j, head] * error)
+        heads[i, head] = query[i, own] @ memory / math.sqrt(key_dim)
+    gate = ACTIVATIONS["silu"](linear(weights["gate"], x))
+    heads = rms_norm(heads, weights["norm"]["scale"], config.norm_epsilon).reshape(len(x), -1)
+    return linear(weights["output"], heads * gate)
 
 
 def _self_attention(weights, x, seen, positions, bias, config):

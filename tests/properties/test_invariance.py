@@ -68,7 +68,7 @@ CONFIGS = {
         "rotary_base": (50.0, 7.0),
     },
     "marian": {"positions": "sinusoidal_halves", "norm_position": "post"},
-    "mixed experts": MODELS["mixed experts"],
+    **{name: MODELS[name] for name in ("mixed experts", "gated delta")},
     "bare": {
         "residual": False,
         "norm": "none",
@@ -82,7 +82,7 @@ CONFIGS = {
 }
 
 
-QUICK = ("gpt2", "mixed experts", "llama", "prefix", "post-norm", "bare", "t5")
+QUICK = ("gpt2", "mixed experts", "gated delta", "llama", "prefix", "post-norm", "bare", "t5")
 
 
 @pytest.mark.parametrize("name", mostly_slow(CONFIGS, *QUICK))

@@ -28,6 +28,7 @@ from jaxformer.functional.layers.causal_convolution import (
     init_causal_convolution,
     init_past,
 )
+from jaxformer.functional.layers.feedforward import activation_power
 from jaxformer.functional.layers.norms import rms_norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.layers.token_order import TokenOrder
@@ -261,7 +262,7 @@ class GatedDelta(SubLayer):
             keys[2], self.kernel_size, sum(self.widths), use_bias=False, stddev=filters
         )
         weights["norm"] = {"scale": jnp.ones(self.value_dim, jnp.float32)}
-        writing = initial.writing(values)
+        writing = initial.writing(values, activation_power("silu"))
         weights["output"] = init_linear(keys[3], values, dim, use_bias=False, stddev=writing)
         return weights
 
@@ -282,6 +283,10 @@ class GatedDelta(SubLayer):
         """Returns the operations of the maps and steps: the memory is read, corrected and read."""
         steps = 6 * row.length * self.num_value_heads * self.key_dim * self.value_dim
         return super().flops(weights, row) + steps
+
+    def units(self) -> tuple[int, ...]:
+        """See `SubLayer`."""
+        return self.num_key_heads, self.num_value_heads
 
     def context(self, tokens: Pass, shared: Weights) -> DeltaContext:
         """Returns the tokens of the pass."""

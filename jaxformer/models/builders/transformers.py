@@ -15,6 +15,7 @@ from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
 from jaxformer.functional.layers.feedforward import FeedForward
+from jaxformer.functional.layers.gated_delta import GatedDelta
 from jaxformer.functional.layers.layer import Layer, Parallel, Residual
 from jaxformer.functional.layers.norms import Norm, Unapplied
 from jaxformer.functional.layers.short_convolution import ShortConvolution
@@ -151,9 +152,18 @@ def mixer_of(
     relative: RelativePositions | None = None,
 ) -> SubLayer:
     """Returns the sub-layer that reads other tokens in the layer of these settings."""
-    if isinstance(config, DecoderConfig) and config.layer_types == "short_convolution":
-        return ShortConvolution(config.convolution_kernel_size, config.convolution_bias)
+    if isinstance(config, DecoderConfig):
+        if config.layer_types == "short_convolution":
+            return ShortConvolution(config.convolution_kernel_size, config.convolution_bias)
+        if config.layer_types == "gated_delta":
+            return _gated_delta_of(config)
     return attention_of(config, mask, relative)
+
+
+def _gated_delta_of(config: DecoderConfig) -> GatedDelta:
+    """Returns the gated delta rule that the settings of one layer describe."""
+    kernel_size, epsilon = config.convolution_kernel_size, config.norm_epsilon
+    return GatedDelta(*config.delta_sizes, kernel_size, epsilon)
 
 
 def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:

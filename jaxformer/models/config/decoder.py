@@ -1,18 +1,32 @@
 """Config of the decoder-only Transformer."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
 
-from jaxformer.models.config.check import check_at_least, check_not_empty
-from jaxformer.models.config.needs import Has
+from jaxformer.models.config.check import check_at_least, check_not_empty, entries
+from jaxformer.models.config.needs import AllOf, AnyOf, Has
 from jaxformer.models.config.transformer import TransformerConfig
 
-LayerType = Literal["attention", "short_convolution"]
+LayerType = Literal["attention", "short_convolution", "gated_delta"]
 _CONVOLVES = Has("layer_types", "short_convolution")
+_HAS_DELTA = Has("layer_types", "gated_delta")
+
+
+class DeltaSizes(NamedTuple):
+    """Fields of the gated delta rule, each with its value where the field is None."""
+
+    delta_key_heads: int
+    delta_value_heads: int
+    delta_key_dim: int
+    delta_value_dim: int
+
+
 _NEEDS = {
     **TransformerConfig.needs,
-    "convolution_kernel_size": (_CONVOLVES,),
+    "norm_epsilon": (AnyOf(AllOf(*TransformerConfig.needs["norm_epsilon"]), _HAS_DELTA),),
+    "convolution_kernel_size": (AnyOf(_CONVOLVES, _HAS_DELTA),),
     "convolution_bias": (_CONVOLVES,),
+    **dict.fromkeys(DeltaSizes._fields, (_HAS_DELTA,)),
 }
 
 
@@ -32,18 +46,61 @@ class DecoderConfig(TransformerConfig):
     """number of first tokens of a document that attend to one another in both directions
     (prefix-LM)"""
     layer_types: LayerType | tuple[LayerType, ...] = "attention"
-    """which sub-layer of a layer reads other tokens: attention, or a gated causal convolution
-    (short_convolution, LFM2)"""
+    """which sub-layer of a layer reads other tokens: attention, a gated causal convolution
+    (short_convolution, LFM2), or the gated delta rule (gated_delta, Qwen3-Next)"""
     convolution_kernel_size: int = 3
-    """short convolutions: number of tokens that a token reads, itself included"""
+    """number of tokens that a token reads, itself included, in a short convolution and in the
+    convolution before the gated delta rule"""
     convolution_bias: bool = False
     """short convolutions: biases of the convolution and of its linear layers"""
+    delta_key_heads: int | None = None
+    """gated delta rule: number of query and key heads; each one serves delta_value_heads /
+    delta_key_heads value heads; None: delta_value_heads"""
+    delta_value_heads: int | None = None
+    """gated delta rule: number of value heads, each with a memory; None: num_heads"""
+    delta_key_dim: int | None = None
+    """gated delta rule: width of a query and of a key; None: head_dim"""
+    delta_value_dim: int | None = None
+    """gated delta rule: width of a value; None: head_dim"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
         check_not_empty(self, "window", "layer_types")
-        check_at_least(1, self, "window", "convolution_kernel_size")
+        check_at_least(1, self, "window", "convolution_kernel_size", *DeltaSizes._fields)
         check_at_least(0, self, "prefix")
         if self.prefix > self.max_length:
             raise ValueError(f"prefix is {self.prefix}; it must be in 0 … {self.max_length}")
+        sizes = self.delta_sizes
+        if sizes.delta_value_heads % sizes.delta_key_heads:
+            raise ValueError(
+                f"delta_key_heads is {sizes.delta_key_heads}; it must divide delta_value_heads "
+                f"({sizes.delta_value_heads})"
+            )
+
+    @property
+    def delta_sizes(self) -> DeltaSizes:
+        """The values of the gated delta rule's fields that may be None."""
+        value_heads, head_dim = self.delta_value_heads or self.num_heads, self.sizes.head_dim
+        return DeltaSizes(
+            self.delta_key_heads or value_heads,
+            value_heads,
+            self.delta_key_dim or head_dim,
+            self.delta_value_dim or head_dim,
+        )
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """See `ModelConfig`. The heads of a gated delta rule follow."""
+        return *super().heads, *(self.delta_sizes[:2] if self._has_delta else ())
+
+    @property
+    def _has_delta(self) -> bool:
+        return "gated_delta" in entries(self.layer_types)
+
+    @property
+    def resolved(self) -> Self:
+        """See `TransformerConfig`. Without a gated delta rule, its sizes remain None."""
+        config, sizes = super().resolved, self.delta_sizes._asdict()
+        is_open = any(getattr(config, name) is None for name in sizes)
+        return replace(config, **sizes) if self._has_delta and is_open else config

@@ -130,7 +130,7 @@ class ModelConfig(ABC):
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Numbers of query heads and key heads of a resolved config; () without attention heads."""
+        """Numbers of heads of a resolved config, first of queries and of keys; () without heads."""
         return ()
 
     @property

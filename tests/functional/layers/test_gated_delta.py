@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional import GatedDelta, Residual
+from jaxformer.functional.attention.masks import Window
 from jaxformer.functional.layers.gated_delta import (
     DeltaInputs,
     chunked_delta_rule,
@@ -19,9 +20,12 @@ from jaxformer.functional.layers.gated_delta import (
     invert_unit_lower,
 )
 from jaxformer.functional.layers.norms import LayerNorm
+from jaxformer.verify import rules
 from tests.models import own_stacks
 from tests.properties import tiny
-from tests.properties.chunks import cuts
+from tests.properties.chunks import chunked, cuts
+from tests.properties.models import MODELS
+from tests.properties.witness import exactly, jacobian
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -172,3 +176,72 @@ def test_it_is_saved_and_loaded(tmp_path):
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="num_key_heads is 2; it must divide num_val"):
         GatedDelta(num_key_heads=2, num_value_heads=3, key_dim=4, value_dim=4)
+
+
+# ---- in a config
+
+
+def hybrid(**options):
+    return tiny.build(**MODELS["gated delta"], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [63, 64, 65, 128, 129])
+def test_steps_and_chunks_of_a_model_are_one_pass(length):
+    """For texts whose length, cuts and documents end beside the 64 tokens of a chunk."""
+    model = hybrid(max_length=160)
+    variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 4, length)
+    segments = np.ones((4, length), int)
+    for row, end in enumerate((63, 64, 65), 1):
+        segments[row, end:] = 2
+    whole = tiny.apply(model)(variables, tokens, segments)
+    for sizes in ([1] * length, [64] * (length // 64) + [1] * (length % 64), [63, length - 63]):
+        cache = jf.start(model, variables, 4, 160)
+        parts = [x for x in sizes if x]
+        logits, _ = chunked(model, variables, tokens, parts, segments, cache)
+        tiny.close(logits, whole, 2e-5)
+
+
+def test_a_users_mask_changes_only_attention():
+    model = hybrid(mask=Window(2), num_layers=3)
+    x, segments = tiny.embeddings(0, 1, tiny.LENGTH, 8), np.ones((1, tiny.LENGTH), int)
+    found = jacobian(model)(tiny.weights(model, 1), x, jnp.asarray(segments), None)
+    exactly(found, rules.of(model.config, segments, mask=Window(2)))
+
+
+@pytest.mark.parametrize("types", ["gated_delta", ("gated_delta", "gated_delta", "attention")])
+def test_it_is_generated_from_like_whole_passes(types):
+    """Prompts of different lengths. Without attention, a cache has no slots and no limit."""
+    model = tiny.build(**MODELS["gated delta"] | {"layer_types": types, "num_layers": 3})
+    variables, prompts = tiny.weights(model, 2), [[3, 1, 4, 1, 5], [9]]
+    greedy = jf.Sampler(temperature=0.0)
+    out = jf.generate(model, variables, prompts, max_new_tokens=6, sampler=greedy)
+    for prompt, tokens in zip(prompts, out.tokens, strict=True):
+        logits = tiny.apply(model)(variables, np.array([[*prompt, *tokens]]))
+        np.testing.assert_array_equal(logits[0, len(prompt) - 1 : -1].argmax(axis=-1), tokens)
+    assert (jf.start(model, variables, 2, 8).capacity is None) == (types == "gated_delta")
+
+
+def test_sizes_of_a_config_follow_those_of_attention():
+    config = jf.DecoderConfig(embed_dim=24, num_heads=6, layer_types=("gated_delta", "attention"))
+    assert config.resolved.delta_sizes == (6, 6, 4, 4) == config.delta_sizes
+    assert replace(config, delta_value_heads=4).resolved.delta_key_heads == 4
+    assert replace(config, layer_types="attention").resolved.delta_key_heads is None
+    assert jf.Decoder(config).architecture.stack.layers[0][0].sublayer == GatedDelta(
+        6, 6, 4, 4, config.convolution_kernel_size, config.norm_epsilon
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"delta_key_heads": 5}, r"delta_key_heads is 5; it must divide delta_value_heads \(12\)"),
+        ({"delta_value_heads": 4, "delta_key_heads": 8}, "delta_key_heads is 8; it must divide"),
+        ({"delta_key_dim": 0}, "delta_key_dim is 0; it must be a whole number of at least 1"),
+        ({"delta_value_dim": 2.5}, "delta_value_dim is 2.5; it must be a whole number"),
+        ({"layer_types": ("gated_delta", "delta")}, "layer_types is .*'delta'.*; it must be one"),
+    ],
+)
+def test_bad_fields_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        jf.DecoderConfig(**options)

@@ -4,6 +4,7 @@ from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, takes
 
 DELTA = "functional/layers/test_gated_delta.py"
+FORMULA = "properties/test_invariance.py::test_the_model_is_its_formula"
 SHORT = "functional/layers/test_short_convolution.py"
 CONVOLUTION = "functional.layers.causal_convolution"
 ORDER = "functional.layers.token_order:TokenOrder"
@@ -85,5 +86,26 @@ BUGS = (
         "functional.layers.gated_delta:GatedDelta.inputs_of",
         Replace("jnp.where(is_token, log_decay, 0)", "log_decay"),
         f"{DELTA}::test_padding_changes_nothing",
+    ),
+    Bug(
+        "value heads read the key heads in turn, as if tiled",
+        "functional.layers.gated_delta:GatedDelta.inputs_of",
+        Replace("jnp.repeat(part, group, axis=1)", "jnp.tile(part, (1, group, 1, 1))"),
+        FORMULA,
+    ),
+    Bug(
+        "a chunked pass begins with an empty memory",
+        "functional.layers.gated_delta:GatedDelta.__call__",
+        Replace(
+            "chunked_delta_rule(inputs, memory, _chunk_size(length))",
+            "chunked_delta_rule(inputs, 0 * memory, _chunk_size(length))",
+        ),
+        f"{DELTA}::test_chunks_equal_one_pass",
+    ),
+    Bug(
+        "a user's mask is the rule of the gated delta rule",
+        "verify.rules:_of_layer",
+        Replace("kind == 'gated_delta'", "False"),
+        f"{DELTA}::test_a_users_mask_changes_only_attention",
     ),
 )

@@ -81,6 +81,13 @@ _OWN = {
         moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts
         output_router_logits router_aux_loss_coef use_sliding_window
         """,
+    "qwen3_next": """
+        attention_bias decoder_sparse_step full_attention_interval hidden_act intermediate_size
+        linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+        linear_value_head_dim mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+        num_experts_per_tok output_router_logits router_aux_loss_coef
+        shared_expert_intermediate_size
+        """,
     "lfm2": """
         block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of
         conv_L_cache conv_bias full_attn_idxs intermediate_size norm_eps tie_embedding

@@ -43,6 +43,7 @@ class TensorLayout(NamedTuple):
             have no effect.
         shape: Returns the shape of the joined array from our shapes.
         expert_axes: The number of axes of experts of their tensor: 0, or 1 if it holds all experts.
+        heads: The field of the config that is the number of heads.
     """
 
     join: Callable[[Sequence[np.ndarray], int], np.ndarray] = lambda arrays, num_heads: arrays[0]
@@ -51,6 +52,7 @@ class TensorLayout(NamedTuple):
     first_layer: int = 0
     shape: Callable[[Shapes], tuple[int, ...]] = lambda shapes: shapes[0]
     expert_axes: int = 0
+    heads: str = "num_heads"
 
 
 def _concatenate(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
@@ -72,7 +74,7 @@ def _concatenate_by_head(arrays: Sequence[np.ndarray], num_heads: int) -> np.nda
 
 def _cut_by_head(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
     heads = tensor.reshape(*tensor.shape[:-1], num_heads, -1)
-    parts = np.split(heads, len(shapes), axis=-1)
+    parts = np.split(heads, np.cumsum([x[-1] // num_heads for x in shapes])[:-1], axis=-1)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -81,6 +83,9 @@ LAYOUTS = {
     # The outputs of several projections, concatenated as a whole or head by head.
     "fused": TensorLayout(_concatenate, _cut, shape=_joined_shape),
     "fused-by-head": TensorLayout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
+    "fused-by-delta-key-head": TensorLayout(
+        _concatenate_by_head, _cut_by_head, shape=_joined_shape, heads="delta_key_heads"
+    ),
     "as-ours": TensorLayout(is_transposed=False),  # matrices are [inputs, outputs]
     "fused-as-ours": TensorLayout(_concatenate, _cut, False, shape=_joined_shape),
     "one-row": TensorLayout(
@@ -215,7 +220,7 @@ def entries(
         layout = LAYOUTS[row.layout]
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
-            whole, heads = tuple(shapes[name] for name in ours), config.num_heads
+            whole, heads = tuple(shapes[name] for name in ours), getattr(config, layout.heads)
             num_axes = theirs.count("*")
             parts = tuple(shape[num_axes:] for shape in whole)
             for place in np.ndindex(whole[0][:num_axes]):

@@ -139,6 +139,38 @@ def test_a_kind_of_model_without_a_class_is_refused_in_one_line(kind, family, me
     assert not list(tmp_path.iterdir())
 
 
+def test_maps_of_the_delta_rule_are_interleaved_by_key_head(tmp_path):
+    """A file has, for each key head, its query, key, values and gates; rates, then decays."""
+    sizes = {"delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 3, "delta_value_dim": 5}
+    options = FAMILIES["qwen3_next"].fixed | sizes | {"num_experts": 2, "shared_expert_dim": 6}
+    model = tiny.build(**options, layer_types=("gated_delta", "attention"), num_heads=8)
+    variables = tiny.weights(model, 0)
+    assert jf.export(tmp_path / "out", model, variables) == "Qwen3NextForCausalLM"
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    blocks = variables["params"]["blocks"]
+    delta, attention = blocks["0"]["gated_delta"], blocks["1"]["attention"]
+
+    def head(maps, name, number, width):
+        return maps[name]["kernel"][0].T[number * width : (number + 1) * width]
+
+    joined, both = (
+        written[f"model.layers.0.linear_attn.{name}.weight"]
+        for name in ("in_proj_qkvz", "in_proj_ba")
+    )
+    widths = {"query": 3, "key": 3, "value": 10, "gate": 10}
+    parts = [head(delta, name, 1, width) for name, width in widths.items()]
+    np.testing.assert_array_equal(joined[26:], np.concatenate(parts))
+    parts = [head(delta, name, 1, 2) for name in ("rate", "decay")]
+    np.testing.assert_array_equal(both[4:], np.concatenate(parts))
+    joined = written["model.layers.1.self_attn.q_proj.weight"]
+    parts = [head(attention, name, 7, 4) for name in ("query", "gate")]
+    np.testing.assert_array_equal(joined[7 * 8 :], np.concatenate(parts))
+    # Published files also have layers for further tokens, which the class does not read.
+    foreign.tensors(tmp_path / "out", lambda arrays: arrays | {"mtp.norm.weight": np.ones(8)})
+    loaded = jf.load(tmp_path / "out").variables
+    jax.tree.map(np.testing.assert_array_equal, loaded, variables)
+
+
 def test_layers_of_each_type_keep_their_numbers(tmp_path):
     """Weights of layers of one type are stacked; their tensors have the numbers of the layers."""
     types = ("short_convolution", "short_convolution", "attention")

@@ -16,6 +16,7 @@ from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the class in transformers does not read it")
 CHECKED = {"architectures", "num_labels", "id2label"}  # only some classes depend on these
+CHECKED |= {"num_experts", "num_local_experts"}  # two names of one number: both must be equal
 
 
 class Recorded(Options):

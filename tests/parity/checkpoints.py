@@ -45,6 +45,11 @@ BART = {
     "forced_eos_token_id": None,
 }
 MARIAN = BART | {"decoder_vocab_size": VOCAB}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DELTA |= {"linear_key_head_dim": 6, "linear_value_head_dim": 5}
+# The norm of each head enlarges rounding errors by up to 1/√ε where the head is small.
+DELTA |= {"rms_norm_eps": 0.01}
+LINEAR_ATTENTION = "linear_attention"
 LOCAL, GLOBAL, CONV = "sliding_attention", "full_attention", "conv"
 
 
@@ -164,6 +169,28 @@ FAMILIES = {
         {"attention_bias": True, "tie_word_embeddings": True, "num_experts_per_tok": 4},
         {"use_sliding_window": True, "sliding_window": 30, **YARN},
         {"mlp_only_layers": [0, 2]},
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        GROUPED | DELTA | {"num_experts": 5, "num_experts_per_tok": 2} | {"num_hidden_layers": 4},
+        {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 28},
+        {
+            "layer_types": [LINEAR_ATTENTION, GLOBAL, GLOBAL, LINEAR_ATTENTION],
+            "mlp_only_layers": [0, 1],
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+        },
+        {
+            "full_attention_interval": 2,
+            "decoder_sparse_step": 2,
+            "linear_conv_kernel_dim": 2,
+            "linear_num_key_heads": 1,
+            **turns("yarn", factor=4.0, original_max_position_embeddings=64),
+        },
     ),
     "lfm2": (
         "Lfm2Config",
@@ -347,7 +374,8 @@ def make(name: str, case: int, seed: int = 0):
             elif path.endswith("bias"):
                 parameter.copy_(0.3 * noise)
             else:
-                around = 0.0 if name.startswith("gemma") else 1.0
+                is_own = name == "qwen3_next" and "linear_attn" not in path
+                around = 0.0 if name.startswith("gemma") or is_own else 1.0  # those store γ − 1
                 parameter.copy_(around + 0.2 * noise)
     return model.eval()
 

@@ -9,13 +9,13 @@ from jaxformer.hub.families import (
     lfm2,
     llama,
     modernbert,
+    qwen3_next,
     starcoder2,
     t5,
 )
 from jaxformer.hub.family import Family
 
+_MODULES = (gpt2, llama, experts, qwen3_next, lfm2, gemma, starcoder2, bert, modernbert, t5, bart)
 FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for module in (gpt2, llama, experts, lfm2, gemma, starcoder2, bert, modernbert, t5, bart)
-    for family in module.FAMILIES
+    family.model_type: family for module in _MODULES for family in module.FAMILIES
 }

@@ -24,11 +24,12 @@ ATTENTION = table("""
     blocks/attention/query_norm   model.layers.*.self_attn.q_norm
     blocks/attention/key_norm     model.layers.*.self_attn.k_norm
 """)
-MAPS = ATTENTION + table("""
+DENSE = table("""
     blocks/feedforward/gate       model.layers.*.mlp.gate_proj
     blocks/feedforward/up         model.layers.*.mlp.up_proj
     blocks/feedforward/down       model.layers.*.mlp.down_proj
 """)
+MAPS = ATTENTION + DENSE
 FUSED = table("""
     blocks/attention/query+key+value model.layers.*.self_attn.qkv_proj fused
     blocks/feedforward/gate+up    model.layers.*.mlp.gate_up_proj      fused
@@ -76,6 +77,7 @@ def family(
     parts: Iterable[Part],
     rows: tuple[Row, ...] = NORMS + MAPS,
     kv_heads: int | None = None,
+    ignored: tuple[str, ...] = (),
     **changes: dict[str, Any],
 ) -> Family:
     """Returns a family related to Llama.
@@ -86,6 +88,7 @@ def family(
         parts: The options that `Field` cannot express.
         rows: The table of its tensors, without those that all these families share.
         kv_heads: The class's default of `num_key_value_heads`.
+        ignored: Patterns of names of further tensors that the class does not read.
         changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
     """
     return Family(
@@ -97,7 +100,7 @@ def family(
         FIXED | changes.get("fixed", {}),
         changes.get("demanded", {"hidden_act": "silu"}),
         (kv_heads_part(kv_heads), *parts),
-        ignored=IGNORED,
+        ignored=(*IGNORED, *ignored),
         base="model.",
     )
 

@@ -3,6 +3,7 @@
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, takes
 
+INTERLEAVED = "hub/test_family.py::test_maps_of_the_delta_rule_are_interleaved_by_key_head"
 DELTA = "functional/layers/test_gated_delta.py"
 FORMULA = "properties/test_invariance.py::test_the_model_is_its_formula"
 SHORT = "functional/layers/test_short_convolution.py"
@@ -101,6 +102,18 @@ BUGS = (
             "chunked_delta_rule(inputs, 0 * memory, _chunk_size(length))",
         ),
         f"{DELTA}::test_chunks_equal_one_pass",
+    ),
+    Bug(
+        "parts of a key head of unequal widths are cut into equal ones",
+        "hub.table:_cut_by_head",
+        Replace("np.cumsum([x[-1] // num_heads for x in shapes])[:-1]", "len(shapes)"),
+        INTERLEAVED,
+    ),
+    Bug(
+        "maps of the delta rule are interleaved by the heads of attention",
+        "hub.table:entries",
+        Replace("getattr(config, layout.heads)", "config.num_heads"),
+        INTERLEAVED,
     ),
     Bug(
         "a user's mask is the rule of the gated delta rule",

@@ -104,7 +104,6 @@ def by_derivative(
     inputs: Float[Array, "..."],
     num_positions: int,
     rows: Int[np.ndarray, " rows"],
-    chunk: int = 16,
 ) -> Float[np.ndarray, "rows inputs"]:
     """Returns float [rows, inputs]: the largest |∂ output / ∂ feature of the input|, by vjp.
 
@@ -116,7 +115,6 @@ def by_derivative(
         inputs: A float array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
         rows: The output positions to test.
-        chunk: The number of backward passes that run at once.
     """
 
     def one_per_position(x: Float[Array, "..."]) -> Float[Array, " outputs"]:
@@ -132,7 +130,9 @@ def by_derivative(
             (gradient,) = pull_back(jnp.zeros_like(y).at[row].set(1.0))
             return _largest(gradient.reshape(*x.shape[:num_positions], -1), num_positions)
 
-        return jax.lax.map(effect, rows, batch_size=chunk)
+        # One by one: a batch of backward passes is the wrong program on CPU of docs/hazards.md, and
+        # takes as long.
+        return jax.lax.map(effect, rows)
 
     return np.asarray(run(inputs, jnp.asarray(rows)))
 

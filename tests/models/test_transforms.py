@@ -97,8 +97,8 @@ def test_a_tangent_equals_the_change_of_the_loss(name):
     def at(s):
         return loss(jax.tree.map(lambda v, d: v + s * d, variables, direction), x)
 
-    # With a larger step a router would choose other experts.
-    step = 1e-3 if "experts" in name else 1e-2
+    # With a larger step a router would choose other experts, and unit vectors would turn far.
+    step = 1e-3 if "experts" in name or name == "gated delta" else 1e-2
     change = (at(step) - at(-step)) / (2 * step)
     tangent = directional(lambda v: loss(v, x), direction)(variables)
     np.testing.assert_allclose(tangent, change, rtol=0.05, atol=2e-3)

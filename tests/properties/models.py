@@ -54,7 +54,7 @@ MODELS = {
         "layer_types": ("gated_delta", "attention"),
         "delta_key_heads": 2,
         "delta_value_heads": 4,
-        "delta_key_dim": 4,
+        "delta_key_dim": 12,
         "delta_value_dim": 3,
         "attention_gate": True,
         "positions": "rotary",

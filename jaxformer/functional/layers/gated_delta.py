@@ -33,6 +33,7 @@ from jaxformer.functional.layers.norms import rms_norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
+from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.row_size import RowSize
 from jaxformer.functional.symbolic import Size, at_most, is_known
 from jaxformer.functional.trees import Weights
@@ -308,6 +309,7 @@ class GatedDelta(SubLayer):
         """Computes the outputs, the last inputs of the convolution and the memory."""
         past, memory = (None, self._init_memory(x.shape[0])) if at.state is None else at.state
         inputs, past = self.inputs_of(weights, x, at, past)
+        memory, _ = vary_alike(memory, inputs)
         length = x.shape[1]
         if at_most(length, 1) or at.keeps_states:
             heads, memory = gated_delta_rule(inputs, memory, keeps_states=at.keeps_states)

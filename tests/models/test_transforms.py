@@ -111,7 +111,7 @@ def test_checkify_finds_no_error_in_a_model_and_its_gradient(name):
     run = checkify.checkify(jax.value_and_grad(loss), errors=checkify.all_checks)
     error, (value, _) = jax.jit(run)(variables, x)
     assert error.get() is None
-    np.testing.assert_allclose(value, loss(variables, x), rtol=1e-5)
+    np.testing.assert_allclose(value, loss(variables, x), rtol=1e-5, atol=1e-7)
 
 
 def exported(model, variables, constraints=(), **given):

@@ -60,7 +60,7 @@ MODELS = {
         "positions": "rotary",
         "rotary_fraction": 0.5,
         "norm": "rms_one_plus",
-        "norm_epsilon": 0.01,  # so that the norm of small heads does not enlarge rounding errors
+        "norm_epsilon": 0.1,  # so that the norm of small heads does not enlarge rounding errors
         "query_key_norm": "head",
         "activation": "swiglu",
     },

@@ -26,7 +26,7 @@ VALUES = {
     "mlp_dim": (24,),
     "activation": (
         *("relu", "gelu", "gelu_tanh", "silu", "squared_relu"),
-        *("swiglu", "geglu", "geglu_tanh"),
+        *("swiglu", "geglu", "geglu_tanh", "clipped_swiglu"),
     ),
     "num_experts": (0, 3, (0, 3), (3, 3, 0)),
     "shared_expert_dim": (None, 16),

@@ -148,6 +148,12 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "squared_relu": lambda x: np.where(x > 0, x * x, 0.0),
 }
+GATES = {
+    "swiglu": ACTIVATIONS["silu"],
+    "geglu": ACTIVATIONS["gelu"],
+    "geglu_tanh": ACTIVATIONS["gelu_tanh"],
+    "clipped_swiglu": lambda x: np.minimum(x, 7.0) / (1 + np.exp(-1.702 * np.minimum(x, 7.0))),
+}
 
 
 def linear(weights, x):
@@ -155,10 +161,12 @@ def linear(weights, x):
 
 
 def feed_forward(weights, x, activation, output_activation=False):
-    gate = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}.get(activation)
-    act = ACTIVATIONS[gate or activation]
+    act = (ACTIVATIONS | GATES)[activation]
     hidden = linear(weights["up"], x)
-    hidden = act(linear(weights["gate"], x)) * hidden if gate else act(hidden)
+    if activation == "clipped_swiglu":
+        hidden = np.clip(hidden, -7.0, 7.0) + 1.0
+    is_gated = activation in GATES
+    hidden = act(linear(weights["gate"], x)) * hidden if is_gated else act(hidden)
     y = linear(weights["down"], hidden)
     return act(y) if output_activation else y
 
@@ -191,12 +199,9 @@ def encoder(params, tokens, segments, config, token_types=None):
     """Returns the hidden vectors and the logits of one text."""
     params = float64(params)
     vectors = hidden(params, tokens, segments, config, token_types)
-    gate = {"swiglu": "silu", "geglu": "gelu"}.get(config.activation, config.activation)
-    x = vectors
+    act, x = (ACTIVATIONS | GATES)[config.activation], vectors
     if config.transform:
-        x = _norm(
-            params["transform_norm"], ACTIVATIONS[gate](linear(params["transform"], x)), config
-        )
+        x = _norm(params["transform_norm"], act(linear(params["transform"], x)), config)
     return vectors, logits_of(params, x, config)
 
 

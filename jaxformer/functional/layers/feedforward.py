@@ -18,6 +18,7 @@ from jaxformer.functional.recomputed import recomputed
 from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.trees import Weights
 
+_LIMIT = 7.0  # of gpt-oss's gates
 # Each function with E[act(z)²] for z ~ N(0, 1), from which `initial` scales the weights.
 _PLAIN = {
     "relu": (jax.nn.relu, 0.5),
@@ -30,7 +31,10 @@ _GATES = {
     "swiglu": _PLAIN["silu"],
     "geglu": _PLAIN["gelu"],
     "geglu_tanh": _PLAIN["gelu_tanh"],
+    "clipped_swiglu": (lambda x: _scaled_silu(jnp.minimum(x, _LIMIT)), 0.4220),  # gpt-oss
 }
+# What the gate multiplies, where it is not W₁ x + b₁ itself.
+_GATED = {"clipped_swiglu": lambda x: jnp.clip(x, -_LIMIT, _LIMIT) + 1.0}
 ACTIVATIONS = (*_PLAIN, *_GATES)
 
 
@@ -42,21 +46,34 @@ def activate(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape
     bfloat16, 1 + tanh of GELU would lose most digits for x < −1.
     """
     check_choice("activation", activation, ACTIVATIONS)
-    return _wide(x, activation).astype(x.dtype)
+    return _activated(x, activation).astype(x.dtype)
 
 
 @recomputed
 def gated(
     gate: Float[Array, "*shape"], x: Float[Array, "*shape"], activation: str
 ) -> Float[Array, "*shape"]:
-    """Computes act(gate) ⊙ x in float32; returns the dtype of x."""
-    return (_wide(gate, activation) * x).astype(x.dtype)
+    """Computes act(gate) ⊙ x in float32; returns the dtype of x.
+
+    For "clipped_swiglu" it is act(gate) ⊙ (min(max(x, −7), 7) + 1).
+    """
+    other = _GATED.get(activation, lambda x: x)(_wide(x))
+    return (_activated(gate, activation) * other).astype(x.dtype)
 
 
-def _wide(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
-    """Applies an activation in float32, or in the dtype of x if that has more digits."""
+def _activated(x: Float[Array, "*shape"], activation: str) -> Float[Array, "*shape"]:
     function, _ = (_PLAIN | _GATES)[activation]
-    return function(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    return function(_wide(x))
+
+
+def _wide(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns x in float32, or in its own dtype if that has more digits."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _scaled_silu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes x σ(1.702 x), which approximates GELU (Hendrycks and Gimpel 2016)."""
+    return x * jax.nn.sigmoid(1.702 * x)
 
 
 def activation_power(activation: str, of_gate: float = 1.0) -> float:
@@ -87,7 +104,8 @@ def feed_forward(
         weights: the maps "up" (W₁), "down" (W₂) and, for a gated activation, "gate" (W_g). Each is
             {"kernel": [inputs, outputs]} with an optional "bias" (see `init_feed_forward`).
         x: the input.
-        activation: one of ACTIVATIONS. "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
+        activation: one of ACTIVATIONS. "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020),
+            and so is "clipped_swiglu" (see `gated`).
         output_activation: whether to apply the activation after the second map too, as in lecture
             10 §7.
         tap: see `functional.taps`.
@@ -133,7 +151,10 @@ class FeedForward(SubLayer):
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`."""
-        power = activation_power(self.activation, 1.0 if initial.is_normed else _GATE)
+        gated = 1.0 if initial.is_normed else _GATE
+        if self.activation in _GATED:
+            gated += 1.0  # E[(u + 1)²] = E[u²] + 1
+        power = activation_power(self.activation, gated)
         written = initial.writing(self.width, power)
         if self.output_activation and initial.num_layers is None:
             written /= power**0.5

@@ -16,7 +16,7 @@ from jaxformer.models.config.needs import Above, AllOf, AnyOf, Given, Is
 from jaxformer.models.config.rotary import RotaryScaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
-Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh"]
+Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh", "clipped_swiglu"]
 Norm = Literal["layer", "rms", "rms_one_plus", "none"]
 Positions = Literal[
     "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "alibi", "none"
@@ -96,7 +96,8 @@ class TransformerConfig(ModelConfig):
     mlp_dim: int | None = None
     """width of the feed-forward layer's hidden features; None: 4 × embed_dim"""
     activation: Activation = "gelu_tanh"
-    """activation of the feed-forward layer; swiglu, geglu and geglu_tanh are gated"""
+    """activation of the feed-forward layer; swiglu, geglu, geglu_tanh and clipped_swiglu (gpt-oss)
+    are gated"""
     num_experts: int | tuple[int, ...] = 0
     """number of experts of each layer, feed-forward layers of which a router chooses some for each
     token (Mixtral); 0: one feed-forward layer for all tokens. A pattern mixes both kinds of layers

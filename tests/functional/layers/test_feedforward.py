@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 
 from jaxformer.functional import feed_forward
-from jaxformer.functional.layers.feedforward import ACTIVATIONS, activate, init_feed_forward
+from jaxformer.functional.layers.feedforward import (
+    ACTIVATIONS,
+    activate,
+    gated,
+    init_feed_forward,
+)
 from tests.properties import oracle, tiny
 
 
@@ -65,7 +70,7 @@ def test_activations_are_rounded_once_in_bfloat16(activation):
     np.testing.assert_allclose(slope[smooth], expected[smooth], rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "geglu", "geglu_tanh"])
+@pytest.mark.parametrize("activation", oracle.GATES)
 @given(seed=tiny.seeds)
 def test_gates_are_rounded_once_in_bfloat16(activation, seed):
     """act(gate) is not rounded before it multiplies the other half."""
@@ -75,3 +80,21 @@ def test_gates_are_rounded_once_in_bfloat16(activation, seed):
     y = feed_forward(jax.tree.map(jnp.asarray, weights), x, activation)
     expected = oracle.feed_forward(weights, np.asarray(x, np.float64), activation)
     np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-8)])
+@given(seed=tiny.seeds)
+def test_both_halves_of_a_clipped_gate_are_clipped(dtype, rtol, seed):
+    """min(g, 7) σ(1.702 min(g, 7)) (min(max(u, −7), 7) + 1), with values far beyond ±7.
+
+    A clipped half has no gradient.
+    """
+    gate, up = 8 * tiny.embeddings(seed, 2, 64, 8).astype(dtype)
+    y = gated(gate, up, "clipped_swiglu")
+    g, u = np.minimum(np.float64(gate), 7.0), np.clip(np.float64(up), -7.0, 7.0)
+    assert y.dtype == dtype
+    expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
+    np.testing.assert_allclose(np.float64(y), expected, rtol=rtol, atol=1e-6)
+    of_gate, of_up = jax.grad(lambda g, u: gated(g, u, "clipped_swiglu").sum(), (0, 1))(gate, up)
+    assert (of_gate[gate > 7] == 0).all() and (of_up[abs(up) > 7] == 0).all()
+    assert (of_up[(abs(up) < 7) & (gate > -7)] != 0).all()

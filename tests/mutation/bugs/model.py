@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 
 from tests.mutation.bug import CHUNKING, DISCIPLINE, INVARIANCE, KERNELS, Bug
@@ -36,6 +37,11 @@ def knows_every_point(checked_hooks):
     return broken
 
 
+def _clipped_twice(x):
+    x = jnp.clip(x, -7.0, 7.0)
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 BUGS = (
     # ---- norms and positions: flax#1491, transformers#29285, #25199
     Bug(
@@ -57,8 +63,20 @@ BUGS = (
     Bug(
         "a gate is rounded before its product",
         "functional.layers.feedforward:gated",
-        Replace("_wide(gate, activation) * x", "_wide(gate, activation).astype(x.dtype) * x"),
+        Replace("_activated(gate, activation)", "_activated(gate, activation).astype(x.dtype)"),
         "functional/layers/test_feedforward.py::test_gates_are_rounded_once_in_bfloat16",
+    ),
+    Bug(
+        "a clipped gate multiplies u instead of u + 1",
+        "functional.layers.feedforward:gated",
+        Replace("_GATED.get(activation, lambda x: x)", "(lambda x: x)"),
+        "functional/layers/test_feedforward.py::test_both_halves_of_a_clipped_gate_are_clipped",
+    ),
+    Bug(
+        "a clipped gate is also clipped at −7",
+        "functional.layers.feedforward:_GATES",
+        lambda gates: {**gates, "clipped_swiglu": (_clipped_twice, 0.4220)},
+        "functional/layers/test_feedforward.py::test_both_halves_of_a_clipped_gate_are_clipped",
     ),
     # ---- experts
     Bug(

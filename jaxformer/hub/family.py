@@ -18,7 +18,8 @@ from jaxformer.models.config.decoder import DeltaSizes
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
-_OF_EXPERTS = ("experts_per_token", "expert_dim", "normalize_router", "shared_expert_dim")
+_OF_EXPERTS = """experts_per_token expert_dim normalize_router router_bias
+    shared_expert_dim""".split()
 # Fields that have no effect without a layer of one of these types.
 _OF_LAYERS = {
     ("short_convolution",): ("convolution_bias",),

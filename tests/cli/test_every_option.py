@@ -73,6 +73,7 @@ SOMETIMES = {
         "--experts-per-token 1": (["--num-experts 4"], [""]),
         "--expert-dim 8": (["--num-experts 4"], [""]),
         "--normalize-router False": (["--num-experts 4"], [""]),
+        "--router-bias": (["--num-experts 4"], [""]),
         "--shared-expert-dim 8": (["--num-experts 4", "--num-experts 0 4"], [""]),
         "--shared-expert-gate": (["--num-experts 4 --shared-expert-dim 8"], ["--num-experts 4"]),
         "--convolution-kernel-size 4": (

@@ -34,6 +34,7 @@ VALUES = {
     "experts_per_token": (1, 2),
     "expert_dim": (12,),
     "normalize_router": (True, False),
+    "router_bias": (True, False),
     "output_activation": (True,),
     "norm": ("layer", "rms", "rms_one_plus"),
     "norm_position": ("pre", "post", "output", "both"),

@@ -80,7 +80,8 @@ def route(
         router: the map from x to one logit for each expert.
         x: the tokens.
         experts_per_token: number of experts of each token.
-        renormalises: whether the shares of the chosen experts are divided by their sum.
+        renormalises: whether the shares of the chosen experts are divided by their sum. They are
+            then the softmax over the logits of the chosen experts alone, as in gpt-oss.
         tap: see `functional.taps`.
     """
     logits = linear(router, x, jnp.float32)
@@ -343,6 +344,7 @@ class Experts(SubLayer):
         renormalises: whether the shares of the experts of a token sum to 1.
         shared: an expert that computes every token, or None.
         gates_shared: whether the output of the shared expert has a gate.
+        router_bias: whether the router has a bias.
     """
 
     name: ClassVar[str] = "feedforward"
@@ -354,12 +356,15 @@ class Experts(SubLayer):
     renormalises: bool = True
     shared: FeedForward | None = None
     gates_shared: bool = False
+    router_bias: bool = False
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`."""
         router_key, *keys = jax.random.split(key, 1 + self.num_experts)
         stddev = initial.reading(dim)
-        router = init_linear(router_key, dim, self.num_experts, use_bias=False, stddev=stddev)
+        router = init_linear(
+            router_key, dim, self.num_experts, use_bias=self.router_bias, stddev=stddev
+        )
         experts = jax.vmap(lambda key: self.expert.init(key, dim, initial))(jnp.stack(keys))
         if initial.num_layers is None:  # a mean of k independent outputs has 1/k of their variance
             total = 1.0 if self.renormalises else self.num_experts / self.experts_per_token

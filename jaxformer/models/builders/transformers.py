@@ -184,6 +184,7 @@ def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:
         config.normalize_router,
         None if shared is None else replace(layer, width=shared),
         config.shared_expert_gate,
+        config.router_bias,
     )
 
 

@@ -30,6 +30,7 @@ _NEEDS = {
     "expert_dim": (_ROUTED,),
     "mlp_dim": (AnyOf(Is("num_experts", 0), Is("expert_dim", None)),),
     "normalize_router": (_ROUTED,),
+    "router_bias": (_ROUTED,),
     "shared_expert_dim": (_ROUTED,),
     "shared_expert_gate": (_ROUTED, Given("shared_expert_dim")),
     "use_bias": (
@@ -108,6 +109,8 @@ class TransformerConfig(ModelConfig):
     """width of the hidden features of one expert; None: mlp_dim"""
     normalize_router: bool = True
     """divide the probabilities of a token's chosen experts by their sum"""
+    router_bias: bool = False
+    """add a bias to the router's logits (gpt-oss)"""
     shared_expert_dim: int | None = None
     """width of the hidden features of a shared expert, which computes every token in addition to
     the chosen experts (Qwen2-MoE); None: no shared expert"""

@@ -64,6 +64,20 @@ def test_it_is_its_formula(form, seed, length):
     tiny.close(compiled(layer)(weights, x), in_float64(layer, weights, x), 2e-5)
 
 
+@pytest.mark.parametrize("chosen", [1, 2, 4])
+@given(seed=tiny.seeds)
+def test_renormalised_shares_are_a_softmax_over_the_chosen_logits(chosen, seed):
+    """With a bias of the router, which also decides which experts are chosen."""
+    layer = Experts(FeedForward(10), 4, chosen, router_bias=True)
+    router, x = draw_weights(layer, seed)["router"], 3 * tiny.embeddings(seed, 7, DIM)
+    logits = np.float64(x) @ np.float64(router["kernel"]) + np.float64(router["bias"])
+    order = np.argsort(-logits, axis=1)[:, :chosen]
+    top = np.take_along_axis(logits, order, axis=1)
+    routes = route(router, x, chosen)
+    np.testing.assert_array_equal(routes.experts, order)
+    tiny.close(routes.shares, np.stack([oracle.softmax(x) for x in top]))
+
+
 SHARED = [
     Experts(FeedForward(10, "swiglu"), 4, 2, True, FeedForward(7, "swiglu"), gates_shared)
     for gates_shared in (True, False)

@@ -124,8 +124,8 @@ class Adapted(NamedTuple):
 
 
 def is_map(entry: TensorEntry) -> bool:
-    """Returns whether the entry is the weight of a linear map."""
-    return entry.ours[0].endswith("/kernel")
+    """Returns whether the entry is the weight of one linear map, and not of all experts."""
+    return entry.ours[0].endswith("/kernel") and len(entry.their_shape) == 2
 
 
 def read_adapter_beside(folder: Path) -> Adapter | None:

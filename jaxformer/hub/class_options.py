@@ -71,6 +71,10 @@ _OWN = {
         attention_bias clip_qkv hidden_act intermediate_size norm_topk_prob num_experts
         num_experts_per_tok num_local_experts output_router_logits router_aux_loss_coef
         """,
+    "gpt_oss": """
+        attention_bias hidden_act intermediate_size num_experts num_experts_per_tok
+        num_local_experts output_router_logits router_aux_loss_coef swiglu_alpha swiglu_limit
+        """,
     "qwen2_moe": """
         decoder_sparse_step hidden_act intermediate_size max_window_layers mlp_only_layers
         moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok output_router_logits

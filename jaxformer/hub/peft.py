@@ -55,7 +55,8 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
     tensors, maps = {}, {}
     for entry in wanted:
         if updates := _updates(entry, adapter):
-            if len(entry.place) > 1 or "feedforward/router" in entry.ours[0]:
+            of_expert = len(entry.place) > 1 or not is_map(entry)
+            if of_expert or "feedforward/router" in entry.ours[0]:
                 raise ValueError(
                     f"{entry.ours[0]} has an update, but in transformers the router and the "
                     "experts are no linear maps that PEFT can update; export the whole model, or "

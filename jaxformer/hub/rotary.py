@@ -4,7 +4,8 @@ transformers 5 stores them in `rope_parameters`, for all layers or for each type
 versions use `rope_theta`, `rope_scaling` and, in some families, other names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxformer.hub.family import Part
@@ -135,6 +136,7 @@ class Rotary(NamedTuple):
         base_option: The option outside `rope_parameters` that holds the base.
         fraction_option: The option outside `rope_parameters` that holds the rotated fraction.
         kinds: The kinds of scaling that the class implements.
+        usual: The parameters if the file has none; {}: without scaling.
     """
 
     base: float = 10_000.0
@@ -142,6 +144,7 @@ class Rotary(NamedTuple):
     base_option: str = "rope_theta"
     fraction_option: str = "partial_rotary_factor"
     kinds: tuple[str, ...] = tuple(_FIELDS)
+    usual: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def part(self) -> Part:
@@ -158,7 +161,8 @@ class Rotary(NamedTuple):
         if name == "rope_scaling":
             options.ignore("rope_parameters", because="rope_scaling replaces it")
         fields = {kind: _FIELDS[kind] for kind in self.kinds}
-        entry = RotaryEntry(options, name, options.mapping(name), fields)
+        given = options.mapping(name) if name in options else dict(self.usual)
+        entry = RotaryEntry(options, name, given, fields)
         if uses_length(entry.kind):
             length = options.whole("original_max_position_embeddings", None, least=1)
         else:

@@ -11,6 +11,7 @@ of equal layers is one stacked tree, and a row stands for all of them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -42,7 +43,6 @@ class TensorLayout(NamedTuple):
         first_layer: The first layer that has the tensor. In earlier layers our leaves are ones and
             have no effect.
         shape: Returns the shape of the joined array from our shapes.
-        expert_axes: The number of axes of experts of their tensor: 0, or 1 if it holds all experts.
         heads: The field of the config that is the number of heads.
     """
 
@@ -51,7 +51,6 @@ class TensorLayout(NamedTuple):
     is_transposed: bool = True
     first_layer: int = 0
     shape: Callable[[Shapes], tuple[int, ...]] = lambda shapes: shapes[0]
-    expert_axes: int = 0
     heads: str = "num_heads"
 
 
@@ -78,6 +77,14 @@ def _cut_by_head(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def _interleave(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
+    return np.stack(arrays, axis=-1).reshape(*arrays[0].shape[:-1], -1)
+
+
+def _take_turns(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
+    return [tensor[..., first :: len(shapes)] for first in range(len(shapes))]
+
+
 LAYOUTS = {
     "": TensorLayout(),
     # The outputs of several projections, concatenated as a whole or head by head.
@@ -88,6 +95,8 @@ LAYOUTS = {
     ),
     "as-ours": TensorLayout(is_transposed=False),  # matrices are [inputs, outputs]
     "fused-as-ours": TensorLayout(_concatenate, _cut, False, shape=_joined_shape),
+    # Columns 0, 2, 4, … are our first leaf, columns 1, 3, 5, … our second.
+    "interleaved-as-ours": TensorLayout(_interleave, _take_turns, False, shape=_joined_shape),
     "one-row": TensorLayout(
         lambda arrays, _: arrays[0][None],
         lambda tensor, *_: [tensor[0]],
@@ -109,7 +118,7 @@ class Row:
 
     Attributes:
         ours: The path of one of our leaves, or of a branch. The branch's kernel or scale is their
-            weight, its bias their bias. Several branches are joined by +.
+            weight, its bias their bias. Several names at one place of the path are joined by +.
         theirs: The name of a tensor or, for a branch, of a module.
         layout: A key of `LAYOUTS`.
     """
@@ -120,11 +129,10 @@ class Row:
 
     def tensors(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yields (our leaves, their tensor) for the leaves that the model has."""
-        if self.ours in shapes:
-            yield (self.ours,), self.theirs
+        names = ["/".join(x) for x in product(*(x.split("+") for x in self.ours.split("/")))]
+        if names[0] in shapes:
+            yield tuple(names), self.theirs
             return
-        *branch, last = self.ours.split("/")
-        names = ["/".join([*branch, name]) for name in last.split("+")]
         for leaf, theirs in _LEAVES.items():
             if self.fits(leaf, shapes.get(f"{names[0]}/{leaf}")):
                 yield tuple(f"{name}/{leaf}" for name in names), f"{self.theirs}.{theirs}"
@@ -134,7 +142,7 @@ class Row:
 
         Dense layers and layers with experts have leaves of the same names, but separate rows.
         """
-        num_axes = self.theirs.count("*") + LAYOUTS[self.layout].expert_axes
+        num_axes = self.theirs.count("*")
         return shape is not None and len(shape) == num_axes + (2 if leaf == "kernel" else 1)
 
     def of_tree(self, tree: str) -> "Row | None":

@@ -112,7 +112,7 @@ def base(family: str):
             "num_experts": 4,
             "shared_expert_dim": 12,
         },
-        **{key: {"num_experts": 4} for key in ("mixtral", "olmoe", "qwen3_moe")},
+        **{key: {"num_experts": 4} for key in ("mixtral", "olmoe", "qwen3_moe", "gpt_oss")},
         "qwen2_moe": {"num_experts": 4, "shared_expert_dim": 12, "query_key_value_bias": True},
     }.get(family, {})
     return kind(**{**sizes, **fixed, **architecture, **extra}).resolved
@@ -198,6 +198,8 @@ EDITS = {
     "linear_key_head_dim": (3, None),
     "linear_value_head_dim": (3,),
     "linear_conv_kernel_dim": (2, None),
+    "swiglu_limit": (5.0, 7.0),
+    "swiglu_alpha": (1.0, None),
     "full_attn_idxs": (None, [], [1], [0, 1]),
     "conv_L_cache": (2, None),
     "conv_bias": (True, None),

@@ -11,6 +11,7 @@ import jaxformer as jf
 from jaxformer import hub
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.options import Options
+from jaxformer.models.config.check import entries
 from tests.hub.configs import EDITS, ROPES, base
 from tests.slow import mostly_slow
 
@@ -40,8 +41,14 @@ def read(family: str, content: dict):
 
 def contents(family: str):
     """Yields a config.json of the family, then variants as other versions write them."""
-    content = FAMILIES[family].to_options(base(family))
+    config = base(family)
+    content = FAMILIES[family].to_options(config)
     yield content
+    yield content | {"quantization_config": {"quant_method": "mxfp4"}}
+    if getattr(config, "has_experts", False):
+        number = max(entries(config.num_experts))
+        yield content | {"num_experts": number, "num_local_experts": number}
+        yield content | {"use_sliding_window": True, "sliding_window": 4, "layer_types": None}
     for changes in (
         *({"rope_parameters": rope} for rope in ROPES),
         {"rope_parameters": None, "layer_types": None},
@@ -57,7 +64,8 @@ def contents(family: str):
 def other_values(key: str, value) -> tuple:
     """Returns other values for an option."""
     number = (value * 2, value * 1.5) if type(value) in (int, float) else ()
-    return (*EDITS.get(key, ()), *number, True, False, 1, 2, 3, 0.5)
+    quantized = ({"quant_method": "gptq"},) if key == "quantization_config" else ()
+    return (*EDITS.get(key, ()), *quantized, *number, True, False, 1, 2, 3, 0.5)
 
 
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3_text", "bert"))

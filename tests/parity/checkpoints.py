@@ -192,6 +192,15 @@ FAMILIES = {
             **turns("yarn", factor=4.0, original_max_position_embeddings=64),
         },
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30},
+        {},
+        {"attention_bias": False, "tie_word_embeddings": True, "num_experts_per_tok": 5, **YARN},
+        {"layer_types": [GLOBAL, LOCAL, LOCAL], "num_local_experts": 2, **LINEAR},
+        {"layer_types": [GLOBAL] * 3, "num_key_value_heads": 1, **DYNAMIC},
+    ),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",

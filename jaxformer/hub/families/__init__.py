@@ -6,6 +6,7 @@ from jaxformer.hub.families import (
     experts,
     gemma,
     gpt2,
+    gpt_oss,
     lfm2,
     llama,
     modernbert,
@@ -15,7 +16,10 @@ from jaxformer.hub.families import (
 )
 from jaxformer.hub.family import Family
 
-_MODULES = (gpt2, llama, experts, qwen3_next, lfm2, gemma, starcoder2, bert, modernbert, t5, bart)
+_MODULES = (
+    *(gpt2, llama, experts, gpt_oss, qwen3_next, lfm2, gemma, starcoder2),
+    *(bert, modernbert, t5, bart),
+)
 FAMILIES: dict[str, Family] = {
     family.model_type: family for module in _MODULES for family in module.FAMILIES
 }

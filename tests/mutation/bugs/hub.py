@@ -1,8 +1,11 @@
 """Bugs of importing and exporting foreign model folders."""
 
+import numpy as np
+
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, inside, takes, then
 
+MXFP4 = "hub/test_mxfp4.py"
 BROKEN = "hub/test_malformed.py::test_a_broken_folder_is_refused"
 ROUND_TRIP = "hub/test_folders.py"
 EXPORTED = "hub/test_exported_tokenizer.py"
@@ -17,6 +20,42 @@ BUGS = (
         "hub.table:Row.fits",
         Replace("len(shape) == num_axes + (2 if leaf == 'kernel' else 1)", "True"),
         MIXED_LAYERS,
+    ),
+    Bug(
+        "gates are the first half of the columns instead of every other one",
+        "hub.table:_take_turns",
+        lambda _: lambda tensor, shapes, num_heads: np.split(tensor, len(shapes), axis=-1),
+        f"{MXFP4}::test_a_folder_is_read_and_exported_without_packing",
+    ),
+    Bug(
+        "the upper four bits of a byte are its first number",
+        "hub.mxfp4:_TWICE",
+        lambda pairs: pairs[:, ::-1],
+        f"{MXFP4}::test_a_byte_holds_two_numbers_the_lower_bits_first",
+    ),
+    Bug(
+        "the scales of 4-bit numbers have another bias",
+        "hub.mxfp4:decode",
+        Replace("scales.astype(np.int32) - 128", "scales.astype(np.int32) - 127"),
+        f"{MXFP4}::test_a_byte_holds_two_numbers_the_lower_bits_first",
+    ),
+    Bug(
+        "packed tensors are read although config.json does not say so",
+        "hub.foreign:foreign_folder",
+        Replace("'quantization_config' in options", "True"),
+        f"{MXFP4}::test_a_broken_folder_is_refused",
+    ),
+    Bug(
+        "another quantization than MXFP4 is accepted",
+        "hub.families.gpt_oss:read_quantization",
+        Replace("given and given.get('quant_method') != METHOD", "False"),
+        f"{MXFP4}::test_a_broken_folder_is_refused",
+    ),
+    Bug(
+        "a file of gpt-oss without rotary parameters has unscaled positions",
+        "hub.rotary:Rotary.read",
+        Replace("dict(self.usual)", "{}"),
+        "hub/test_published.py::test_every_option_is_known[gpt_oss-GptOssForCausalLM-defaults]",
     ),
     Bug(
         "layers that are stacked apart are read in the order of the file",

@@ -98,6 +98,12 @@ BUGS = (
         f"{EXPERTS}::test_it_is_its_formula",
     ),
     Bug(
+        "a router ignores its bias",
+        "functional.layers.experts:route",
+        takes(router=lambda router: {"kernel": router["kernel"]}),
+        f"{EXPERTS}::test_renormalised_shares_are_a_softmax_over_the_chosen_logits",
+    ),
+    Bug(
         "the gradient of an expert is that of its last block",
         "functional.layers.experts:_map_blocks",
         Replace("total.at[owner].add(x)", "total.at[owner].set(x)"),

@@ -14,6 +14,8 @@ from jaxformer.hub.peft import export_adapter
 from jaxformer.models.config.lora import LoraConfig
 from tests.hub import foreign
 from tests.hub.adapters import learnt
+from tests.hub.configs import base
+from tests.properties import tiny
 
 QUERY = "base_model.model.transformer.h.1.attn.c_attn"
 
@@ -117,6 +119,16 @@ def test_a_missing_update_of_a_selected_map_gives_a_warning(targets, missing, fo
         found = flat(jf.load(folder).variables)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_an_adapter_of_experts_is_refused(tmp_path):
+    model = jf.build(base("gpt_oss"))
+    jf.export(tmp_path / "model", model, tiny.weights(model, 0), family="gpt_oss")
+    experts = "model.layers.1.mlp.experts.gate_up_proj"
+    named = renamed("transformer.h.1.attn.c_attn", experts)
+    put(tmp_path / "model", tensors=named, target_modules=["gate_up_proj"])
+    with pytest.raises(ValueError, match=f"the model has no linear map {experts}"):
+        jf.load(tmp_path / "model")
 
 
 def without(part):

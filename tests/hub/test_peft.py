@@ -13,6 +13,8 @@ from jaxformer.models.config.lora import LoraConfig
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.hub.adapters import learnt
+from tests.hub.configs import base
+from tests.properties import tiny
 
 
 @pytest.mark.slow
@@ -60,4 +62,16 @@ def test_a_missing_section_from_is_named(tmp_path):
     message = error_of(export_adapter, tmp_path / "adapter", tmp_path / "run")
     assert message == error_of(jf.load, tmp_path / "run")
     assert message.startswith(f"{path} has no section 'from'")
+    assert not (tmp_path / "adapter").exists()
+
+
+@pytest.mark.parametrize("maps", ["up", "down", "router"])
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_an_adapter_of_experts_is_refused(family, maps, tmp_path):
+    """PEFT updates linear layers. A class stores its experts as parameters of another kind."""
+    model = jf.build(base(family))
+    jf.export(tmp_path / "base", model, tiny.weights(model, 0), family=family)
+    learnt(tmp_path / "base", LoraConfig(lora_rank=2, lora_maps=maps), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the router and the experts are no linear maps"):
+        export_adapter(tmp_path / "adapter", tmp_path / "run")
     assert not (tmp_path / "adapter").exists()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
@@ -82,12 +83,16 @@ def parity(
     torch, transformers = map(import_module, PEERS)
     if not hasattr(transformers, architecture):
         raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
+    packed = {}
+    if read_json(folder / "config.json").get("quantization_config"):  # MXFP4: others are refused
+        packed["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     theirs = getattr(transformers, architecture).from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",  # config.json may name a kernel, which is code from the hub
         use_safetensors=True,
         trust_remote_code=False,
+        **packed,
     )
     theirs.eval()
     ids, read = _ids(model, tokenizer), {}

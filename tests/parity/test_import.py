@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 
 import jaxformer as jf  # noqa: E402
 from jaxformer.cli import main  # noqa: E402
+from tests.hub.test_mxfp4 import write  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -46,6 +47,12 @@ def test_the_report_shows_agreement(name, tmp_path, capsys):
     if "greedy" in said:
         assert "the first 16 of 16 greedy tokens agree" in said
     assert jf.load(tmp_path / "ours").model.config == jf.load(folder).model.config
+
+
+def test_weights_of_four_bits_are_imported_and_compared(tmp_path, capsys):
+    write(tmp_path / "theirs")
+    assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
+    assert "the first 16 of 16 greedy tokens agree" in capsys.readouterr().out
 
 
 def test_a_class_that_transformers_removed_is_imported_without_comparison(tmp_path, capsys):

@@ -90,6 +90,15 @@ CONFIGS["gated-delta"] = replace(
     attention_gate=True,
 )
 CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
+CONFIGS["gpt-oss"] = replace(
+    CONFIGS["decoder"],
+    activation="clipped_swiglu",
+    window=(8, None),
+    attention_sinks=True,
+    num_experts=8,
+    router_bias=True,
+    expert_dim=48,
+)
 MESHES = [
     ",".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True) if size > 1)
     for sizes in itertools.product((1, 2, 4, 8), repeat=len(AXES))

@@ -33,6 +33,15 @@ MASKS = {
     "window": {"window": (3, None), "positions": "alibi", "norm": "rms"},
     "prefix": {"prefix": 3, "positions": "sinusoidal"},
     "prefix+window": {"prefix": 3, "window": (4, 2), "norm_position": "post"},
+    "gpt-oss": {
+        "window": (3, None),
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "clipped_swiglu",
+        "num_experts": 4,
+        "router_bias": True,
+        "attention_sinks": True,
+    },
 }
 BATCH = 2
 
@@ -41,7 +50,7 @@ BATCH = 2
     "mask, attention, layers, remat, dtype",
     mostly_slow(
         product(
-            ("causal", "window", "prefix", "prefix+window"),
+            ("causal", "window", "prefix", "prefix+window", "gpt-oss"),
             ("explicit", "blockwise"),
             ("scan", "unrolled"),
             ("none", "full"),
@@ -51,6 +60,7 @@ BATCH = 2
         ("window", "blockwise", "unrolled", "none", "bfloat16"),
         ("prefix", "explicit", "unrolled", "full", "float32"),
         ("prefix+window", "blockwise", "scan", "none", "float32"),
+        ("gpt-oss", "blockwise", "unrolled", "full", "float32"),
     ),
 )
 @tiny.many

@@ -16,7 +16,7 @@ from jaxformer.hub.adapter import read_adapter_beside
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import read_generation
-from jaxformer.hub.mxfp4 import unpacked
+from jaxformer.hub.mxfp4 import join_packed
 from jaxformer.hub.options import Options
 from jaxformer.hub.table import TensorEntry, entries, read_leaves
 from jaxformer.hub.tokenizers.files import read_tokenizer
@@ -70,7 +70,7 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
     config = family.to_config(options)
     tokenizer = read_tokenizer(folder, config.vocab_size)
     if "quantization_config" in options:  # the family has read it
-        tensors = unpacked(tensors)
+        tensors = join_packed(tensors)
     adapter = read_adapter_beside(folder)
     if tokenizer is not None:
         if tokenizer.base_size > config.vocab_size:

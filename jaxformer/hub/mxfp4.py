@@ -20,9 +20,9 @@ from jaxformer.artifacts.tensors import Tensor
 _BLOCK, _BLOCKS, _SCALES = 32, "_blocks", "_scales"
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NUMBERS = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], np.float32)
-# The two numbers of each byte: first that of the lower four bits.
-_PAIRS = np.stack([np.tile(_NUMBERS, 16), np.repeat(_NUMBERS, 16)], axis=-1)
-_TWICE = 2 * _PAIRS  # for the scale 255: 2^128 exceeds float32, but 0.5 · 2^128 does not
+# The two numbers of each byte, first that of the lower four bits. Both are doubled, because the
+# largest scale, 2^128, exceeds float32.
+_TWICE = 2 * np.stack([np.tile(_NUMBERS, 16), np.repeat(_NUMBERS, 16)], axis=-1)
 
 
 def decode(
@@ -36,8 +36,10 @@ def decode(
         scales: the exponents of the scales, plus 127.
     """
     halves = np.ldexp(np.float32(1.0), scales.astype(np.int32) - 128)
+    # Looking up both floats as one item of 8 bytes took 0.05 s for 33 million, and else 0.24 s.
+    numbers = np.take(_TWICE.view(np.uint64)[:, 0], blocks).view(np.float32)
     with np.errstate(over="ignore"):
-        numbers = _TWICE[blocks] * halves[..., None, None]
+        numbers *= halves[..., None]
     return numbers.reshape(*scales.shape[:-1], -1).swapaxes(-1, -2)
 
 
@@ -94,7 +96,7 @@ class PackedTensor(NamedTuple):
         )
 
 
-def unpacked(tensors: Mapping[str, Tensor]) -> dict:
+def join_packed(tensors: Mapping[str, Tensor]) -> dict:
     """Returns the tensors with one `PackedTensor` for each pair of blocks and scales."""
     names = {name.removesuffix(_BLOCKS) for name in tensors if name.endswith(_BLOCKS)}
     names = {name for name in names if name + _SCALES in tensors}

@@ -25,12 +25,15 @@ MODELS = {
         "attention_cap": 2.0,
         "logits_cap": 3.0,
     },
-    "experts": {
+    "experts": {  # of gpt-oss
         "positions": "rotary",
         "norm": "rms",
-        "activation": "swiglu",
+        "activation": "clipped_swiglu",
         "num_experts": 4,
         "expert_dim": 6,
+        "router_bias": True,
+        "attention_sinks": True,
+        "window": 3,
         "num_layers": 1,
     },
     "mixed experts": {

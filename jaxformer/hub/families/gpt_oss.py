@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025, arXiv:2508.10925): experts, attention sinks, and windows in turn."""
+"""gpt-oss (OpenAI 2025, arXiv:2508.10925): experts, sinks, and windows in every other layer."""
 
 from jaxformer.hub.families.experts import WIDTH, chosen, experts_part
 from jaxformer.hub.families.llama import ATTENTION, NORMS, family, length

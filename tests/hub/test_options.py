@@ -144,6 +144,7 @@ def test_a_partial_rotation_is_refused_for_classes_that_rotate_whole_heads(famil
 NOT_THERE = {
     "gemma3_text": {"attention_cap": 2.0},
     "gemma2": {"attention_scale": 0.3},
+    "olmoe": {"head_dim": 4},
     "phi3": {"rotary_scaling": jf.RotaryScaling("linear", 2.0)},
     "llama": {"rotary_scaling": (jf.RotaryScaling("linear", 2.0), None)},
     "qwen3": {"rotary_base": (100.0, 1000.0)},

@@ -115,6 +115,17 @@ def write_qwen3(config: DecoderConfig) -> dict:
     return {"use_sliding_window": config.window is not None, "sliding_window": config.window}
 
 
+def read_head_dim(options: Options) -> dict:
+    """Checks that OLMoE's heads are together as wide as the model, since its norms are."""
+    num_heads = options.whole("num_attention_heads", least=1)
+    width = options.whole("hidden_size", least=1)
+    if options.whole("head_dim", width // num_heads, least=1) * num_heads != width:
+        raise options.error(
+            "head_dim", f"times num_attention_heads ({num_heads}) it must be hidden_size ({width})"
+        )
+    return {}
+
+
 def chosen(default: int) -> dict[str, Field]:
     """Returns the option for the number of experts of a token, with its default."""
     return {"num_experts_per_tok": Field("experts_per_token", default)}
@@ -147,7 +158,11 @@ FAMILIES = (
     family(
         "olmoe",
         "Olmoe",
-        (ROTARY, experts_part("num_experts", "num_local_experts", 64)),
+        (
+            ROTARY,
+            Part(read_head_dim, lambda config: {}),
+            experts_part("num_experts", "num_local_experts", 64),
+        ),
         NORMS + ATTENTION + EXPERTS,
         renamed=length(4096) | EPSILON | ATTENTION_BIAS | NORMALIZES | WIDTH | chosen(8),
         fixed={"query_key_norm": "all"},

@@ -145,8 +145,8 @@ def test_temporaries_do_not_grow_with_the_number_of_experts():
 
 
 PARTS = {
-    "one mesh": "one_device and mixtral and fsdp",
-    "other meshes": "one_device and not (mixtral and fsdp)",
+    "one": "one_device and mixtral and fsdp",
+    "others": "one_device and not (mixtral and fsdp)",
     "programs": "not one_device and not eight",
 }
 

@@ -57,7 +57,8 @@ class DecoderConfig(TransformerConfig):
     """gated delta rule: number of query and key heads; each one serves delta_value_heads /
     delta_key_heads value heads; None: delta_value_heads"""
     delta_value_heads: int | None = None
-    """gated delta rule: number of value heads, each with a memory; None: num_heads"""
+    """gated delta rule: number of value heads, each with a memory; None: num_heads, rounded up to
+    a multiple of delta_key_heads"""
     delta_key_dim: int | None = None
     """gated delta rule: width of a query and of a key; None: head_dim"""
     delta_value_dim: int | None = None
@@ -81,7 +82,8 @@ class DecoderConfig(TransformerConfig):
     @property
     def delta_sizes(self) -> DeltaSizes:
         """The values of the gated delta rule's fields that may be None."""
-        value_heads, head_dim = self.delta_value_heads or self.num_heads, self.sizes.head_dim
+        unit, head_dim = self.delta_key_heads or 1, self.sizes.head_dim
+        value_heads = self.delta_value_heads or unit * -(-self.num_heads // unit)
         return DeltaSizes(
             self.delta_key_heads or value_heads,
             value_heads,

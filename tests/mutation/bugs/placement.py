@@ -68,7 +68,7 @@ BUGS = (
         "each device computes the first experts",
         "models.activation_sharding:MeshPlacement.per_expert",
         Replace("experts - first", "experts"),
-        "models/test_expert_axis.py::test_eight_devices[one mesh]",
+        "models/test_expert_axis.py::test_eight_devices[one]",
     ),
     # ---- resources of a program
     Bug(

@@ -235,7 +235,10 @@ def test_sizes_of_a_config_follow_those_of_attention():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"delta_key_heads": 5}, r"delta_key_heads is 5; it must divide delta_value_heads \(12\)"),
+        (
+            {"delta_key_heads": 5, "delta_value_heads": 12},
+            r"delta_key_heads is 5; it must divide delta_value_heads \(12\)",
+        ),
         ({"delta_value_heads": 4, "delta_key_heads": 8}, "delta_key_heads is 8; it must divide"),
         ({"delta_key_dim": 0}, "delta_key_dim is 0; it must be a whole number of at least 1"),
         ({"delta_value_dim": 2.5}, "delta_value_dim is 2.5; it must be a whole number"),

@@ -188,7 +188,7 @@ class Model:
         dims = input_dims(layer, self.stack.dims[number])
         for sublayer in sublayers_of(layer):
             own, here = weights[sublayer.name], start._replace(dim=dims[sublayer.name])
-            state = sublayer.slots() or sublayer.init_state(own, here)
+            state = sublayer.slot_size() or sublayer.init_state(own, here)
             if state is not None:
                 kept[sublayer.name] = state
             elif sublayer.rule() is not None:

@@ -43,11 +43,14 @@ from jaxformer.functional.trees import (
 
 
 class Segment(NamedTuple):
-    """The layers that a scan runs: those from `first` to `last` repeat with a period."""
+    """The layers `first` … `stop − 1`, which a scan runs: layer n + period equals layer n.
+
+    In a stack of one layer without a window for every five with one, the period is six.
+    """
 
     first: int
     period: int
-    last: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ class Stack:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the layers whose weights have equal shapes, for each such group."""
+        """The numbers of the layers whose weights have equal shapes, for each such group.
+
+        Layers of a group share a stacked tree, but need not be equal: they may differ in a window.
+        """
         groups: dict[tuple, list[int]] = {}
         for number, (layer, dim) in enumerate(zip(self.layers, self.dims[:-1], strict=True)):
             groups.setdefault(weight_shapes_of(layer, dim), []).append(number)
@@ -117,22 +123,13 @@ class Stack:
 
     def init(self, key: PRNGKeyArray) -> Any:
         """Returns the initial weights of all layers, as `group_trees` stacks them."""
-        keys, numbers = jax.random.split(key, len(self.layers)), {}
+        keys, equal, trees = jax.random.split(key, len(self.layers)), {}, {}
         for number, layer in enumerate(self.layers):
             initial = self.initial if number == 0 else replace(self.initial, input_stddev=1.0)
-            numbers.setdefault((layer, initial, self.dims[number]), []).append(number)
-        trees = {
-            number: tree
-            for (layer, initial, dim), some in numbers.items()
-            for number, tree in zip(
-                some,
-                unstack(
-                    jax.vmap(partial(init_layer, layer, initial, dim))(keys[np.array(some)]),
-                    len(some),
-                ),
-                strict=True,
-            )
-        }
+            equal.setdefault((layer, initial, self.dims[number]), []).append(number)
+        for settings, numbers in equal.items():  # equal layers are initialized by one program
+            stacked = jax.vmap(partial(init_layer, *settings))(keys[np.array(numbers)])
+            trees |= dict(zip(numbers, unstack(stacked, len(numbers)), strict=True))
         return self.group_trees([trees[number] for number in range(len(self.layers))])
 
     def group_trees(self, trees: Sequence[Weights]) -> Any:
@@ -175,7 +172,7 @@ class Stack:
             number: jax.tree.map(lambda leaf, place=place: leaf[place], tree)
             for some, tree in groups
             for place, number in enumerate(some)
-            if not self.segment.first <= number < self.segment.last
+            if not self.segment.first <= number < self.segment.stop
         }
 
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
@@ -252,14 +249,12 @@ def run_stack(
 def layer_steps(
     stack: Stack, tokens: Pass, scans: bool
 ) -> dict[Layer, Callable[[Weights, Array, LayerInputs], LayerOutput]]:
-    """Returns `run_layer` of each different layer, with rematerialization.
-
-    A pass over a cache is always inside a compiled program: there equal layers are traced once.
-    Outside of a compiled program this would compile it at every call. In a scan the forward and
-    the backward pass are separate loops, so no barrier is needed to prevent common subexpression
-    elimination between them.
-    """
+    """Returns `run_layer` of each different layer, with rematerialization."""
+    # With a cache the caller is compiled already. A jit inside it lets JAX trace equal layers once.
+    # Without a cache the caller may not be compiled, and this jit would compile at every call.
     compiled = (lambda step: step) if tokens.slots is None else jax.jit
+    # The forward and the backward pass of a scan are separate loops, so nothing has to prevent
+    # common subexpression elimination between them.
     remat = partial(REMAT[tokens.run.execution.remat], prevent_cse=not scans)
     return {x: compiled(remat(partial(run_layer, x, tokens))) for x in set(stack.layers)}
 
@@ -293,42 +288,43 @@ def _scan(
     Returns:
         (x, [states, captured, auxiliary] of each of these layers).
     """
-    first, period, last = stack.segment
+    first, period, stop = stack.segment
 
     def one_period(
         x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
     ) -> tuple[Float[Array, "batch length dim"], list[list]]:
-        trees, some = part
-        numbers = {n: place for group in trees for place, n in enumerate(group)}
-        members = {n: group for group in trees for n in group}
-        unstacked = {group: unstack(tree, len(group)) for group, tree in trees.items()}
-        outputs = []
-        for number, given in zip(range(first, first + period), some, strict=True):
-            tree = unstacked[members[number]][numbers[number]]
-            x, *output = steps[stack.layers[number]](tree, x, given)
+        (stacked, inputs), trees, outputs = part, {}, []
+        for members, tree in stacked.items():
+            trees |= dict(zip(members, unstack(tree, len(members)), strict=True))
+        for number, given in zip(range(first, first + period), inputs, strict=True):
+            x, *output = steps[stack.layers[number]](trees[number], x, given)
             outputs.append(output)
         return x, outputs
 
-    periods = range(first, last, period)
+    periods = range(first, stop, period)
     by_place = [stack_trees([inputs[n + place] for n in periods]) for place in range(period)]
-    trees = dict(_periods(stack.segment, *group) for group in stack.by_group(weights).items())
-    trees = {some: tree for some, tree in trees.items() if some}
+    groups = stack.by_group(weights).items()
+    trees = dict(_by_period(stack.segment, *group) for group in groups)
+    trees = {members: tree for members, tree in trees.items() if members}
     x, outputs = jax.lax.scan(one_period, x, (trees, by_place))
     unstacked = [unstack(output, len(periods)) for output in map(tuple, outputs)]
     return x, [list(unstacked[place][n]) for n in range(len(periods)) for place in range(period)]
 
 
-def _periods(
+def _by_period(
     segment: Segment, numbers: tuple[int, ...], tree: Weights
 ) -> tuple[tuple[int, ...], Weights]:
-    """Returns the layers of a group in the first period, and its weights [periods, those, …]."""
-    first, period, last = segment
-    some = tuple(n for n in numbers if first <= n < first + period)
-    start, stop = (sum(n < end for n in numbers) for end in (first, last))
-    if not some:
-        return some, tree
-    return some, jax.tree.map(
-        lambda leaf: leaf[start:stop].reshape(-1, len(some), *leaf.shape[1:]), tree
+    """Returns the layers of a group in the first period, and the weights of those in all periods.
+
+    The weights are [periods, layers of the group in a period, …].
+    """
+    first, period, stop = segment
+    members = tuple(n for n in numbers if first <= n < first + period)
+    if not members:
+        return members, tree
+    begin, end = (sum(n < edge for n in numbers) for edge in (first, stop))
+    return members, jax.tree.map(
+        lambda leaf: leaf[begin:end].reshape(-1, len(members), *leaf.shape[1:]), tree
     )
 
 
@@ -344,7 +340,7 @@ def _stacked(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         if len(shapes := dict.fromkeys(x.shape for x in each)) > 1:
             raise ValueError(
                 f"{name} has different shapes in different layers, {', '.join(map(str, shapes))}, "
-                "so it cannot be captured; with a cache, start it with ring=False, so that all "
-                "layers keep all tokens"
+                "so these values cannot be stacked; if layers of a cache have different windows, "
+                "start it with ring=False, so that all layers keep all tokens"
             )
     return {name: jnp.stack(each) for name, each in found.items()}

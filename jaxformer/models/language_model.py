@@ -344,7 +344,7 @@ class LanguageModel(nn.Module):
     @property
     def reach(self) -> int | None:
         """The largest window of any layer, in tokens; None if a layer has no window."""
-        slots = [x.slots() for x in self.architecture.stack.sublayers]
+        slots = [x.slot_size() for x in self.architecture.stack.sublayers]
         windows = [x.reach for x in slots if x is not None]
         reaches = [x for x in windows if x is not None]
         return max(reaches) if reaches and len(reaches) == len(windows) else None

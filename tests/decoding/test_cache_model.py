@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import CacheSize, init_cache
-from jaxformer.functional.cache.slots import LayerSlots, SourceSlots
+from jaxformer.functional.cache.slots import SlotSize, SourceSlots
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -164,9 +164,9 @@ def test_an_excessive_rewind_inside_jit_gives_nan():
 
 def test_invalid_gathers_are_rejected():
     """An index outside the cache, or one that reads another source."""
-    own = init_cache([{"attention": LayerSlots(1, 2)}], CacheSize(4, SLOTS), "float32")
+    own = init_cache([{"attention": SlotSize(1, 2)}], CacheSize(4, SLOTS), "float32")
     source = np.zeros((2, 1, 3, 2), np.float32)
-    states = [{"attention": LayerSlots(1, 2), "cross_attention": SourceSlots(source, source)}]
+    states = [{"attention": SlotSize(1, 2), "cross_attention": SourceSlots(source, source)}]
     kept = init_cache(states, CacheSize(4, SLOTS), "float32", TokenInfo(3))
     assert len(kept.gather_rows(np.array([1, 0, 3, 3])).cursor.position) == 4
     assert len(kept.gather_rows(np.array([1, 2])).cursor.position) == 2
@@ -179,7 +179,7 @@ def test_invalid_gathers_are_rejected():
     ):
         with pytest.raises(ValueError, match=message):
             cache.gather_rows(np.array(rows))
-    ring = init_cache([{"attention": LayerSlots(1, 2, 4)}], CacheSize(2, 8, ring=True), "float32")
+    ring = init_cache([{"attention": SlotSize(1, 2, 4)}], CacheSize(2, 8, ring=True), "float32")
     with pytest.raises(ValueError, match="slots is 6; a ring needs all of its 8 slots"):
         ring.live_prefix(6)
     with pytest.raises(ValueError, match="lengths is float32"):

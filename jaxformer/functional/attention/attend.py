@@ -47,12 +47,13 @@ class Context:
         written: for a cache, the slot of the first new token, int [], or of each, int [batch, new].
         positions: the positions of the queries, for rotary positions; None: 0, 1, 2, …
         point: the name of the point of the weights.
-        is_decoding_step: whether `mask` already excludes padding and the values of masked keys are
-            zero. `attend` then omits both steps and computes all scores at once.
+        is_decoding_step: whether `attend` computes all scores at once, and need not exclude padding
+            or set masked keys to zero: `mask` excludes it, and `Cache.live_prefix` set them to
+            zero.
         in_order: whether positions count the tokens of each document along the row.
-        reads: for a cache, the keys that the queries see: its slots after the new tokens are
-            written, the new tokens only, or the slots before they are written and then the new
-            tokens.
+        reads: for a cache, the keys and values that `store` returns: those of its slots after the
+            new tokens are written, of the new tokens only, or of the slots before they are written,
+            followed by those of the new tokens.
         placement: the fused kernels of the platform, and how arrays are sharded.
     """
 

@@ -114,11 +114,14 @@ class Pass:
 
     def _without_slots(self, mask: Mask, scores: Scores) -> Context:
         """Returns the context of tokens that attend to each other only, along a row."""
-        # The order within a document is the order along the row. Only a rule that counts positions
-        # (a window, a prefix) needs those in the document, which are not known while tracing.
+        # The order along a row is the order within each document, so a causal mask needs no
+        # positions. Windows, prefixes and biases need them. With documents, they are known only
+        # where the program runs.
         tokens = self.new
-        counts = tokens.segments is not None and (mask.needs_positions or scores.bias is not None)
-        info = tokens if counts else replace(tokens, positions=None)
+        needs_them = mask.needs_positions or scores.bias is not None
+        info = tokens
+        if tokens.segments is None or not needs_them:
+            info = replace(tokens, positions=None)
         return Context(
             mask,
             info,

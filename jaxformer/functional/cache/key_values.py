@@ -19,13 +19,13 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, DTypeLike, Int
 
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import LayerSlots, Slots, SourceSlots
+from jaxformer.functional.cache.slots import Slots, SlotSize, SourceSlots
 from jaxformer.functional.cache.table import SlotTable, SlotView
 from jaxformer.functional.cache.token_states import TokenStates
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
-# Slots of a window beyond its size: as many tokens can be read at once, or dropped, without
-# further work.
+# Slots of a ring beyond its window: SPARE + 1 tokens can be appended at once, or dropped, before a
+# key in the window is lost.
 SPARE = 64
 
 
@@ -86,10 +86,10 @@ class Cache:
     @property
     def slots(self) -> list[Slots]:
         """The slots of each layer that has them."""
-        return [x for _, x in self._kept if isinstance(x, Slots)]
+        return [x for _, x in self._named_states if isinstance(x, Slots)]
 
     @property
-    def _kept(self) -> list[tuple[str, Any]]:
+    def _named_states(self) -> list[tuple[str, Any]]:
         """The name and the state of each sub-layer of each layer."""
         return [named for states in self.states for named in states.items()]
 
@@ -150,7 +150,7 @@ class Cache:
         if self.is_prefix and slots in (None, self.capacity):
             return self
         tables = tuple(table.part(slots) for table in self.tables)
-        states = self._mapped(lambda x, table: x.live_part(table.documents), tables)
+        states = self._map_slots(lambda x, table: x.live_part(table.documents), tables)
         return replace(self, states=states, tables=tables, is_prefix=True)
 
     def merge_prefix(self, prefix: "Cache") -> "Cache":
@@ -184,10 +184,10 @@ class Cache:
             for reach, table in zip(self.reaches, self.tables, strict=True)
         ]
         tables = tuple(map(SlotTable.grow, self.tables, sizes))
-        states = self._mapped(lambda x, table: x.grow(table.slots), tables)
+        states = self._map_slots(lambda x, table: x.grow(table.slots), tables)
         return replace(self, states=states, tables=tables)
 
-    def _mapped(
+    def _map_slots(
         self, function: Callable[[Slots, SlotTable], Slots], tables: Sequence[SlotTable]
     ) -> tuple[dict[str, Any], ...]:
         """Returns the states with function(x, table of its layer) for all slots x."""
@@ -203,7 +203,7 @@ class Cache:
     def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "Cache":
         """Returns a cache whose row i is row rows[i] of this one; the number of rows may change.
 
-        A row reads the source of its place, so row rows[i] must have the source of row i.
+        The source of a row depends on its index, so row rows[i] must read the source of row i.
 
         Args:
             rows: int [new_batch].
@@ -223,7 +223,7 @@ class Cache:
         return replace(gathered, source=self.source)
 
     def _check_sources(self, rows: Int[Array | np.ndarray, " rows"]) -> None:
-        slots = [x for _, x in self._kept if isinstance(x, SourceSlots)]
+        slots = [x for _, x in self._named_states if isinstance(x, SourceSlots)]
         if not slots:
             return
         sources = len(slots[0].keys)
@@ -253,7 +253,7 @@ class Cache:
             ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
                 of that row are NaN until its next document begins.
         """
-        for name, x in self._kept:
+        for name, x in self._named_states:
             if not isinstance(x, Slots | SourceSlots | TokenStates):
                 raise ValueError(
                     f"the sub-layer {name!r} keeps its last state only, so no token can be "
@@ -264,7 +264,7 @@ class Cache:
         longest = position
         for table in self.tables:
             longest = jnp.minimum(longest, table.longest_rewind(position))
-        recent = [x for _, x in self._kept if isinstance(x, TokenStates)]
+        recent = [x for _, x in self._named_states if isinstance(x, TokenStates)]
         for x in recent:
             longest = jnp.minimum(longest, x.longest_rewind)
         longest = jnp.maximum(longest, 0)
@@ -347,7 +347,7 @@ def init_cache(
     """Returns an empty cache.
 
     Args:
-        states: the states of the sub-layers of each layer, by name. A `LayerSlots` stands for empty
+        states: the states of the sub-layers of each layer, by name. A `SlotSize` stands for empty
             slots.
         size: the number of rows and slots.
         dtype: the dtype of keys and values.
@@ -356,17 +356,17 @@ def init_cache(
     Raises:
         ValueError: the cache is a ring with fewer slots than the window.
     """
-    reaches = [x.reach for each in states for x in each.values() if isinstance(x, LayerSlots)]
+    reaches = [x.reach for each in states for x in each.values() if isinstance(x, SlotSize)]
     sizes, rows = _table_sizes(tuple(dict.fromkeys(reaches)), size), size.batch_size
 
-    def empty(layer: LayerSlots) -> Slots:
+    def empty(layer: SlotSize) -> Slots:
         reach = layer.reach if layer.reach in sizes else None  # the table of all tokens
         shape = (rows, layer.kv_heads, sizes[reach], layer.head_dim)
         return Slots(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), reach)
 
     return Cache(
         tuple(
-            {name: empty(x) if isinstance(x, LayerSlots) else x for name, x in each.items()}
+            {name: empty(x) if isinstance(x, SlotSize) else x for name, x in each.items()}
             for each in states
         ),
         tuple(SlotTable.empty(rows, slots, reach) for reach, slots in sizes.items()),

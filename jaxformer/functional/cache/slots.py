@@ -49,8 +49,14 @@ def overwrite(x: Array, start_of_x: Array) -> Array:
     return jax.lax.dynamic_update_slice(x, start_of_x, (0,) * x.ndim)
 
 
-class LayerSlots(NamedTuple):
-    """What a layer keeps of each token: the number and width of its key heads, and its reach."""
+class SlotSize(NamedTuple):
+    """The size of the keys and values of a token in a layer.
+
+    Attributes:
+        kv_heads: number of key heads.
+        head_dim: width of a head.
+        reach: how many tokens a token sees, itself included; None: all.
+    """
 
     kv_heads: int
     head_dim: int

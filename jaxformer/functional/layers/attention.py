@@ -18,7 +18,7 @@ from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
-from jaxformer.functional.cache.slots import LayerSlots
+from jaxformer.functional.cache.slots import SlotSize
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import GATE_POWER, At, Initial, Output, SubLayer
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
@@ -97,9 +97,9 @@ class Attention(SubLayer):
         """See `SubLayer`."""
         return self.mask
 
-    def slots(self) -> LayerSlots:
+    def slot_size(self) -> SlotSize:
         """See `SubLayer`."""
-        return LayerSlots(self.num_kv_heads, self.head_dim, self.mask.reach)
+        return SlotSize(self.num_kv_heads, self.head_dim, self.mask.reach)
 
     def flops(self, weights: Weights, row: RowSize) -> int:
         """Returns the operations of the maps, of scores and of weighted sums."""

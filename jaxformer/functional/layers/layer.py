@@ -30,7 +30,7 @@ from jaxformer.functional.trees import Weights, split_key
 
 
 class PartAt(NamedTuple):
-    """Where a part of a layer is called.
+    """What a part of a layer reads besides its weights and x.
 
     Attributes:
         tokens: the pass, with the contexts of the sub-layers.
@@ -47,7 +47,7 @@ class PartAt(NamedTuple):
     points: tuple[str, ...]
 
     def of(self, sublayer: SubLayer) -> At:
-        """Returns where a sub-layer of the part is called."""
+        """Returns what a sub-layer of the part reads."""
         context, state = self.tokens.contexts[sublayer], self.states.get(sublayer.name)
         return At(context, state, self.tap, self.tokens.run.keeps_states)
 
@@ -61,7 +61,7 @@ class Residual:
         norm: the norm at `norm_position`; None: there is none.
         norm_position: before F, after the sum, or on the output of F.
         output_norm: one more norm on the output of F, or None.
-        adds: whether x is added. Without it, this is the half-built decoder of lecture 10.
+        adds: whether x is added. If not, F may return another number of features.
         dropout: the dropout rate of the output of F.
     """
 
@@ -131,8 +131,8 @@ class Parallel:
         norm: the norm of each input (GPT-NeoX); None: there is none.
         shares_norm: whether all inputs share the norm of the first (GPT-J).
         dropout: the dropout rate of each output.
-        reads_sum: sub-layers that read the sum so far instead, with a norm of their own, such as
-            cross-attention between the two.
+        reads_sum: sub-layers that read, instead of x, the sum of x and the outputs before, with a
+            norm of their own: cross-attention between self-attention and the feed-forward layer.
     """
 
     sublayers: tuple[SubLayer, ...]
@@ -235,7 +235,7 @@ def run_layer(
     tap, states, auxiliary = tokens.tap(inputs.hooks), {}, {}
     keys = split_key(inputs.dropout_key, len(layer))
     x = tap("block.input", x)
-    for part, key, points in zip(layer, keys, sum_points(layer), strict=True):
+    for part, key, points in zip(layer, keys, residual_points(layer), strict=True):
         at = PartAt(tokens, inputs.states, key, tap, points)
         x, state, sums = part(weights, x, at)
         states, auxiliary = {**states, **state}, {**auxiliary, **sums}
@@ -292,7 +292,7 @@ def sublayers_of(layer: Layer) -> list[SubLayer]:
 
 
 @cache
-def sum_points(layer: Layer) -> tuple[tuple[str, ...], ...]:
+def residual_points(layer: Layer) -> tuple[tuple[str, ...], ...]:
     """Returns the names of the residual stream after each sub-layer, for each part of a layer."""
     num = len(sublayers_of(layer))
     names = iter((*("block.middle", *["block.crossed"] * (num - 2))[: num - 1], "block.output"))
@@ -302,8 +302,8 @@ def sum_points(layer: Layer) -> tuple[tuple[str, ...], ...]:
 @cache
 def layer_points(layer: Layer) -> tuple[str, ...]:
     """Returns the names of the values of a layer that can be captured or patched, in order."""
-    sums = [name for names in sum_points(layer) for name in names]
-    parts = zip(sublayers_of(layer), sums, strict=True)
+    after = [name for names in residual_points(layer) for name in names]
+    parts = zip(sublayers_of(layer), after, strict=True)
     return ("block.input", *(x for sublayer, point in parts for x in (*sublayer.points, point)))
 
 

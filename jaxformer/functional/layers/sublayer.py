@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import LayerSlots
+from jaxformer.functional.cache.slots import SlotSize
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.row_size import RowSize, product_flops
@@ -25,11 +25,12 @@ GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
 
 
 class At(NamedTuple):
-    """Where a sub-layer is called: in which pass, and after which earlier tokens.
+    """What a sub-layer reads besides its weights and x.
 
     Attributes:
-        context: the result of the sub-layer's `context` for this pass.
-        state: what the layer kept of earlier tokens; None: there are none.
+        context: the result of the sub-layer's `context` for this pass. Equal sub-layers of all
+            layers share it.
+        state: the state of this layer after the earlier tokens; None: there are none.
         tap: captures and replaces the values at the sub-layer's points.
         keeps_states: whether to return the state after each token, [batch, length, …], instead of
             the last state only.
@@ -150,8 +151,8 @@ class SubLayer(ABC):
         """Returns the number of features of the output; `dim` is that of the input."""
         return dim
 
-    def slots(self) -> LayerSlots | None:
-        """Returns the keys and values that the cache has of each token; None: it has none."""
+    def slot_size(self) -> SlotSize | None:
+        """Returns the size of the keys and values of a token; None: the cache keeps none."""
         return None
 
     def init_state(self, weights: Weights, start: Start) -> Any:

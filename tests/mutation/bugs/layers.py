@@ -10,7 +10,7 @@ WINDOWS = "decoding/test_windows.py"
 BUGS = (
     Bug(
         "a scan takes the weights of another layer of its group",
-        "functional.stack:_periods",
+        "functional.stack:_by_period",
         Replace("tuple(n for n in numbers if first <= n < first + period)", "tuple(numbers)"),
         f"{OWN_LAYER}::test_a_scan_is_the_unrolled_stack",
     ),

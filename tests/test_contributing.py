@@ -68,5 +68,5 @@ def test_the_tables_of_the_recipes_have_the_same_names():
         value = norm_of(jf.DecoderConfig(norm=norm).resolved)
         assert value is None or value(value.init(2), jnp.ones((1, 2))).shape == (1, 2)
     configs = set(KINDS.values())
-    assert configs == {kind.config for kind in kinds.KINDS}
+    assert configs == set(kinds.MODELS)
     assert set(KINDS) == set(TRAININGS) == set(RUNS["tiny"])

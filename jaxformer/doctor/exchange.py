@@ -53,8 +53,9 @@ def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> d
         The bytes by the axis that causes them: "fsdp", "data", "expert" and "tensor".
     """
     config, sizes = config.resolved, mesh.shape
-    params = shape_tree(build(config))
-    placed = shardings(params, config, mesh)
+    model = build(config)
+    params = shape_tree(model)
+    placed = shardings(params, model, mesh)
     item = jnp.dtype(config.dtype).itemsize
     activations = rows // num_row_parts(mesh) * length * config.embed_dim * item
     sent = dict.fromkeys(("fsdp", "data", "expert", "tensor"), 0.0)

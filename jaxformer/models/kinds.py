@@ -1,6 +1,6 @@
-"""The kinds of model: for each one its config, its module and what depends on the kind."""
+"""The models: a module for each class of configs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -17,7 +17,6 @@ from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import Builder, LanguageModel
-from jaxformer.models.parameter_partitions import ONLY_ENDS, TRANSFORMER, Rule
 
 
 class Decoder(LanguageModel):
@@ -140,52 +139,14 @@ class Encoder(LanguageModel):
         return pooler
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What depends on the kind of a model.
-
-    Attributes:
-        name: as in `jaxformer train --model`, in runs and in saved folders.
-        model: its module.
-        partitions: how its parameters are sharded over a mesh.
-    """
-
-    name: str
-    model: type[LanguageModel]
-    partitions: tuple[Rule, ...]
-
-    @property
-    def config(self) -> type:
-        """The class of its configs."""
-        return self.model.config_type
-
-    @property
-    def is_autoregressive(self) -> bool:
-        """Whether models of this kind can generate."""
-        return not self.config.bidirectional
-
-
-KINDS = (
-    Kind("decoder", Decoder, TRANSFORMER),
-    Kind("encoder", Encoder, TRANSFORMER),
-    Kind("encoder-decoder", EncoderDecoder, TRANSFORMER),
-    Kind("recurrent", Recurrent, ONLY_ENDS),
-    Kind("convolutional", Convolutional, ONLY_ENDS),
-    Kind("recurrent-encoder-decoder", RecurrentEncoderDecoder, ONLY_ENDS),
-)
-_BY_CONFIG = {kind.config: kind for kind in KINDS}
-
-
-def kind_of(config: ModelConfig) -> Kind:
-    """Returns the kind of a config.
-
-    Raises:
-        ValueError: the config is of no kind.
-    """
-    if type(config) not in _BY_CONFIG:
-        accepted = ", ".join(kind.config.__name__ for kind in KINDS)
-        raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
-    return _BY_CONFIG[type(config)]
+# The module for each class of configs.
+MODELS: dict[type[ModelConfig], type[LanguageModel]] = {
+    module.config_type: module
+    for module in (
+        *(Decoder, Encoder, EncoderDecoder),
+        *(Recurrent, Convolutional, RecurrentEncoderDecoder),
+    )
+}
 
 
 def build(
@@ -210,6 +171,9 @@ def build(
     Raises:
         ValueError: no module has a config of this type.
     """
-    model = kind_of(config).model
+    if type(config) not in MODELS:
+        accepted = ", ".join(kind.__name__ for kind in MODELS)
+        raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
+    model = MODELS[type(config)]
     about: dict[str, Any] = {"family": family, "generation": generation}
     return model(config, execution, mask, **about, checkpoint_dtype=checkpoint_dtype)

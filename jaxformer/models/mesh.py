@@ -20,11 +20,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxformer.functional.linear.low_rank import is_low_rank
 from jaxformer.models.activation_sharding import BATCH_AXES, EXPERT_AXIS, TENSOR_AXIS
-from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.kinds import kind_of
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import low_rank_shardings
-from jaxformer.models.parameter_partitions import Rule, whole_heads, whole_words
+from jaxformer.models.parameter_partitions import Rule, partition_rules
 from jaxformer.models.parameters import shape_tree
 
 AnyMesh = Mesh | AbstractMesh
@@ -84,13 +82,13 @@ def check_mesh(mesh: AnyMesh) -> None:
 def partition_of(
     path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: AnyMesh
 ) -> PartitionSpec:
-    """Returns the partition of the first rule that matches the path and the number of axes.
+    """Returns the partition of the first rule that matches the path.
 
     Raises:
         ValueError: no rule matches, the rule uses an axis twice or has more axes than the array,
             or the mesh axes do not divide a size.
     """
-    rule = next((rule for rule in rules if rule.matches(path, shape)), None)
+    rule = next((rule for rule in rules if rule.matches(path)), None)
     if rule is None:
         raise ValueError(f"{path} {shape} matches no rule of the table")
     used = [axis for axes in rule.partition for axis in _axes(axes)]
@@ -112,15 +110,15 @@ def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else axes
 
 
-def shardings(tree: Any, config: ModelConfig, mesh: AnyMesh) -> dict:
-    """Returns the `NamedSharding` of each parameter of a model with this config, as a tree.
+def shardings(tree: Any, model: LanguageModel, mesh: AnyMesh) -> dict:
+    """Returns the `NamedSharding` of each parameter of a model, as a tree.
 
     Raises:
         ValueError: the axes of the mesh are not those of `make_mesh`, they do not divide a size, or
             the mesh shards experts and the model has none.
     """
     check_mesh(mesh)
-    rules = rules_of(config, mesh.shape["tensor"])
+    rules = partition_rules(model.architecture, mesh.shape["tensor"])
 
     def place(path: tuple[Any, ...], leaf: Any) -> Any:
         name = "/".join(key.key for key in path)
@@ -144,7 +142,7 @@ def parameter_shapes(model: LanguageModel, mesh: AnyMesh | None) -> dict:
     shapes = shape_tree(model)
     if mesh is None:
         return shapes
-    return shapes_at(shapes, shardings(shapes, model.config, mesh))
+    return shapes_at(shapes, shardings(shapes, model, mesh))
 
 
 def shapes_at(shapes: Any, where: Any) -> Any:
@@ -152,23 +150,6 @@ def shapes_at(shapes: Any, where: Any) -> Any:
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, where
     )
-
-
-def rules_of(config: ModelConfig, tensor: int) -> tuple[Rule, ...]:
-    """Returns the placement table of a config.
-
-    Args:
-        config: a config of any kind.
-        tensor: the size of the mesh axis of that name. It need not divide the heads or the
-            vocabulary of a stack, decoder or encoder: each stack has its own rules.
-    """
-    rules, config = kind_of(config).partitions, config.resolved
-    for prefix, stack in config.stacks.items():
-        if any(num % tensor for num in stack.heads):
-            rules = (*whole_heads(prefix), *rules)
-        if stack.vocab_size % tensor:
-            rules = (*whole_words(prefix), *rules)
-    return rules
 
 
 def batch_sharding(mesh: AnyMesh, before: int = 0) -> NamedSharding:

@@ -61,7 +61,8 @@ def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
         say(
             f"using {mesh.size} of {jax.device_count()} devices: no larger number divides the batch"
         )
-    shardings(shape_tree(build(config.model)), config.model.resolved, mesh)
+    model = build(config.model)
+    shardings(shape_tree(model), model, mesh)
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     say(f"mesh: {axes} ({mesh.devices.flat[0].device_kind})")
     return mesh
@@ -84,7 +85,7 @@ def state_shardings(
         mesh: The mesh.
         shapes: The shapes of the state.
     """
-    params = shardings(shapes.params, model.config, mesh)
+    params = shardings(shapes.params, model, mesh)
     whole = replicated(mesh)
     (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
 
@@ -127,7 +128,7 @@ def init_on(
         return jax.jit(make, donate_argnums=0)(base)
     where = state_shardings(model, optimizer, mesh, jax.eval_shape(make, base))
     if base is not None:
-        base = jax.device_put(base, shardings(base, model.config, mesh))
+        base = jax.device_put(base, shardings(base, model, mesh))
     return jax.jit(make, out_shardings=where, donate_argnums=0)(base)
 
 

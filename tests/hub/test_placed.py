@@ -53,7 +53,7 @@ def test_parameters_are_loaded_to_where_they_live(make, how, tmp_path):
     model, variables, _ = jf.load(tmp_path / "found", **how)
     placed = jf.load(tmp_path / "found", mesh=mesh, **how).variables["params"]
     jax.tree.map(np.testing.assert_array_equal, placed, variables["params"])
-    wanted = shardings(placed, model.config, mesh)
+    wanted = shardings(placed, model, mesh)
     jax.tree.map(lambda x, where: np.testing.assert_equal(x.sharding, where), placed, wanted)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.models.kinds import KINDS
+from jaxformer.models.kinds import MODELS
 from tests.errors import error_of
 from tests.properties import tiny
 
@@ -138,8 +138,8 @@ def test_a_legacy_prngkey_is_accepted():
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
 
 
-@pytest.mark.parametrize("model", [kind.model for kind in KINDS])
-@pytest.mark.parametrize("config", [kind.config for kind in KINDS])
+@pytest.mark.parametrize("model", MODELS.values())
+@pytest.mark.parametrize("config", MODELS)
 def test_model_class_accepts_only_configs_of_its_kind(model, config):
     """A Decoder with an EncoderConfig would generate, and see later tokens."""
     if model.config_type is config:

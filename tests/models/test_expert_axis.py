@@ -55,7 +55,7 @@ def compiled(model, sizes, rows=16):
     mesh = make_mesh(sizes)
     by_row = batch_sharding(mesh) if rows % 8 == 0 else None
     with jax.set_mesh(mesh):
-        params = jax.device_put(params, shardings(params, model.config, mesh))
+        params = jax.device_put(params, shardings(params, model, mesh))
         arguments = params, *jax.device_put(inputs(rows), by_row)
         run = jax.jit(jax.value_and_grad(loss(model), has_aux=True))
         return run.lower(*arguments).compile(), arguments

@@ -55,7 +55,7 @@ def placed(model, variables, tokens, where):
         tokens = jax.device_put(tokens, NamedSharding(mesh(), PartitionSpec(BATCH_AXES)))
     if has_variables:
         params = variables["params"]
-        variables = {"params": jax.device_put(params, shardings(params, model.config, mesh()))}
+        variables = {"params": jax.device_put(params, shardings(params, model, mesh()))}
     return jax.set_mesh(mesh()) if in_context else nullcontext(), variables, tokens
 
 
@@ -124,9 +124,7 @@ def test_training_on_explicit_axes_is_that_without_a_mesh():
 
     wanted = losses(lambda params: params)
     with jax.set_mesh(mesh()):
-        found = losses(
-            lambda params: jax.device_put(params, shardings(params, model.config, mesh()))
-        )
+        found = losses(lambda params: jax.device_put(params, shardings(params, model, mesh())))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 

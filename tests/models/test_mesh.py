@@ -27,6 +27,7 @@ from jaxformer.models.trainable import partition
 from jaxformer.training.config import PairTraining, TextTraining
 from jaxformer.training.placed import num_devices_for
 from jaxformer.training.presets import RUNS
+from tests.models.own_layer import Memory
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -51,7 +52,7 @@ def test_the_table_covers_every_parameter(name):
     """Every matrix is sharded over fsdp, so no matrix is replicated by mistake."""
     config = CONFIGS[name]
     tree = shape_tree(build(config))
-    for path, where in jax.tree_util.tree_leaves_with_path(shardings(tree, config, ONE)):
+    for path, where in jax.tree_util.tree_leaves_with_path(shardings(tree, build(config), ONE)):
         names = [key.key for key in path]
         if names[-1] in ("kernel", "tokens", "positions"):
             assert "fsdp" in where.spec, names
@@ -66,7 +67,8 @@ def test_tensor_parallel_layers_need_two_sums(name):
     Each layer then all-reduces twice, after attention and after the feed-forward layer.
     """
     config = CONFIGS[name]
-    specs = jax.tree.map(lambda x: tuple(x.spec), shardings(shape_tree(build(config)), config, ONE))
+    model = build(config)
+    specs = jax.tree.map(lambda x: tuple(x.spec), shardings(shape_tree(model), model, ONE))
     block = specs["blocks"]
     for part, names in (("attention", ("query", "key", "value")), ("feedforward", ("up", "gate"))):
         for map_name in names:
@@ -81,7 +83,7 @@ def test_updates_are_sharded_like_their_kernels():
     model, lora = build(PRESETS["gpt2-124m"]), LoraConfig(lora_rank=2, lora_maps="query,output")
     shapes = parameter_shapes(model, ONE)
     made = jax.eval_shape(lambda x: adapt(jax.random.key(0), x, lora), shapes)
-    trained, _ = partition(shardings(made, model.config, ONE))
+    trained, _ = partition(shardings(made, model, ONE))
     loaded = jax.tree.map(lambda x: x.sharding, adapter_shapes(shapes, lora))
     for tree in (trained, loaded):
         attention = jax.tree.map(lambda x: tuple(x.spec), tree)["blocks"]["attention"]
@@ -100,13 +102,35 @@ EXPERTS = DecoderConfig(
 )
 
 
+class Divided(Memory):
+    """A memory whose state tensor parallelism divides."""
+
+    def weight_axes(self):
+        return {"input/kernel": ("dim", "hidden"), "input/bias": ("hidden",)}
+
+
+@pytest.mark.parametrize(
+    "memory, kernel, bias",
+    [(Memory(), ("fsdp", None), (None,)), (Divided(), ("fsdp", "tensor"), ("tensor",))],
+)
+def test_a_users_sub_layer_says_how_it_is_sharded(memory, kernel, bias):
+    model = build(DecoderConfig(**{**TINY, "num_layers": 2}))
+    layers = model.architecture.stack.layers
+    mixed = ((replace(layers[0][0], sublayer=memory), layers[0][1]), *layers[1:])
+    model = replace(model, layers=mixed)
+    mesh = make_abstract_mesh({"fsdp": 2, "tensor": 2})
+    placed = shardings(shape_tree(model), model, mesh)["blocks"]["0"]["memory"]["input"]
+    specs = {name: tuple(where.spec) for name, where in placed.items()}
+    assert specs == {"kernel": (None, *kernel), "bias": (None, *bias)}
+
+
 def test_experts_are_sharded_over_their_axis():
     """Layers without experts and shared experts, whose parameters have the same names, are not."""
     config = EXPERTS.resolved
     mesh = make_abstract_mesh({"fsdp": 2, "expert": 4, "tensor": 2})
     dense, mixture = (
         jax.tree.map(lambda x: tuple(x.spec), tree["feedforward"])
-        for tree in shardings(shape_tree(build(config)), config, mesh)["blocks"].values()
+        for tree in shardings(shape_tree(build(config)), build(config), mesh)["blocks"].values()
     )
     assert mixture["up"]["kernel"] == (None, "expert", "fsdp", "tensor")
     assert mixture["down"]["kernel"] == (None, "expert", "tensor", "fsdp")
@@ -128,7 +152,7 @@ def test_experts_are_sharded_over_their_axis():
 def test_experts_that_the_axis_does_not_divide_are_refused(experts, message):
     config = replace(EXPERTS, num_experts=experts).resolved
     with pytest.raises(ValueError, match=message):
-        shardings(shape_tree(build(config)), config, make_abstract_mesh({"expert": 4}))
+        shardings(shape_tree(build(config)), build(config), make_abstract_mesh({"expert": 4}))
 
 
 @given(
@@ -175,7 +199,7 @@ def test_a_head_and_a_word_are_whole(name, tensor):
     """If `tensor` does not divide the heads or words, one axis is sharded over fsdp and tensor."""
     config = CONFIGS[name].resolved
     mesh = make_abstract_mesh({"tensor": tensor})
-    placed = shardings(shape_tree(build(config)), config, mesh)
+    placed = shardings(shape_tree(build(config)), build(config), mesh)
     attention = [x["kernel"].spec for x in placed["blocks"]["attention"].values()]
     by_heads = not (config.num_heads % tensor or config.num_kv_heads % tensor)
     assert [("fsdp", "tensor") in spec for spec in attention] == [not by_heads] * 4
@@ -218,7 +242,7 @@ def test_any_number_of_heads_and_words_is_placed_as_each_stack_computes(kind, da
     fields = KINDS[kind].__dataclass_fields__
     config = KINDS[kind](**{x: y for x, y in drawn.items() if x in fields}).resolved
     mesh = make_abstract_mesh({"fsdp": 2, "tensor": tensor})
-    placed = shardings(shape_tree(build(config)), config, mesh)
+    placed = shardings(shape_tree(build(config)), build(config), mesh)
     for stack in ("", "encoder/"):
         is_pair = isinstance(config, EncoderDecoderConfig)
         own = config.encoder if stack and is_pair else config
@@ -253,7 +277,7 @@ def test_another_mesh_is_rejected_by_its_axes(axes):
     config = PRESETS["gpt2-124m"]
     mesh = AbstractMesh((1,) * len(axes), axes)
     with pytest.raises(ValueError, match=rf"mesh has the axes .*{axes[0]}.*make_mesh"):
-        shardings(shape_tree(build(config)), config, mesh)
+        shardings(shape_tree(build(config)), build(config), mesh)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,15 @@ from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
 from jaxformer.functional.cache.slots import SlotSize
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.layers.sublayer import GATE_POWER, At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    GATE_POWER,
+    At,
+    Initial,
+    Output,
+    SubLayer,
+    WeightAxis,
+    axes_of_linear,
+)
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.row_size import RowSize
@@ -105,6 +113,11 @@ class Attention(SubLayer):
         """Returns the operations of the maps, of scores and of weighted sums."""
         scores = 4 * self.num_heads * self.head_dim * row.pairs(self.mask)
         return super().flops(weights, row) + scores
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        maps = axes_of_linear("dim", "heads", *PARTS, "gate")
+        return maps | axes_of_linear("heads", "dim", "output") | {"sink": ("heads",)}
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

@@ -12,7 +12,15 @@ from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.cache.slots import SourceSlots
 from jaxformer.functional.layers.attention import init_heads
-from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    At,
+    Initial,
+    Output,
+    Start,
+    SubLayer,
+    WeightAxis,
+    axes_of_linear,
+)
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.trees import Weights
@@ -111,6 +119,11 @@ class CrossAttention(ReadsSource):
     def group_size(self) -> int:
         """See `ReadsSource`."""
         return self.num_heads // self.num_kv_heads
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        maps = axes_of_linear("dim", "heads", "query", "key", "value")
+        return maps | axes_of_linear("heads", "dim", "output")
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

@@ -24,7 +24,14 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.layers.feedforward import FeedForward
-from jaxformer.functional.layers.sublayer import GATE_POWER, At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    GATE_POWER,
+    At,
+    Initial,
+    Output,
+    SubLayer,
+    WeightAxis,
+)
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import OneDevice, Placement
@@ -399,6 +406,14 @@ class Experts(SubLayer):
         experts = {name: weights[name] for name in weights.keys() - _OF_ALL}
         chosen = product_flops(experts, row.length) * self.experts_per_token // self.num_experts
         return product_flops(of_all, row.length) + chosen
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        of_expert = self.expert.weight_axes().items()
+        axes: dict[str, tuple[WeightAxis, ...]] = {
+            path: ("experts", *axes) for path, axes in of_expert
+        }
+        return axes | {f"shared/{path}": axes for path, axes in of_expert}
 
     def context(self, tokens: Pass, shared: Weights) -> Int[Array, "batch length"] | None:
         """Returns the segments of the tokens, which say which are padding."""

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.arguments import check_choice, check_maps, checks_arguments
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    At,
+    Initial,
+    Output,
+    SubLayer,
+    WeightAxis,
+    axes_of_linear,
+)
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.recomputed import recomputed
 from jaxformer.functional.taps import NO_TAP, TapFunction
@@ -148,6 +155,12 @@ class FeedForward(SubLayer):
     activation: str = "gelu_tanh"
     output_activation: bool = False
     use_bias: bool = True
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        return axes_of_linear("dim", "hidden", "up", "gate") | axes_of_linear(
+            "hidden", "dim", "down"
+        )
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`."""

@@ -30,7 +30,15 @@ from jaxformer.functional.layers.causal_convolution import (
 )
 from jaxformer.functional.layers.feedforward import activation_power
 from jaxformer.functional.layers.norms import rms_norm
-from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    At,
+    Initial,
+    Output,
+    Start,
+    SubLayer,
+    WeightAxis,
+    axes_of_linear,
+)
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import vary_alike
@@ -284,6 +292,12 @@ class GatedDelta(SubLayer):
         """Returns the operations of the maps and steps: the memory is read, corrected and read."""
         steps = 6 * row.length * self.num_value_heads * self.key_dim * self.value_dim
         return super().flops(weights, row) + steps
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        maps = axes_of_linear("dim", "heads", *_PARTS, "gate")
+        maps |= axes_of_linear("heads", "dim", "output")
+        return maps | {"convolution/filter": (None, "heads")}
 
     def units(self) -> tuple[int, ...]:
         """See `SubLayer`."""

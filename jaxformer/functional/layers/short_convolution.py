@@ -23,7 +23,15 @@ from jaxformer.functional.layers.causal_convolution import (
     init_causal_convolution,
     init_past,
 )
-from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
+from jaxformer.functional.layers.sublayer import (
+    At,
+    Initial,
+    Output,
+    Start,
+    SubLayer,
+    WeightAxis,
+    axes_of_linear,
+)
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.taps import NO_TAP, TapFunction
@@ -107,6 +115,14 @@ class ShortConvolution(SubLayer):
     def rule(self) -> Mask:
         """See `SubLayer`."""
         return Causal() & Window(self.kernel_size) & Packed()
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """See `SubLayer`."""
+        maps = axes_of_linear("dim", "hidden", *_MAPS) | axes_of_linear("hidden", "dim", "output")
+        return maps | {
+            "convolution/filter": (None, "hidden"),
+            "convolution/bias": ("hidden",),
+        }
 
     def context(self, tokens: Pass, shared: Weights) -> TokenOrder:
         """Returns the order of the tokens."""

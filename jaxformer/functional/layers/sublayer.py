@@ -7,7 +7,7 @@ stack of layers needs to know about it. Nothing else asks which kind of sub-laye
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -22,6 +22,22 @@ from jaxformer.functional.taps import NO_TAP, Tap
 from jaxformer.functional.trees import Weights
 
 GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
+
+
+# What an axis of weights is: features of the residual stream, features of heads, hidden features,
+# or experts. None: the axis is not sharded.
+WeightAxis = Literal["dim", "heads", "hidden", "experts"] | None
+
+
+def axes_of_linear(
+    inputs: WeightAxis, outputs: WeightAxis, *names: str
+) -> dict[str, tuple[WeightAxis, ...]]:
+    """Returns the axes of the kernels and biases of linear maps; see `SubLayer.weight_axes`."""
+    axes: dict[str, tuple[WeightAxis, ...]] = {}
+    for name in names:
+        axes[f"{name}/kernel"] = inputs, outputs
+        axes[f"{name}/bias"] = (None if outputs == "dim" else outputs,)
+    return axes
 
 
 class At(NamedTuple):
@@ -180,6 +196,14 @@ class SubLayer(ABC):
             row: the size of the row.
         """
         return product_flops(weights, row.length)
+
+    def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
+        """Returns what the axes of weights are, {path in the weights: one for each axis}.
+
+        Meshes shard arrays by it. A kernel that is not named is sharded along its inputs, and a
+        vector is not sharded.
+        """
+        return {}
 
     def units(self) -> tuple[int, ...]:
         """Returns numbers of units, such as heads, that tensor parallelism can divide."""

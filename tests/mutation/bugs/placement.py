@@ -30,7 +30,7 @@ BUGS = (
     ),
     Bug(
         "tensor parallelism splits a head",
-        "models.mesh:rules_of",
+        "models.parameter_partitions:_rules_of_stack",
         inside("any", gives(False)),  # whether it would split a head
         "models/test_mesh.py::test_a_head_and_a_word_are_whole",
     ),
@@ -53,9 +53,9 @@ BUGS = (
         "hub/test_placed.py::test_a_verb_computes_on_its_mesh",
     ),
     Bug(
-        "a layer without experts is sharded as if it had some",
-        "models.parameter_partitions:Rule.matches",
-        Replace("self.num_axes in (None, len(shape))", "True"),
+        "the kernels of experts are sharded like those of other layers",
+        "functional.layers.experts:Experts.weight_axes",
+        Replace("('experts', *axes)", "axes"),
         "models/test_mesh.py::test_experts_are_sharded_over_their_axis",
     ),
     Bug(

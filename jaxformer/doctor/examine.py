@@ -182,7 +182,7 @@ def _circumstances(
 
 
 def _experts(text: str, config: ModelConfig, mesh: Mesh, rows: int, length: int) -> dict | None:
-    """Returns whether only the chosen experts are computed; None: the model has no experts."""
+    """Returns the arrays that show that all experts are computed; None: there are no experts."""
     found = expert_sizes(config, mesh, rows, length)
     if not found:
         return None

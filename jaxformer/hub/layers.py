@@ -1,6 +1,7 @@
 """Options of a config.json that differ by layer: windows and rotary positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jaxformer.hub.family import Part
 from jaxformer.hub.options import Options, pattern, per_layer
@@ -15,6 +16,29 @@ def window_of(option: str, default: int | None) -> Callable[[Options], int | Non
         return None if options.is_null(option) else options.whole(option, default)
 
     return read
+
+
+def read_layer_types(
+    options: Options, usual: Sequence[str], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Reads which sub-layer of each layer reads other tokens.
+
+    Args:
+        options: The options of the file.
+        usual: The type of each layer if `layer_types` is missing.
+        names: Our name of each of the class's types.
+    """
+    types = options.list_of("layer_types", len(usual), str, list(usual))
+    if not set(types) <= names.keys():
+        raise options.error("layer_types", f"its entries must be {' or '.join(names)}")
+    return {"layer_types": pattern([names[x] for x in types])}
+
+
+def write_layer_types(config: DecoderConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the option that `read_layer_types` reads. Types without a name are unchanged."""
+    of_ours = {ours: theirs for theirs, ours in names.items()}
+    types = per_layer(config.layer_types, config.num_layers)
+    return {"layer_types": [of_ours.get(x, x) for x in types]}
 
 
 def layers_part(

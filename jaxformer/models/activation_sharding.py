@@ -136,8 +136,8 @@ class MeshPlacement:
         """See `Placement`.
 
         The devices along "expert" gather their tokens, each computes those of its own experts, and
-        the sums are scattered. The partitioner would compute all tokens on every device, because it
-        cannot shard a sort.
+        the sums are scattered. The partitioner cannot shard a sort, so it would compute all tokens
+        on every device.
         """
         axes, parts = _axes(BATCH_AXES), _size(_axes((EXPERT_AXIS,)))
         if _size(axes) == 1:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jaxtyping import Array
 
-from jaxformer.functional.layers.experts import ByRow
+from jaxformer.functional.layers.expert_products import ByRow
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered

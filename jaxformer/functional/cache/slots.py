@@ -20,9 +20,8 @@ def write_rows(
     Args:
         slots: The slots of each batch element.
         new: The values to write.
-        written: The slot of the first value, int [], or of each value, int [batch, new]. With one
-            slot for each value, values beyond the last slot are dropped. With the slot of the first
-            one, all of them must fit.
+        written: The slot of each value, int [batch, new]; a value whose slot does not exist is
+            dropped. Or the slot of the first value, int []; all values must then fit.
     """
     new = new.astype(slots.dtype)
     if written.ndim == 0:

@@ -2,14 +2,14 @@
 
 from jaxformer.hub.families.llama import FIXED, kv_heads_part
 from jaxformer.hub.family import USUAL, Family, Field, Part
-from jaxformer.hub.options import Options, pattern, per_layer
+from jaxformer.hub.layers import read_layer_types, write_layer_types
+from jaxformer.hub.options import Options
 from jaxformer.hub.rotary import GLOBAL, rotary_part
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
 CONVOLUTION = "conv"
 TYPES = {GLOBAL: "attention", CONVOLUTION: "short_convolution"}
-NAMES = {ours: theirs for theirs, ours in TYPES.items()}
 ROWS = table("""
     blocks/attention_norm                      model.layers.*.operator_norm
     blocks/attention/query                     model.layers.*.self_attn.q_proj
@@ -34,7 +34,7 @@ ROWS = table("""
 
 
 def read_layers(options: Options) -> dict:
-    """Reads the type of each layer: from `layer_types` or the numbers of those with attention."""
+    """Reads the type of each layer. Older files list the layers that have attention instead."""
     num_layers = options.whole("num_hidden_layers", least=1)
     if options.take("layer_types", None) is not None:
         options.ignore("full_attn_idxs", because="layer_types replaces it")
@@ -42,16 +42,12 @@ def read_layers(options: Options) -> dict:
     if not isinstance(numbers, list) or not all(type(x) is int for x in numbers):
         raise options.error("full_attn_idxs", "it must be a list of numbers of layers")
     usual = [GLOBAL if layer in numbers else CONVOLUTION for layer in range(num_layers)]
-    types = options.list_of("layer_types", num_layers, str, usual)
-    if not set(types) <= TYPES.keys():
-        raise options.error("layer_types", f"its entries must be {' or '.join(TYPES)}")
-    return {"layer_types": pattern([TYPES[x] for x in types])}
+    return read_layer_types(options, usual, TYPES)
 
 
 def write_layers(config: DecoderConfig) -> dict:
     """Returns the options that `read_layers` reads."""
-    types = per_layer(config.layer_types, config.num_layers)
-    return {"layer_types": [NAMES.get(x, x) for x in types]}
+    return write_layer_types(config, TYPES)
 
 
 def read_width(options: Options) -> dict:

@@ -3,13 +3,13 @@
 from jaxformer.hub.families.experts import EXPERTS, SHARED, chosen, qwen_part
 from jaxformer.hub.families.llama import ATTENTION_BIAS, DENSE, NORMS, family, length
 from jaxformer.hub.family import Field, Part
-from jaxformer.hub.options import Options, pattern, per_layer
+from jaxformer.hub.layers import read_layer_types, write_layer_types
+from jaxformer.hub.options import Options
 from jaxformer.hub.rotary import GLOBAL, rotary_part
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
 TYPES = {GLOBAL: "attention", "linear_attention": "gated_delta"}
-NAMES = {ours: theirs for theirs, ours in TYPES.items()}
 ATTENTION = table("""
     blocks/attention/query+gate   model.layers.*.self_attn.q_proj      fused-by-head
     blocks/attention/key          model.layers.*.self_attn.k_proj
@@ -40,22 +40,18 @@ SIZES = {
 
 
 def read_layers(options: Options) -> dict:
-    """Reads the type of each layer: from `layer_types`, or every nth layer has attention."""
+    """Reads the type of each layer. Without `layer_types`, every nth layer has attention."""
     num_layers = options.whole("num_hidden_layers", least=1)
     if options.take("layer_types", None) is not None:
         options.ignore("full_attention_interval", because="layer_types replaces it")
     interval = options.whole("full_attention_interval", 4, least=1)
     usual = ["linear_attention" if (x + 1) % interval else GLOBAL for x in range(num_layers)]
-    types = options.list_of("layer_types", num_layers, str, usual)
-    if not set(types) <= TYPES.keys():
-        raise options.error("layer_types", f"its entries must be {' or '.join(TYPES)}")
-    return {"layer_types": pattern([TYPES[x] for x in types])}
+    return read_layer_types(options, usual, TYPES)
 
 
 def write_layers(config: DecoderConfig) -> dict:
     """Returns the options that `read_layers` reads."""
-    types = per_layer(config.layer_types, config.num_layers)
-    return {"layer_types": [NAMES.get(x, x) for x in types]}
+    return write_layer_types(config, TYPES)
 
 
 def read_sizes(options: Options) -> dict:

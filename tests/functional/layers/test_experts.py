@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional.layers.experts import Experts, by_expert, route, router_losses
+from jaxformer.functional.layers.expert_products import by_expert
+from jaxformer.functional.layers.experts import Experts, route, router_losses
 from jaxformer.functional.layers.feedforward import FeedForward, feed_forward
 from jaxformer.functional.layers.sublayer import At, Initial
 from jaxformer.verify import assert_dependencies, rules

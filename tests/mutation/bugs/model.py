@@ -87,7 +87,7 @@ BUGS = (
     ),
     Bug(
         "tokens beyond an expert's even share are dropped",
-        "functional.layers.experts:_block_sizes",
+        "functional.layers.expert_products:_block_sizes",
         Replace("(num_rows + num_here * (block - 1)) // block", "-(-num_rows // block)"),
         f"{EXPERTS}::test_it_is_its_formula",
     ),
@@ -105,19 +105,19 @@ BUGS = (
     ),
     Bug(
         "the gradient of an expert is that of its last block",
-        "functional.layers.experts:_map_blocks",
+        "functional.layers.expert_products:_map_blocks",
         Replace("total.at[owner].add(x)", "total.at[owner].set(x)"),
         f"{EXPERTS}::test_gradients_are_those_of_all_experts_on_all_tokens",
     ),
     Bug(
         "a device computes tokens of experts that it lacks",
-        "functional.layers.experts:_sorted_by_expert",
+        "functional.layers.expert_products:_sorted_by_expert",
         Replace("(index >= 0) & (index < num_here)", "index < num_here"),
         f"{EXPERTS}::test_devices_with_parts_of_the_experts_add_up",
     ),
     Bug(
         "a device has blocks for too few tokens of its experts",
-        "functional.layers.experts:_block_sizes",
+        "functional.layers.expert_products:_block_sizes",
         Replace("min(chosen, num_here)", "chosen * num_here // num_experts"),
         f"{EXPERTS}::test_devices_with_parts_of_the_experts_add_up",
     ),

@@ -36,7 +36,7 @@ def decode(
         scales: the exponents of the scales, plus 127.
     """
     halves = np.ldexp(np.float32(1.0), scales.astype(np.int32) - 128)
-    # One lookup of 8 bytes for both numbers of a byte took 0.05 s for 33 million numbers, and a lookup
+    # One lookup of 8 bytes for both numbers of a byte took 0.05 s for 33 million numbers. A lookup
     # of two floats took 0.24 s.
     numbers = np.take(_TWICE.view(np.uint64)[:, 0], blocks).view(np.float32)
     with np.errstate(over="ignore"):

@@ -17,8 +17,7 @@ import numpy as np
 from record import Parser, conclude, run
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter
 from jaxformer.models.config import KINDS
 from jaxformer.models.mesh import make_mesh
 from jaxformer.training.optimizer import make_optimizer

@@ -1,4 +1,7 @@
-"""Files of text and JSON, pictures and new folders, which appear only when they are complete."""
+"""Files of text and JSON, pictures and new folders, which appear only when they are complete.
+
+`check_links` checks that no symbolic link in an untrusted folder leads out of it.
+"""
 
 import json
 import math
@@ -8,7 +11,8 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +21,10 @@ from jaxformer.models.config.check import converted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BYTE_ORDER_MARK = "\ufeff"
 _MOST_BYTES = {"config.json": 2**20, "generation_config.json": 2**20}
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MOST_DIGITS = 4000  # below the limit of Python's int(), 4,300 digits
+_WANDB = "wandb"  # Weights & Biases puts links to its cache there; we read nothing in it
 
 
 def json_text(
@@ -206,6 +210,20 @@ def require_new(path: Path) -> Path:
     return path.absolute()
 
 
+def next_free(folder: Path, name: str, *suffixes: str) -> Path:
+    """Returns folder/name, or the first of folder/name-2, -3, … that does not exist yet.
+
+    Args:
+        folder: The folder.
+        name: The name, without a suffix.
+        *suffixes: The suffixes of the files to write, such as ".png". None of these files exists,
+            and the result has the first suffix.
+    """
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    groups = ([folder / f"{x}{suffix}" for suffix in suffixes or ("",)] for x in names)
+    return next(paths[0] for paths in groups if not any(map(Path.exists, paths)))
+
+
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yields a temporary folder that is renamed to `path` once everything is written.
@@ -230,3 +248,53 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def write_json(path: Path, content: dict) -> None:
     """Writes indented JSON with a final line break."""
     path.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check_links(folder: Path, *, whole_tree: bool) -> None:
+    """Checks that no link in the folder leads out of it.
+
+    Reading such a link could show a file that the folder's author has no access to, and appending
+    to it would change that file. The folder itself may be a link. A snapshot in the cache of
+    huggingface_hub consists of links to the `blobs` folder of the same repository, which are
+    allowed.
+
+    Args:
+        folder: A run, a saved folder or a folder in Hugging Face's format.
+        whole_tree: Whether to check subfolders too. If False, only the entries of the folder itself
+            are checked, where all the files of a model are.
+
+    Raises:
+        ValueError: If a link leads out of the folder. The message names the link and its target.
+    """
+    for entry in _entries(folder, whole_tree):
+        if entry.is_symlink() and not stays(Path(entry.path), folder):
+            raise ValueError(
+                f"{entry.path} is a link to {os.readlink(entry.path)}, outside {folder}; put the "
+                "file itself there"
+            )
+
+
+def stays(path: Path, folder: Path) -> bool:
+    """Returns whether `path`, below `folder`, resolves to something that belongs to `folder`."""
+    try:
+        target, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return False
+    if target.is_relative_to(home):
+        return target.relative_to(home).parts[:1] != (_WANDB,)
+    snapshots, repository = home.parent, home.parent.parent  # models--OWNER--NAME/snapshots/COMMIT
+    is_snapshot = snapshots.name == "snapshots" and repository.name.startswith("models--")
+    return is_snapshot and target.parent == repository / "blobs"
+
+
+def _entries(folder: Path, whole_tree: bool) -> Iterator[os.DirEntry]:
+    """Yields the entries of a folder and, for a whole tree, of the folders in it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == _WANDB and not entry.is_symlink():
+                continue
+            yield entry
+            if whole_tree and entry.is_dir(follow_symlinks=False):
+                # A run that is training renames the folder of a checkpoint once it is complete.
+                with suppress(FileNotFoundError):
+                    yield from _entries(Path(entry.path), whole_tree)

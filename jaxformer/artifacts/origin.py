@@ -100,7 +100,7 @@ def digest_of(params: dict) -> str:
     """Returns the hexadecimal digest of parameters: paths, shapes and values as float32."""
     import numpy as np
 
-    from jaxformer.artifacts.trees import flat  # which imports JAX
+    from jaxformer.artifacts.tensors import flat  # which imports JAX
     from jaxformer.models.mesh import to_host
 
     digest = hashlib.blake2b(digest_size=16)

@@ -6,12 +6,10 @@ samples.txt and lock. The process that trains in the folder holds a lock on `loc
 
 import re
 from dataclasses import asdict, is_dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxformer.artifacts.files import json_text, parse_json, read_json, write_whole
-from jaxformer.artifacts.links import check_links
+from jaxformer.artifacts.files import check_links, json_text, parse_json, read_json, write_whole
 from jaxformer.artifacts.tokenizer_files import NAMES
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
@@ -177,12 +175,6 @@ def _whole_lines(path: Path) -> str:
 def _section(step: int, text: str) -> str:
     """Returns a sample in the format of samples.txt."""
     return f"---- step {step}\n{_LIKE_HEADER.sub(' ', text)}\n"
-
-
-def next_free(folder: Path, name: str) -> Path:
-    """Returns folder/name, or the first of folder/name-2, -3, … that does not exist yet."""
-    numbered = (folder / f"{name}-{number}" for number in count(2))
-    return next(path for path in chain([folder / name], numbered) if not path.exists())
 
 
 def read_sections(folder: Path) -> dict | None:

@@ -17,7 +17,15 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.run import RUN_FORMAT, parse_config, parse_kind, source_sections
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tensors import DTYPES, empty, in_threads, stored_tensors, write_tensors
+from jaxformer.artifacts.tensors import (
+    DTYPES,
+    empty,
+    filled,
+    flat,
+    in_threads,
+    stored_tensors,
+    write_tensors,
+)
 from jaxformer.artifacts.tokenizer import (
     AnyTokenizer,
     SpecialTokens,
@@ -25,7 +33,6 @@ from jaxformer.artifacts.tokenizer import (
     bind,
     parsing_special,
 )
-from jaxformer.artifacts.trees import filled, flat
 from jaxformer.artifacts.values import to_json
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.linear.low_rank import is_low_rank

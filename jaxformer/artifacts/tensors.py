@@ -1,5 +1,7 @@
 """Folders of tensors: safetensors in one file, or in several with an index.
 
+`flat` names the arrays of a tree of parameters, as in the files.
+
 Nothing is unpickled. Every error is a ValueError that names the file and the fault.
 """
 
@@ -13,9 +15,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxformer.artifacts.files import parse_json, read_json, write_json
-from jaxformer.artifacts.links import stays
+from jaxformer.artifacts.files import parse_json, read_json, stays, write_json
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = "pytorch_model.bin pytorch_model.bin.index.json tf_model.h5 flax_model.msgpack".split()
@@ -67,6 +69,21 @@ class Tensor(NamedTuple):
         if 0 in self.shape:  # an empty range of a file cannot be mapped
             return np.empty(self.shape, dtype)
         return np.memmap(self.path, dtype, "r", self.start, self.shape)
+
+
+def flat(tree: dict) -> dict:
+    """Returns the leaves by their paths, such as "blocks/attention/query/kernel"."""
+    return flatten_dict(tree, sep="/")
+
+
+def flat_shapes(tree: dict) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a tree's leaves by their paths."""
+    return {name: leaf.shape for name, leaf in flat(tree).items()}
+
+
+def filled(tree: dict, leaves: dict) -> dict:
+    """Returns the tree with the leaves of `leaves`, which are by path: the inverse of `flat`."""
+    return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
 
 
 def _read_all(file: FileIO, array: np.ndarray) -> None:

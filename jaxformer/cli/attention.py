@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
-from jaxformer.cli.flags import OutFile, positional
-from jaxformer.cli.outputs import check_out, free_path
+from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _draw(checkpoint: "Checkpoint", arguments: AttentionArguments) -> None:
     usual = "cross" if model.config.reads_source else "self"
     text = encode_text(model, variables, arguments.text, tokenizer, None)
     maps = attention_maps(model, variables, text, tokenizer, arguments.attention or usual)
-    path = arguments.out or free_path(Path("attention.png"))
+    path = arguments.out or next_free(Path(), "attention", ".png")
     draw_attention(maps, path, arguments.layer, arguments.head)
     layers, heads, queries, keys = maps.weights.shape
     say(f"{maps.title}: {layers} layers × {heads} heads, {queries} tokens that read {keys}")

@@ -7,10 +7,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jaxformer.artifacts.files import json_text, require_new, write_json
+from jaxformer.artifacts.files import json_text, next_free, require_new, write_json
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.flags import OutFile, Switch
-from jaxformer.cli.outputs import check_out
+from jaxformer.cli.flags import OutFile, Switch, check_out
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class BenchArguments:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_out(self.out, ".json")
-        for path in _both(self.out) if self.out else ():
+        for path in (self.out, self.out.with_suffix(".png")) if self.out else ():
             require_new(path)
         if not (math.isfinite(self.seconds) and 0 < self.seconds <= 540):
             raise ValueError(f"seconds is {self.seconds}; it must be above 0 and at most 540")
@@ -67,7 +66,8 @@ def main(argv: list[str]) -> int:
     ceilings = Ceilings.of(results.measurements, device_of(here["device"]))
     found = {"machine": here, "dtype": dtype, "quick": arguments.quick}
     found |= json_of(results, ceilings)
-    path, picture = _both(arguments.out or _free())
+    path = arguments.out or next_free(Path(), "bench", ".json", ".png")
+    picture = path.with_suffix(".png")
     device = here["processor"] if here["platform"] == "cpu" else here["device"]
     title = f"{here['devices']} × {device}, {dtype}"
     draw_roofline(results.measurements, ceilings, title, picture)
@@ -101,14 +101,3 @@ def _measure(
             return found
 
         return run_parts(parts, arguments.seconds, show)
-
-
-def _both(path: Path) -> tuple[Path, Path]:
-    """Returns the paths of the figures and of the picture beside them."""
-    return path, path.with_suffix(".png")
-
-
-def _free() -> Path:
-    """Returns the first of bench.json, bench-2.json, … for which neither file exists."""
-    names = (Path(f"bench-{number}.json" if number > 1 else "bench.json") for number in count(1))
-    return next(path for path in names if not any(x.exists() for x in _both(path)))

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxformer.artifacts.files import json_text
+from jaxformer.artifacts.files import json_text, next_free
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.flags import OutFile, Switch, positional
-from jaxformer.cli.outputs import check_out, free_path
+from jaxformer.cli.flags import OutFile, Switch, check_out, positional
 from jaxformer.terminal import say
 
 
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> int:
 
     runs = read_runs(list(arguments.runs))
     found, settings = [summary(run) for run in runs], changed(runs)
-    path = arguments.out or free_path(Path("compare.png"))
+    path = arguments.out or next_free(Path(), "compare", ".png")
     draw(runs, path)
     if arguments.json:
         content = {

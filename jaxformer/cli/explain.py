@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
-from jaxformer.cli.flags import OutFile, positional
-from jaxformer.cli.outputs import check_out, free_path
+from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
 
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(ExplainArguments, "explain", argv)
     with load_model(arguments) as checkpoint:
         page = _page(checkpoint, arguments)
-    path = page.write(arguments.out or free_path(Path("page.html")))
+    path = page.write(arguments.out or next_free(Path(), "page", ".html"))
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
     if page.reason is None:
         say("live: the page holds the weights and computes the model")

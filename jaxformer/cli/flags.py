@@ -32,6 +32,12 @@ Switch = Annotated[bool, Spelling(has_negation=False)]
 OutFile = Annotated[Path | None, Spelling(short="-o")]
 
 
+def check_out(out: Path | None, suffix: str) -> None:
+    """Raises ValueError unless `out` is None or a file with this suffix in an existing folder."""
+    if out is not None and (out.suffix != suffix or not out.parent.is_dir()):
+        raise ValueError(f"out is {out}; it must be a {suffix} file in an existing folder")
+
+
 class Flag(NamedTuple):
     """A flag or a positional argument.
 

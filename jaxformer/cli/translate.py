@@ -11,7 +11,6 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from jaxformer.artifacts.files import BYTE_ORDER_MARK
 from jaxformer.artifacts.spelled_tokens import spelled_tokens
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
@@ -111,7 +110,7 @@ def lines_of(path: Path | None) -> Iterator[str]:
             for line in getattr(file, "buffer", file):
                 number += 1
                 text = line.decode() if isinstance(line, bytes) else line
-                text = text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
+                text = text.removeprefix("\ufeff") if number == 1 else text  # byte order mark
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise ValueError(f"line {number} of {name} is not UTF-8 text: {error}") from None

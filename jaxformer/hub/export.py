@@ -15,9 +15,8 @@ import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.saved import check_layers_of_config, checked_params
-from jaxformer.artifacts.tensors import write_tensors
+from jaxformer.artifacts.tensors import flat, flat_shapes, write_tensors
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation

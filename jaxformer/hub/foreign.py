@@ -10,8 +10,7 @@ import numpy as np
 from jaxformer.artifacts.files import read_json
 from jaxformer.artifacts.saved import bound
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tensors import DTYPES, Tensor, stored_tensors
-from jaxformer.artifacts.trees import filled, flat, flat_shapes
+from jaxformer.artifacts.tensors import DTYPES, Tensor, filled, flat, flat_shapes, stored_tensors
 from jaxformer.hub.adapter import read_adapter_beside
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxformer.artifacts.files import replacing, require_new
 from jaxformer.artifacts.saved import check_layers_of_config, checked_params
+from jaxformer.artifacts.tensors import flat, flat_shapes
 from jaxformer.artifacts.tokenizer import Tokenizer
-from jaxformer.artifacts.trees import flat, flat_shapes
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.hub.export import counterpart, of_entry, preferred
 from jaxformer.hub.family import canonical

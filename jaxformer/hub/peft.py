@@ -15,7 +15,7 @@ import numpy as np
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.load import lora_of
 from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
-from jaxformer.artifacts.trees import flat, flat_shapes
+from jaxformer.artifacts.tensors import flat, flat_shapes
 from jaxformer.functional.linear.low_rank import LowRankKernel
 from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map
 from jaxformer.hub.export import counterpart, preferred

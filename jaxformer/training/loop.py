@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter, NotFinite
+from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter, NotFinite
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.kinds import build

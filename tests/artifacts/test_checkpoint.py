@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint import AsyncCheckpointer
 
-from jaxformer.artifacts import checkpoint_writer
-from jaxformer.artifacts.checkpoint import Checkpoints, _read
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts import checkpoint
+from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter, _read
 from jaxformer.artifacts.run import RunFolder
 
 PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
@@ -77,7 +76,7 @@ def test_a_checkpoint_has_the_arrays_of_the_moment_of_the_save(tmp_path):
 @pytest.mark.parametrize("late", ["save", "wait", "end"])
 @pytest.mark.parametrize(
     ("where", "what"),
-    [(AsyncCheckpointer, "_save_step_metadata"), (checkpoint_writer, "write_digests")],
+    [(AsyncCheckpointer, "_save_step_metadata"), (checkpoint, "write_digests")],
 )
 def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what, late):
     """The next save, a wait or the end of the context raises it.

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts.checkpoint import Checkpoints
-from jaxformer.artifacts.checkpoint_form import in_memory, stored_form
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter, in_memory, stored_form
 from jaxformer.artifacts.saved import flat
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.lora import adapt, adapted_maps

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts import checkpoint_writer as writer_module
-from jaxformer.artifacts.checkpoint import DIGESTS, Checkpoints
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts import checkpoint as writer_module
+from jaxformer.artifacts.checkpoint import DIGESTS, Checkpoints, CheckpointWriter
 
 PARAMS = {"blocks": {"kernel": jnp.ones((2, 3))}, "head": {"bias": jnp.zeros(5)}}
 REST = {"optimizer": {"mu": jnp.zeros(4)}, "key": jnp.zeros(2, jnp.uint32)}

@@ -140,7 +140,7 @@ def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
 
 
 def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
-    from jaxformer.artifacts.run import next_free
+    from jaxformer.artifacts.files import next_free
 
     assert next_free(tmp_path, "stdlib").name == "stdlib"
     for expected in ("stdlib", "stdlib-2", "stdlib-3"):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.origin import Origin, digest_of
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import kind_of

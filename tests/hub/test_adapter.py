@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxformer as jf
-from jaxformer.artifacts.trees import flat
+from jaxformer.artifacts.tensors import flat
 from jaxformer.hub.adapter import CONFIG, TENSORS
 from jaxformer.hub.peft import export_adapter
 from jaxformer.models.config.lora import LoraConfig

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.origin import Origin, digest_of
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxformer as jf
-from jaxformer.artifacts.trees import flat
+from jaxformer.artifacts.tensors import flat
 from jaxformer.hub.peft import export_adapter
 from jaxformer.models.config.lora import LoraConfig
 from tests.errors import error_of

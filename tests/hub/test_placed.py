@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.models.config import kind_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.links import check_links
+from jaxformer.artifacts.files import check_links
 from jaxformer.artifacts.origin import Origin
 from jaxformer.artifacts.run import RunFolder, read_sections
 from jaxformer.cli import main

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.artifacts.checkpoint_writer import CheckpointWriter
+from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.interpret import atlas
 from jaxformer.interpret.ablation import ablate_heads

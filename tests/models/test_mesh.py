@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
-from jaxformer.artifacts.trees import flat
+from jaxformer.artifacts.tensors import flat
 from jaxformer.models.config import KINDS, PRESETS, DecoderConfig, EncoderDecoderConfig
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.kinds import build

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="parity needs transfor
 from safetensors.numpy import load_file  # noqa: E402
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.artifacts.trees import flat  # noqa: E402
+from jaxformer.artifacts.tensors import flat  # noqa: E402
 from jaxformer.hub.export import of_entry  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
 from jaxformer.hub.table import entries  # noqa: E402

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="parity needs transformers")
 peft = pytest.importorskip("peft", reason="PEFT's layout is compared where peft is installed")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.artifacts.trees import flat  # noqa: E402
+from jaxformer.artifacts.tensors import flat  # noqa: E402
 from jaxformer.hub.load import adapted_run  # noqa: E402
 from jaxformer.hub.peft import export_adapter  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts.trees import flat
+from jaxformer.artifacts.tensors import flat
 from jaxformer.models.config import RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.lora import adapt, adapted_maps, merged

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxformer.artifacts.run import RunFolder, next_free
+from jaxformer.artifacts.files import next_free
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main, train
 from jaxformer.training.config import Inputs
 from jaxformer.training.presets import training_preset

@@ -63,8 +63,8 @@ BUGS = (
     ),
     Bug(
         "figures go beside the picture of another measurement",
-        "cli.bench:_free",
-        Replace("any((x.exists() for x in _both(path)))", "path.exists()"),
+        "artifacts.files:next_free",
+        Replace("any(map(Path.exists, paths))", "paths[0].exists()"),
         "cli/test_bench.py::test_existing_files_are_kept_and_skipped_parts_are_named",
     ),
 )

@@ -143,7 +143,7 @@ BUGS = (
     ),
     Bug(
         "a link may leave the folder",
-        "artifacts.links:stays",
+        "artifacts.files:stays",
         gives(True),
         f"{BROKEN}[a-file-of-the-index-leads-away]",
     ),

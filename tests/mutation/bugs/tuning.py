@@ -80,7 +80,7 @@ BUGS = (
     ),
     Bug(
         "checkpoints store an adapter in another layout",
-        "artifacts.checkpoint_form:stored_form",
+        "artifacts.checkpoint:stored_form",
         lambda stored_form: lambda tree: tree,
         f"{FORM}::test_files_have_a_and_b_at_the_path_of_each_map[decoder] "
         f"{FORM}::test_a_checkpoint_in_the_form_of_files_is_restored[lora-adamw]",

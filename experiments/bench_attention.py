@@ -28,7 +28,7 @@ from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
 from side_by_side import compare
 
-from jaxformer.bench.timing import Rounds
+from jaxformer.bench.measurement import Rounds
 
 LENGTHS = (8192, 16384, 32768)
 SHAPES = ((16, 6, 256, 64), (2, 12, 256, 64), (1, 12, 1024, 64), (1, 12, 2048, 64))

@@ -15,8 +15,8 @@ from functools import partial
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, speedup, table
 
-from jaxformer.bench.decoding import greedy_run
-from jaxformer.bench.timing import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.models import greedy_run
 from jaxformer.models.config import PRESETS
 
 GPT2 = [name for name in PRESETS if name.startswith("gpt2")]

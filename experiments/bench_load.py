@@ -21,7 +21,7 @@ from alone import alone, peak_memory
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, ratio
 
-from jaxformer.bench.timing import Rounds
+from jaxformer.bench.measurement import Rounds
 
 GENERATE = ["generate", "--prompt", "the tide", "--max-new-tokens", "1"]
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bench_train import SIZES, Size
 from record import Parser, at_least, conclude, require, run
 
-from jaxformer.bench.timing import Rounds
+from jaxformer.bench.measurement import Rounds
 
 PAUSE = 0.3  # seconds. After a product, a library's threads spin for a while and occupy the cores.
 

@@ -51,7 +51,7 @@ def decoder_config(size: Size, dtype: str):
 def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
     """Returns a function that makes one update and returns its measurements."""
     from jaxformer import Decoder, Execution
-    from jaxformer.bench.steps import RandomStep
+    from jaxformer.bench.models import RandomStep
 
     model = Decoder(decoder_config(size, dtype), Execution(layers=layers, remat=remat))
     return RandomStep(model, size.batch_size, size.length)

@@ -12,8 +12,8 @@ from functools import partial
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
-from jaxformer.bench.decoding import step_seconds
-from jaxformer.bench.timing import Rounds, Timing, in_turn
+from jaxformer.bench.measurement import Rounds, Timing, in_turn
+from jaxformer.bench.models import step_seconds
 
 SOURCE, NEW, BATCHES = 24, 32, 4  # source tokens, new tokens, batches per run
 # "small" is like the Multi30k model of experiments/translate.py, "base" like the base model of

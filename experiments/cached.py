@@ -18,8 +18,8 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.bench.decoding import greedy_run, step_seconds
-from jaxformer.bench.timing import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.models import greedy_run, step_seconds
 from jaxformer.decoding.steps import STEPS
 from jaxformer.models.parameters import init
 from jaxformer.runtime import keep_freed_memory

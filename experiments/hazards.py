@@ -18,7 +18,7 @@ from functools import partial
 from alone import alone, peak_memory
 from record import Parser, at_least, conclude, run
 
-from jaxformer.bench.timing import Rounds
+from jaxformer.bench.measurement import Rounds
 
 SIZE = "10.8m"  # of `bench_train.py`
 SHAPE = (4096, 384, 1536)  # tokens, features and hidden features of that size

@@ -17,7 +17,7 @@ import numpy as np
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.bench.timing import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, in_turn
 
 STEPS = 32  # tokens in a measured run
 WAYS = {"windows": None, "all tokens": False}

@@ -58,7 +58,7 @@ def main():
     arguments = parser.parse_args()
     import jax
 
-    from jaxformer.bench.timing import Rounds
+    from jaxformer.bench.measurement import Rounds
     from jaxformer.runtime import keep_freed_memory
 
     keep_freed_memory()

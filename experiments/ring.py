@@ -13,7 +13,7 @@ from functools import partial
 
 from record import Parser, at_least, conclude, run
 
-from jaxformer.bench.timing import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, in_turn
 
 STRETCHES, STEPS = 6, 20  # number of measured stretches, and tokens in each
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from jaxformer.bench.timing import Rounds, Timing, in_turn
+from jaxformer.bench.measurement import Rounds, Timing, in_turn
 from jaxformer.runtime import keep_freed_memory
 
 WARMUP_ROUNDS = 3

@@ -18,8 +18,8 @@ from record import at_least, conclude, run
 from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.bench.decoding import greedy_run, step_seconds
-from jaxformer.bench.timing import in_turn
+from jaxformer.bench.measurement import in_turn
+from jaxformer.bench.models import greedy_run, step_seconds
 from jaxformer.decoding.steps import STEPS
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.config import OptimizerConfig

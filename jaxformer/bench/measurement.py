@@ -1,4 +1,4 @@
-"""Measured times of programs, their operations and bytes, and the shares of the device's ceilings.
+"""Timed rounds of programs, their operations and bytes, and the shares of the device's ceilings.
 
     utilization = operations / (seconds · devices · operations per second of one device)
 
@@ -7,9 +7,14 @@ only the pairs of a query and a key that the mask allows. Bytes are the least th
 move: it reads its inputs once and writes its results once.
 """
 
-from typing import Literal, NamedTuple
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from jaxformer.bench.timing import Timing
+import jax
+
 from jaxformer.training.devices import Device
 
 # Parts, in the order of the table.
@@ -19,6 +24,95 @@ ATTENTION, COLLECTIVES = "attention", "collectives"
 PARTS = (MATRIX, MEMORY, TRAINING, DECODING, FIRST_TOKEN, ATTENTION, COLLECTIVES)
 DType = Literal["float32", "bfloat16"]
 MEASURED_DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+TimeSource = Callable[[], float]  # returns the time in seconds
+K = TypeVar("K", bound=Hashable)
+
+
+class Timing(NamedTuple):
+    """Seconds of the timed rounds of a program.
+
+    Attributes:
+        median: The median of the rounds.
+        least: The fastest round.
+        most: The slowest round.
+        rounds: The number of rounds.
+    """
+
+    median: float
+    least: float
+    most: float
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: list[float], divisor: int = 1) -> "Timing":
+        """Returns the timing of one of `divisor` equal steps that make up each round."""
+        each = [second / divisor for second in seconds]
+        return cls(statistics.median(each), min(each), max(each), len(each))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often a program is timed.
+
+    Attributes:
+        most: The largest number of rounds.
+        seconds: After this time no further round starts, except to reach `least`.
+        clock: Returns the time in seconds.
+        least: The smallest number of rounds. A median of fewer than three is not robust against one
+            slow round.
+    """
+
+    most: int = 7
+    seconds: float = 10.0
+    clock: TimeSource = time.perf_counter
+    least: int = 3
+
+    def repeat(self, once: Callable[[], float]) -> list[float]:
+        """Calls `once`, which returns seconds, for each round. Returns the seconds."""
+        begin, seconds = self.clock(), []
+        while len(seconds) < self.most and (
+            len(seconds) < self.least or self.clock() - begin < self.seconds
+        ):
+            seconds.append(once())
+        return seconds
+
+    def time(self, run: Callable[[], Any]) -> float:
+        """Returns the seconds of one run, including the wait for its result."""
+        begin = self.clock()
+        jax.block_until_ready(run())
+        return self.clock() - begin
+
+    def measure(self, run: Callable[[], Any], repeats: int = 1, warmup: int = 1) -> Timing:
+        """Warms a program up, then times it.
+
+        Args:
+            run: Runs the program and returns its result.
+            repeats: The number of equal steps in a run. The timing is that of one step.
+            warmup: The number of first runs that do not count.
+        """
+        for _ in range(warmup):
+            jax.block_until_ready(run())
+        return Timing.of(self.repeat(lambda: self.time(run)), repeats)
+
+
+def in_turn(
+    timers: Mapping[K, Callable[[], float]], rounds: int, warmup: int = 1
+) -> dict[K, list[float]]:
+    """Times several programs in turn (A B C A B C …), so that drift of the machine affects all.
+
+    Args:
+        timers: For each program, a function that runs it once and returns the seconds.
+        rounds: How often each program is timed.
+        warmup: The number of first rounds that do not count. Programs compile in the first one.
+
+    Returns:
+        The seconds of each round, by program.
+    """
+    seconds: dict[K, list[float]] = {name: [] for name in timers}
+    for _ in range(warmup + rounds):
+        for name, timer in timers.items():
+            seconds[name].append(timer())
+    return {name: each[warmup:] for name, each in seconds.items()}
 
 
 class Measurement(NamedTuple):
@@ -85,11 +179,9 @@ class Ceilings(NamedTuple):
     @classmethod
     def of(cls, measurements: list[Measurement], device: Device | None) -> "Ceilings":
         """Returns the ceilings that these measurements contain."""
-        timings = (x.timing._replace(median=x.timing.least) for x in measurements)
-        fastest = [x._replace(timing=y) for x, y in zip(measurements, timings, strict=True)]
-        products = [x for x in fastest if x.part == MATRIX]
-        flops: dict[str, float] = {x.dtype: x.flops_per_second for x in products}
-        memory = [x.bytes_per_second for x in fastest if x.part == MEMORY]
+        best = [x._replace(timing=x.timing._replace(median=x.timing.least)) for x in measurements]
+        flops: dict[str, float] = {x.dtype: x.flops_per_second for x in best if x.part == MATRIX}
+        memory = [x.bytes_per_second for x in best if x.part == MEMORY]
         return cls(flops, max(memory, default=None), device)
 
     def published_flops(self, dtype: str) -> float | None:

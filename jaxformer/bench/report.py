@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import zip_longest
+from typing import NamedTuple
 
-from jaxformer.bench.anchors import ANCHORS
 from jaxformer.bench.measurement import (
     COLLECTIVES,
     DECODING,
@@ -33,6 +33,43 @@ query sees, (length + 1) / 2 on average. Bytes are the least that a program must
 the weights and the keys and values of the tokens so far."""
 
 
+class Anchor(NamedTuple):
+    """Figure that a project published for a part of the measurement.
+
+    "of peak" is the share of the published operations per second. Projects count operations in
+    different ways.
+    """
+
+    part: str
+    model: str
+    device: str
+    figure: str
+    source: str
+
+
+ANCHORS = (
+    Anchor(TRAINING, "GPT-2 124M", "1 H100", "468,000 tokens/s, 40% of peak", "llm.c"),
+    Anchor(TRAINING, "GPT-2 124M", "8 A100", "107,000 tokens/s per GPU, 29%", "nanoGPT"),
+    Anchor(TRAINING, "GPT-2 350M", "1 A100", "62% of peak", "llm.c"),
+    Anchor(TRAINING, "nanochat d12, d18", "H100", "41%, about 46% of peak", "nanochat"),
+    Anchor(
+        TRAINING,
+        "1.3B",
+        "1 H100",
+        "60,178 tokens/s, 56.4% of peak",
+        "jax-linear-attention 0.1.0, average causal context",
+    ),
+    Anchor(TRAINING, "GPT-2 1.5B", "1 H100", "48.7% of peak", "llm.c"),
+    Anchor(TRAINING, "Llama 2 7B", "8 H100", "50–54% of peak", "JAX-Toolbox"),
+    Anchor(TRAINING, "8B", "8 H100", "33–39% of peak", "torchtitan"),
+    Anchor(TRAINING, "8B; 70B", "TPU v6e", "45.5%; 50.3% of peak", "MaxText"),
+    Anchor(TRAINING, "32B; 70B", "TPU v5p", "71.5%; 65.4% of peak", "MaxText"),
+    Anchor(TRAINING, "70B", "H200", "51% of peak", "MaxText"),
+    Anchor(DECODING, "7B, batch 1", "1 A100", "104.9 tokens/s, 69% of bandwidth", "gpt-fast"),
+    Anchor(DECODING, "70B, batch 8", "16 TPU v5e", "85% of bandwidth", "jax-llm-examples"),
+)
+
+
 def json_of(results: Results, ceilings: Ceilings) -> dict:
     """Returns all figures as values that JSON can store."""
     return {
@@ -47,20 +84,10 @@ def json_of(results: Results, ceilings: Ceilings) -> dict:
 
 def _object(x: Measurement, ceilings: Ceilings) -> dict:
     rates = ("flops_per_second", "bytes_per_second", "tokens_per_second")
-    return {
-        "part": x.part,
-        "name": x.name,
-        "dtype": x.dtype,
-        "devices": x.devices,
-        "note": x.note,
-        "seconds": x.timing._asdict(),
-        "flops": x.flops,
-        "bytes": x.bytes,
-        "tokens": x.tokens,
-        "flops_per_byte": x.intensity or None,
-        **{rate: getattr(x, rate) or None for rate in rates},
-        "shares": ceilings.shares(x),
-    }
+    found = {**x._asdict(), "seconds": x.timing._asdict(), "flops_per_byte": x.intensity or None}
+    found |= {rate: getattr(x, rate) or None for rate in rates}
+    del found["timing"]
+    return {**found, "shares": ceilings.shares(x)}
 
 
 def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str:

@@ -1,9 +1,10 @@
-"""The whole measurement: its parts in order, within the time budget."""
+"""The whole measurement: the programs that suit a device, in order, within a time budget."""
 
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +13,145 @@ from typing import Any, NamedTuple
 import jax
 
 import jaxformer
-from jaxformer.bench.attention import measure_attention
-from jaxformer.bench.ceilings import measure_ceilings
-from jaxformer.bench.collectives import measure_collectives
-from jaxformer.bench.decoding import measure_decoding
-from jaxformer.bench.measurement import DType, Measurement
-from jaxformer.bench.plan import BenchPlan
-from jaxformer.bench.steps import measure_step
-from jaxformer.bench.timing import TimeSource
+from jaxformer.bench.device import (
+    AttentionCase,
+    measure_attention,
+    measure_ceilings,
+    measure_collectives,
+)
+from jaxformer.bench.measurement import DType, Measurement, Rounds, TimeSource
+from jaxformer.bench.models import DecodingCase, TrainingCase, measure_decoding, measure_step
+from jaxformer.models.config import DecoderConfig, preset
+from jaxformer.models.parameters import parameter_count
+
+# Bytes per parameter of a training step: the parameter, its gradient and two moments, in float32.
+_STATE_BYTES = 16
+# Activations that a layer keeps for the backward pass, per token and feature: about 20 values of
+# bfloat16. A batch that is too large by this estimate is halved (`largest_that_fits`).
+_ACTIVATION_BYTES = 40
+_MOST_TOKENS = 65_536  # per device and step; larger batches gain little
+_UNKNOWN_MEMORY = 12e9  # bytes, of devices that do not report theirs
+
+# 10.8 M parameters
+_SMALL = DecoderConfig(vocab_size=256, max_length=256, num_layers=6, embed_dim=384, num_heads=6)
+_TINY = DecoderConfig(vocab_size=256, max_length=64, num_layers=2, embed_dim=64, num_heads=4)
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """Sizes of all programs.
+
+    Attributes:
+        matrix_size: Rows and columns of the matrices.
+        array_bytes: Bytes of the array that is copied and read.
+        training: The training steps, smallest first.
+        decoding: The models that decode, smallest first.
+        attention: The shapes of attention.
+        exchanged: Bytes per device of the exchanged array.
+        rounds: How often each program is timed.
+        seconds: Estimate of the seconds of each part, with compilation, by the name of the part or
+            of its model.
+    """
+
+    matrix_size: int
+    array_bytes: int
+    training: tuple[TrainingCase, ...]
+    decoding: tuple[DecodingCase, ...]
+    attention: AttentionCase
+    exchanged: int
+    rounds: Rounds
+    seconds: dict[str, float]
+
+
+QUICK = BenchPlan(
+    matrix_size=128,
+    array_bytes=2**22,
+    training=(TrainingCase("tiny", _TINY, 64, 2),),
+    decoding=(DecodingCase("tiny", _TINY, (1, 8), 8, 32, 32),),
+    attention=AttentionCase((64,), 128, 2, 16),
+    exchanged=2**16,
+    rounds=Rounds(3, 0.5),
+    seconds={},
+)
+CPU = BenchPlan(
+    matrix_size=1536,
+    array_bytes=2**28,
+    training=(
+        TrainingCase("10.8M", _SMALL, 256, 8),
+        TrainingCase("gpt2-124m", preset("gpt2-124m"), 256, 1),
+    ),
+    decoding=(DecodingCase("gpt2-124m", preset("gpt2-124m"), (1, 8), 32, 32, 256),),
+    attention=AttentionCase((256, 1024, 4096), 4096, 12, 64),
+    exchanged=2**24,
+    rounds=Rounds(5, 8.0),
+    seconds={"10.8M": 60, "gpt2-124m": 90, "ceilings": 30, "attention": 45, "collectives": 15},
+)
+_ACCELERATOR = BenchPlan(
+    matrix_size=8192,
+    array_bytes=2**31,
+    training=(),
+    decoding=(),
+    attention=AttentionCase((1024, 4096, 16_384), 16_384, 16, 128),
+    exchanged=2**28,
+    rounds=Rounds(11, 8.0),
+    seconds={
+        "gpt2-124m": 60,
+        "gpt2-350m": 100,
+        "llama-1.1b": 120,
+        "ceilings": 30,
+        "attention": 30,
+        "collectives": 30,
+    },
+)
+
+
+def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> BenchPlan:
+    """Returns the plan for a machine.
+
+    Args:
+        platform: The name of the platform: cpu, gpu or tpu.
+        memory: Bytes that JAX may use on one device; None: they are not known.
+        count: The number of devices.
+        quick: Whether to measure tiny programs, in a few seconds.
+    """
+    if quick:
+        return QUICK
+    if platform == "cpu":  # simulated devices share the cores
+        cases = (x._replace(batch_size=max(1, x.batch_size // count)) for x in CPU.training)
+        return replace(CPU, training=tuple(cases))
+    memory = int(memory or _UNKNOWN_MEMORY)
+    names = ("gpt2-124m", "gpt2-350m", "llama-1.1b")
+    training = [case for name in names if (case := _training_case(name, memory, count))]
+    decoding = [
+        DecodingCase(name, preset(name), (1, 8), 128, 256, preset(name).max_length // 2)
+        for name in ("gpt2-124m", "llama-1.1b")
+        if 6 * parameter_count(preset(name)) < memory / 2
+    ]
+    return replace(
+        _ACCELERATOR,
+        training=tuple(training),
+        decoding=tuple(decoding),
+        array_bytes=min(_ACCELERATOR.array_bytes, _power_of_two(memory // 8)),
+    )
+
+
+def _training_case(name: str, memory: int, count: int) -> TrainingCase | None:
+    """Returns a case with a batch that should fit; None if the training state takes too much.
+
+    The rows are a power of two, so that halving reaches 1.
+    """
+    config = preset(name)
+    room = memory - _STATE_BYTES * parameter_count(config) // count
+    if room < memory / 3:
+        return None
+    token_bytes = _ACTIVATION_BYTES * config.num_layers * config.embed_dim
+    rows = min(room // token_bytes, _MOST_TOKENS) // config.max_length
+    return TrainingCase(name, config, config.max_length, _power_of_two(max(1, rows)))
+
+
+def _power_of_two(most: int) -> int:
+    """Returns the largest power of two that is at most `most`."""
+    return 2 ** (most.bit_length() - 1)
 
 
 class SuitePart(NamedTuple):
@@ -50,7 +182,7 @@ def suite_parts(plan: BenchPlan, dtype: DType) -> Iterator[SuitePart]:
     ) -> SuitePart:
         return SuitePart(name, plan.seconds.get(key, 1), partial(measure, *sizes, plan.rounds))
 
-    sizes = plan.matrix_sizes, plan.array_bytes
+    sizes = plan.matrix_size, plan.array_bytes
     yield part("matrix product and memory", "ceilings", measure_ceilings, *sizes)
     for case in plan.training:
         yield part(f"training step of {case.name}", case.name, measure_step, case, dtype)

@@ -84,8 +84,7 @@ def _measure(
     arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], here: dict
 ) -> "Results":
     """Runs all parts and shows their progress. Returns the `Results`."""
-    from jaxformer.bench.plan import plan_for
-    from jaxformer.bench.suite import run_parts, suite_parts
+    from jaxformer.bench.suite import plan_for, run_parts, suite_parts
     from jaxformer.training.screen import Screen
 
     plan = plan_for(here["platform"], here["memory"], here["devices"], arguments.quick)

@@ -11,10 +11,10 @@ from jaxformer.bench.measurement import (
     TRAINING,
     Ceilings,
     Measurement,
+    Timing,
 )
 from jaxformer.bench.report import json_of, prefixed, results_table
 from jaxformer.bench.suite import Results
-from jaxformer.bench.timing import Timing
 from jaxformer.training.devices import DEVICES
 
 H100 = DEVICES["gpu:h100"]

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from jaxformer.bench import roofline
-from jaxformer.bench.measurement import ATTENTION, MEMORY, TRAINING, Ceilings, Measurement
+from jaxformer.bench.measurement import ATTENTION, MEMORY, TRAINING, Ceilings, Measurement, Timing
 from jaxformer.bench.roofline import Roof, draw_roofline, roofs_of
-from jaxformer.bench.timing import Timing
 from jaxformer.training.devices import DEVICES
 
 H100 = DEVICES["gpu:h100"]

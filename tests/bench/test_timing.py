@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from jaxformer.bench.decoding import step_seconds
+from jaxformer.bench.measurement import Rounds, Timing, in_turn
+from jaxformer.bench.models import step_seconds
 from jaxformer.bench.suite import SuitePart, run_parts
-from jaxformer.bench.timing import Rounds, Timing, in_turn
 from tests.bench.clock import FakeClock
 
 

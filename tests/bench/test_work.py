@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.bench import attention, decoding
-from jaxformer.bench.attention import causal_flops
-from jaxformer.bench.plan import CPU, QUICK, plan_for
-from jaxformer.bench.steps import RandomStep, largest_that_fits
+from jaxformer.bench import device, models
+from jaxformer.bench.device import causal_flops
+from jaxformer.bench.models import RandomStep, largest_that_fits
+from jaxformer.bench.suite import CPU, QUICK, plan_for
 from jaxformer.functional import Causal, dot_product_attention
 from jaxformer.functional.attention import dot_product, platforms
 from jaxformer.functional.cache.key_values import CacheSize
@@ -33,30 +33,30 @@ def test_the_bytes_of_a_step_are_those_of_the_arrays(config):
     prepared = jax.jit(lambda key: model.prepare(init(model, key)["params"], 2))
     weights = prepared(jax.random.key(0))
     read = [weights[name] for name in weights if name != "embedding"]
-    assert decoding.weight_bytes(weights) == sum(x.nbytes for x in jax.tree.leaves(read))
+    assert models.weight_bytes(weights) == sum(x.nbytes for x in jax.tree.leaves(read))
     head = 50 * 16 * (2 if config.dtype == "bfloat16" else 4)
     assert sum(x.nbytes for x in jax.tree.leaves(weights["head"])) == head
     cache, _ = model.start(weights, None, CacheSize(batch_size=3, capacity=7))
     held = sum(x.nbytes for x in jax.tree.leaves(cache.states))
-    assert decoding.cache_bytes(model, weights, 3, live=7) == held
-    assert decoding.cache_bytes(model, weights, 3, live=3.5) == held / 2
+    assert models.cache_bytes(model, weights, 3, live=7) == held
+    assert models.cache_bytes(model, weights, 3, live=3.5) == held / 2
 
 
 def test_a_step_multiplies_each_weight_once_and_sees_the_live_tokens():
     matrices = 2 * (12 * 16**2) + 50 * 16
     for live in (1, 2, 9):
         of_attention = 2 * 4 * 16 * live
-        assert decoding.token_flops(MODEL, live) == 2 * matrices + of_attention
+        assert models.token_flops(MODEL, live) == 2 * matrices + of_attention
 
 
 def test_a_prompt_needs_the_logits_of_its_last_token_only():
     head = 2 * 50 * 16
-    assert decoding.prefill_flops(MODEL, 1) == decoding.token_flops(MODEL, 1)
+    assert models.prefill_flops(MODEL, 1) == models.token_flops(MODEL, 1)
     for length in (2, 5):
-        more = decoding.prefill_flops(MODEL, length) - decoding.prefill_flops(
+        more = models.prefill_flops(MODEL, length) - models.prefill_flops(
             jf.build(TIED), length - 1
         )
-        assert more == decoding.token_flops(MODEL, length) - head
+        assert more == models.token_flops(MODEL, length) - head
 
 
 def test_causal_attention_counts_the_pairs_of_the_mask():
@@ -82,10 +82,10 @@ class FakeKernel(NamedTuple):
 @pytest.mark.parametrize("reason", [None, "it is too long"])
 def test_the_named_implementation_is_the_one_that_runs(reason, monkeypatch):
     kernel = FakeKernel(reason, [])
-    for module in (attention, dot_product, platforms):
+    for module in (device, dot_product, platforms):
         monkeypatch.setattr(module, "fused_kernels", lambda: (kernel,))
     x = jnp.ones((1, 2, 8, 4))
-    named = attention.implementation(x, x, x, Causal())
+    named = device.implementation(x, x, x, Causal())
     dot_product_attention(x, x, x, Causal())
     assert (named, kernel.calls) == (("blockwise", []) if reason else ("fake", ["fake"]))
 

@@ -75,7 +75,7 @@ SCRIPT = """
 import json
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxformer.bench.collectives import programs
+from jaxformer.bench.device import programs
 from jaxformer.cli import main
 from jaxformer.models.mesh import make_mesh
 mesh = make_mesh({"fsdp": 8})

@@ -23,7 +23,7 @@ from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.runtime import keep_freed_memory
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.objectives import summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 

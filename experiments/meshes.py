@@ -35,11 +35,11 @@ from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.batch import Batch
-from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loss import counted, summed_loss
+from jaxformer.training.config import OptimizerConfig, Processes
+from jaxformer.training.objectives import counted, summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
-from jaxformer.training.processes import Processes, is_first, join
+from jaxformer.training.processes import is_first, join
 from jaxformer.training.step import init_state, make_step, updates
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64

@@ -10,7 +10,7 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.training.batch import Batch
 from jaxformer.training.data.corpus import read_documents, standard_library
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.objectives import summed_loss
 
 
 def text_parser(description: str, steps: int, least: int, name: str) -> Parser:

@@ -18,14 +18,13 @@ from jaxformer.models.config import kind_of
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
-from jaxformer.training.config import PairTraining, TrainingConfig
+from jaxformer.training.config import MeshSizes, PairTraining, TrainingConfig
 from jaxformer.training.fine_tuning import (
     check_head,
     check_same_model,
     check_tokenizer,
     fine_tuning,
 )
-from jaxformer.training.mesh_sizes import MeshSizes
 
 if TYPE_CHECKING:  # these import JAX
     import jax

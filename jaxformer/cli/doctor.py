@@ -16,7 +16,7 @@ from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Given, Is, Needs
 from jaxformer.terminal import say
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.training.config import MeshSizes
 from jaxformer.training.presets import kinds_of, training_preset
 
 _PRESET, _COMPILES = Given("preset"), Is("explain_attention", False)

@@ -215,8 +215,13 @@ def _hidden(
 ) -> Scored:
     from jaxformer.training.batch import num_targets
     from jaxformer.training.config import HiddenTraining
-    from jaxformer.training.evaluate import spread
-    from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
+    from jaxformer.training.evaluate import (
+        hidden_rows,
+        most_frequent,
+        never_hidden,
+        score_hidden,
+        spread,
+    )
 
     model, variables, tokenizer = checkpoint
     for name in ("stride", "score_first_token"):
@@ -257,7 +262,7 @@ def _pairs(
     checkpoint: Loaded, pairs: "list[Pair]", arguments: EvaluateArguments, screen: "Screen"
 ) -> Scored:
     from jaxformer.decoding.constraints import check_supported
-    from jaxformer.training.bleu import score_pairs
+    from jaxformer.training.evaluate import score_pairs
 
     model, variables, tokenizer = checkpoint
     check_supported(model.generation)
@@ -306,7 +311,7 @@ def _pairs(
 
 def _metric(arguments: EvaluateArguments) -> str | None:
     """Returns the name of BLEU's tokenizer; raises ValueError if sacrebleu does not have it."""
-    from jaxformer.training.bleu import bleu_metric
+    from jaxformer.training.evaluate import bleu_metric
 
     name = arguments.bleu_tokenize or getattr(run_config(arguments.run), "bleu_tokenize", None)
     bleu_metric(name)

@@ -30,14 +30,17 @@ from jaxformer.models.config.encoder_decoder import ReadsSource
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
-from jaxformer.training import processes
-from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
 from jaxformer.training.early_end import disk_is_full, is_out_of_memory
 from jaxformer.training.fitting import fit_preset
-from jaxformer.training.mesh_sizes import MeshSizes
-from jaxformer.training.new_run import prepare_run
 from jaxformer.training.presets import training_preset
-from jaxformer.training.run_folders import newest_unfinished, read_run, run_name, write_run
+from jaxformer.training.run_folders import (
+    newest_unfinished,
+    prepare_run,
+    read_run,
+    run_name,
+    write_run,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -169,11 +172,12 @@ def _train(
 
     `base` is the `Base` of a new run; None: the run starts from fresh parameters or is resumed.
     """
+    from jaxformer.training import processes
     from jaxformer.training.early_end import Ended, Interrupted
+    from jaxformer.training.log import require_trackers
     from jaxformer.training.placed import mesh_of
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
-    from jaxformer.training.trackers import require_trackers
 
     config, params = arguments.training, None
     require_trackers(config.trackers)

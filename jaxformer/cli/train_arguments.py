@@ -13,11 +13,17 @@ from jaxformer.cli.flags import Spelling, Switch, flags_of, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.needs import Given, Needs
-from jaxformer.training.config import RESUMABLE, Inputs, PairTraining, TrainingConfig, differences
+from jaxformer.training.config import (
+    RESUMABLE,
+    Inputs,
+    PairTraining,
+    Processes,
+    TrainingConfig,
+    differences,
+)
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.data.records import HasRecords
 from jaxformer.training.presets import kinds_of, training_preset, usual_preset
-from jaxformer.training.processes import Processes
 
 # The flags that --help lists. --help-all lists all flags.
 MAIN_FLAGS = ("--model", "--preset", "--from", "--out", "--resume", "--steps", "--minutes")

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from jaxformer.artifacts.files import parse_json
 from jaxformer.models.config.check import from_fields, shown
 from jaxformer.models.config.rotary import RotaryScaling
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.training.config import MeshSizes
 
 
 class Words(NamedTuple):

@@ -21,9 +21,8 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import parameter_shapes, shapes_at
 from jaxformer.training.batch import Batch
-from jaxformer.training.compiled_step import num_bytes
 from jaxformer.training.placed import placed_shapes, state_shardings
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, num_bytes
 
 
 class Memory(NamedTuple):

@@ -45,7 +45,7 @@ def next_token_batch(
     if model.config.bidirectional:
         raise ValueError(
             f"model is a {type(model).__name__}, which predicts hidden tokens and not the next "
-            "one; give a Batch with targets and weights (training.hidden makes them)"
+            "one; give a Batch with targets and weights (training.evaluate makes them)"
         )
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)

@@ -12,11 +12,16 @@ from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from jaxformer.artifacts.origin import Origin
 from jaxformer.models.config import KINDS, Execution
-from jaxformer.models.config.check import check_fields, check_fraction, check_positive, shown
+from jaxformer.models.config.check import (
+    check_at_least,
+    check_fields,
+    check_fraction,
+    check_positive,
+    shown,
+)
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import Is, Needs
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.models.config.needs import Given, Is, Needs
 
 Model = TypeVar("Model", bound=ModelConfig)
 LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
@@ -146,6 +151,71 @@ class OptimizerConfig:
             return replace(self, optimizer=name)
         rate = self.learning_rate * LEARNING_RATES[name] / LEARNING_RATES[self.optimizer]
         return replace(self, optimizer=name, learning_rate=float(f"{rate:.2g}"))
+
+
+@dataclass(frozen=True)
+class MeshSizes:
+    """Number of devices along each axis of a mesh (see `models.mesh`)."""
+
+    data: int = 1
+    """devices that divide the batch"""
+    fsdp: int = 1
+    """devices that divide the batch and the parameters"""
+    expert: int = 1
+    """devices that divide the batch and the experts of each layer"""
+    tensor: int = 1
+    """devices that divide the computation of each layer"""
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        check_fields(self)
+        check_at_least(1, self, "data", "fsdp", "expert", "tensor")
+
+    @property
+    def parts(self) -> int:
+        """Number of parts into which the mesh divides a batch."""
+        return self.data * self.fsdp * self.expert
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train a model together; without a coordinator, only this one."""
+
+    needs: ClassVar[Needs] = {"process_timeout": (Given("coordinator"),)}
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,
+    Kubernetes or a TPU pod; None: this process alone"""
+    num_processes: int | None = None
+    """number of processes; None: the cluster's setting"""
+    process_id: int | None = None
+    """number of this process, from 0; None: the cluster's setting"""
+    process_timeout: int = 300
+    """seconds to wait until all processes have connected"""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        if self.process_timeout < 1:
+            raise ValueError(f"process_timeout is {self.process_timeout}; it must be at least 1")
+        given = (self.num_processes, self.process_id)
+        if self.coordinator in (None, "auto"):
+            if given != (None, None):
+                raise ValueError(
+                    f"num_processes and process_id are {given}, but coordinator is "
+                    f"{self.coordinator!r}; with them it must be the HOST:PORT of process 0"
+                )
+            return
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"coordinator is {self.coordinator!r}; it must be HOST:PORT or auto")
+        if self.num_processes is None or self.process_id is None:
+            raise ValueError(
+                f"num_processes and process_id are {given}; with a coordinator, set both of them"
+            )
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                f"process_id is {self.process_id}; it must be in 0 … {self.num_processes - 1}"
+            )
 
 
 @dataclass(frozen=True)
@@ -302,7 +372,7 @@ class PairTraining(TrainingConfig[Model]):
         _check_least(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
         _check(self, "lengths", lambda x: x <= 8, "in 1 … 8")
         if self.bleu_tokenize is not None:
-            from jaxformer.training.bleu import bleu_metric
+            from jaxformer.training.evaluate import bleu_metric
 
             bleu_metric(self.bleu_tokenize)  # raises ValueError for an unknown name
 

@@ -1,19 +1,25 @@
 """Scores of a model on text: loss, perplexity, bits per byte."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
+from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
+from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
-from jaxformer.training.loss import summed_correct, summed_loss
+from jaxformer.training.objectives import summed_correct, summed_loss
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 
 class Evaluation(NamedTuple):
@@ -187,3 +193,224 @@ def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:
     """
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
     return list(in_batches(rows, places, batch_size))
+
+
+class HiddenScore(NamedTuple):
+    """Score on hidden tokens.
+
+    Attributes:
+        loss: Nats per hidden token.
+        accuracy: The share of hidden tokens that are the most probable token.
+        tokens: The number of hidden tokens.
+    """
+
+    loss: float
+    accuracy: float
+    tokens: int
+
+
+def never_hidden(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Returns the ids below `vocab_size` that are never hidden and never replace a hidden token.
+
+    These are the special tokens, the tokens of the template, and ids without a token.
+    """
+    ordinary = set(tokenizer.text_ids) - {*tokenizer.before, *tokenizer.after}
+    ordinary.discard(tokenizer.mask_token)
+    return tuple(token for token in range(vocab_size) if token not in ordinary)
+
+
+def hidden_rows(
+    documents: Iterable[Ids],
+    mask: int,
+    length: int,
+    *,
+    before: Sequence[int] = (),
+    after: Sequence[int] = (),
+    rate: float = 0.15,
+    seed: int = 0,
+    special: Collection[int] = (),
+) -> list[Batch[np.ndarray]]:
+    """Divides documents into windows and replaces some of their tokens by the mask.
+
+    The hidden tokens are the targets. If the draw hides no token, the last one is hidden.
+
+    Args:
+        documents: The tokens of each document, without opening tokens.
+        mask: The id that replaces a hidden token.
+        length: Tokens per window, including `before` and `after`.
+        before: Ids in front of each window; they are never hidden.
+        after: Ids behind each window; they are never hidden.
+        rate: The probability that a token is hidden.
+        seed: The seed of the draw.
+        special: Ids that are never hidden (see `never_hidden`).
+
+    Returns:
+        Batches of one window, [1, length]. No window holds parts of two documents.
+
+    Raises:
+        ValueError: No token may be hidden, or `length` has no room for one.
+    """
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise ValueError(
+            f"length is {length}; it must be more than the {length - room} tokens around a text"
+        )
+    parts = [
+        np.asarray(document[at : at + room], np.int32)
+        for document in documents
+        for at in range(0, len(document), room)
+    ]
+    may_be = ~np.isin(np.concatenate([np.zeros(0, np.int32), *parts]), [*special, mask])
+    if not may_be.any():
+        raise ValueError("documents: there are no tokens to hide")
+    ends = np.cumsum([len(part) for part in parts])
+    words = np.random.Philox(np.random.SeedSequence([seed])).random_raw(ends[-1])
+    hidden = (words < rate * 2**64) & may_be
+    hidden[np.flatnonzero(may_be)[-1]] |= not hidden.any()
+    rows = []
+    for part, is_hidden in zip(parts, np.split(hidden, ends[:-1]), strict=True):
+        targets, weights, segments = np.zeros((3, 1, length), np.int32)
+        end = len(before) + len(part)
+        targets[0, : end + len(after)] = [*before, *part, *after]
+        weights[0, len(before) : end], segments[0, : end + len(after)] = is_hidden, 1
+        inputs = np.where(weights, np.int32(mask), targets)
+        rows.append(Batch(inputs, targets, weights.astype(np.float32), segments))
+    return rows
+
+
+def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
+    """Returns the accuracy of always predicting the token that is hidden most often."""
+    targets = np.concatenate([row.targets[row.weights != 0] for row in rows])
+    return {"the most frequent token": float(np.bincount(targets).max() / len(targets))}
+
+
+def score_hidden(
+    model: LanguageModel,
+    variables: Variables,
+    batches: Iterable[Batch],
+    on_scored: OnScored = noop,
+) -> HiddenScore:
+    """Scores a model on batches of rows from `hidden_rows`.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        batches: Batches of the rows.
+        on_scored: Called with the number of targets scored so far.
+    """
+    sums = evaluate(model, variables, batches, on_scored, correct=True)
+    targets = max(1, sums.targets)
+    return HiddenScore(sums.loss / targets, sums.correct / targets, sums.targets)
+
+
+class Bleu(NamedTuple):
+    """BLEU score.
+
+    Attributes:
+        score: From 0 to 100.
+        signature: sacrebleu's description of the computation. Scores are comparable if their
+            signatures are equal.
+    """
+
+    score: float
+    signature: str
+
+
+def bleu_metric(tokenize: str | None = None, *, lowercase: bool = False) -> "BLEU":
+    """Returns sacrebleu's metric.
+
+    Args:
+        tokenize: Name of its tokenizer, such as "zh" for Chinese; None: "13a", its default.
+        lowercase: Whether to convert both sides to lower case.
+
+    Raises:
+        ValueError: There is no such tokenizer, or it needs a missing package or a download.
+    """
+    from sacrebleu.metrics import BLEU  # 0.2 s to import
+
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        raise ValueError(
+            f"bleu_tokenize is {tokenize!r}; it must be one of {', '.join(BLEU.TOKENIZERS)}"
+        )
+    try:
+        return BLEU(lowercase=lowercase, tokenize=tokenize)
+    except Exception as error:  # such as a missing package or a failed download
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"bleu_tokenize is {tokenize!r}, which sacrebleu cannot load: {reason}"
+        ) from None
+
+
+def bleu(
+    found: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str | None = None,
+) -> Bleu:
+    """Computes BLEU over the whole corpus, with one reference for each translation."""
+    metric = bleu_metric(tokenize, lowercase=lowercase)
+    score = metric.corpus_score(list(found), [list(references)])
+    return Bleu(round(score.score, 2), str(metric.get_signature()))
+
+
+class PairScore(NamedTuple):
+    """Score of a translation model.
+
+    Attributes:
+        loss: Nats per target token, including the end of each target.
+        tokens: The number of scored target tokens.
+        bleu: The BLEU score of the translations.
+        translations: The translations of the sources, in order.
+    """
+
+    loss: float
+    tokens: int
+    bleu: Bleu
+    translations: list[str]
+
+
+def score_pairs(
+    model: LanguageModel,
+    variables: Variables,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[Ids, Ids]],
+    references: Sequence[str],
+    *,
+    tokens: int = 2048,
+    widths: list[int] | None = None,
+    beam_width: int | None = None,
+    bleu_tokenize: str | None = None,
+    on_scored: OnScored = noop,
+) -> PairScore:
+    """Computes the loss of the targets and the BLEU score of translations of the sources.
+
+    The loss omits targets that are longer than the model's max_length. BLEU ignores case if the
+    tokenizer converts text to lower case. A translation has at most as many tokens as the longest
+    target. Without this limit, a model after few updates, which rarely ends a text, would fill
+    max_length in each of them.
+
+    Args:
+        model: The model.
+        variables: Its parameters.
+        tokenizer: The tokenizer of both sides.
+        pairs: The ids of each source, as the model reads it, and of its target.
+        references: The text of each target.
+        tokens: Tokens per batch (see `PairBatches`).
+        widths: Widths of batches (see `PairBatches`).
+        beam_width: The beam width of the translations; None: see `beam_search`.
+        bleu_tokenize: The tokenizer of BLEU (see `bleu_metric`).
+        on_scored: Called with the number of targets scored so far.
+    """
+    (start,), (end, *_) = tokenizer.decoder_opening, tokenizer.stop_tokens
+    some = [pair for pair in pairs if len(pair[1]) < model.config.max_length]
+    most = max(tokens, *(max(len(source), len(target) + 1) for source, target in some))
+    batches = PairBatches(some, most, end, start=start, widths=widths)
+    sums = evaluate(model, variables, batches.once(), on_scored)
+    sources = [source for source, _ in pairs]
+    longest = max(len(target) + 1 for _, target in pairs)
+    found = translate_ids(
+        model, variables, tokenizer, sources, max_new_tokens=longest, beam_width=beam_width
+    )
+    figure = bleu(found, references, lowercase=lowers_case(tokenizer), tokenize=bleu_tokenize)
+    return PairScore(sums.loss / sums.targets, sums.targets, figure, found)

@@ -18,17 +18,15 @@ from jaxformer.models.language_model import Variables
 from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
-from jaxformer.training.agreement import Agreement
-from jaxformer.training.compiled_step import CompiledStep, memory_line, width
 from jaxformer.training.config import RunConfig
 from jaxformer.training.early_end import Ended, Interrupted, Stopped, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
-from jaxformer.training.processes import are_several, is_first, wait_for_all
+from jaxformer.training.processes import Agreement, are_several, is_first, wait_for_all
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, Profile, ScoringTime, update_size, utilization
-from jaxformer.training.step import Measured, make_step
+from jaxformer.training.step import CompiledStep, Measured, make_step, memory_line, width
 from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between reads of the measurements, which wait for the device

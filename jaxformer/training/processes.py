@@ -8,57 +8,23 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from signal import Signals
 from threading import Timer
-from typing import ClassVar, NoReturn
+from typing import NoReturn
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
 from jaxformer.artifacts.files import json_text
-from jaxformer.models.config.needs import Given, Needs
 from jaxformer.terminal import say
+from jaxformer.training.config import Processes
+from jaxformer.training.speed import Clock
 
 _LONG = 7 * 24 * 3_600_000  # milliseconds; process 0 may read text for hours while others wait
 SHUTDOWN = 10  # seconds that an ending process waits for the others, which may have failed
-
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes that train a model together; without a coordinator, only this one."""
-
-    needs: ClassVar[Needs] = {"process_timeout": (Given("coordinator"),)}
-
-    coordinator: str | None = None
-    """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,
-    Kubernetes or a TPU pod; None: this process alone"""
-    num_processes: int | None = None
-    """number of processes; None: the cluster's setting"""
-    process_id: int | None = None
-    """number of this process, from 0; None: the cluster's setting"""
-    process_timeout: int = 300
-    """seconds to wait until all processes have connected"""
-
-    def __post_init__(self) -> None:
-        """Checks the settings."""
-        if self.process_timeout < 1:
-            raise ValueError(f"process_timeout is {self.process_timeout}; it must be at least 1")
-        given = (self.num_processes, self.process_id)
-        if self.coordinator in (None, "auto"):
-            if given != (None, None):
-                raise ValueError(
-                    f"num_processes and process_id are {given}, but coordinator is "
-                    f"{self.coordinator!r}; with them it must be the HOST:PORT of process 0"
-                )
-            return
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"coordinator is {self.coordinator!r}; it must be HOST:PORT or auto")
-        if self.num_processes is None or self.process_id is None:
-            raise ValueError(
-                f"num_processes and process_id are {given}; with a coordinator, set both of them"
-            )
-        if not 0 <= self.process_id < self.num_processes:
-            raise ValueError(
-                f"process_id is {self.process_id}; it must be in 0 … {self.num_processes - 1}"
-            )
+MOST_STEPS = 10  # between two exchanges of the time and the signals
 
 
 def join(processes: Processes) -> None:
@@ -72,8 +38,6 @@ def join(processes: Processes) -> None:
     """
     if processes.coordinator is None:
         return
-    import jax  # here, so that the command line starts quickly
-
     message = (
         f"not all processes connected within {processes.process_timeout} s (--process-timeout; "
         f"--coordinator {processes.coordinator}); start every process, each with a different "
@@ -103,15 +67,11 @@ def join(processes: Processes) -> None:
 
 def is_first() -> bool:
     """Returns whether this is process 0, which writes the files of the run."""
-    import jax
-
     return jax.process_index() == 0
 
 
 def are_several() -> bool:
     """Returns whether several processes train together."""
-    import jax
-
     return jax.process_count() > 1
 
 
@@ -122,8 +82,6 @@ def wait_for_all(what: str) -> None:
         what: The name of the call, which must be unique.
     """
     if are_several():
-        from orbax.checkpoint import multihost
-
         multihost.get_barrier_sync_fn()(key=f"jaxformer {what}", timeout_ms=_LONG)
 
 
@@ -140,8 +98,6 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
     if not are_several():
         action()
         return
-    from orbax.checkpoint import multihost
-
     client, key = multihost.get_jax_distributed_client(), f"jaxformer {what}"
     if not is_first():
         if error := client.blocking_key_value_get(key, _LONG):
@@ -163,9 +119,6 @@ def require_same(settings: dict[str, object]) -> None:
     """
     if not are_several():
         return
-    import jax
-    from orbax.checkpoint import multihost
-
     client, key = multihost.get_jax_distributed_client(), "jaxformer settings"
     text = json_text({name: str(value) for name, value in settings.items()})
     client.key_value_set(f"{key} {jax.process_index()}", text)
@@ -195,9 +148,50 @@ def leave(message: str, status: int = 1) -> NoReturn:
 
 def gather(*values: float) -> list[list[float]]:
     """Returns the values of every process, in all processes: a list per process."""
-    import numpy as np
-    from jax.experimental import multihost_utils
-
     words = np.asarray(values, np.float64).view(np.int32)  # JAX would round float64 to float32
     gathered = np.asarray(multihost_utils.process_allgather(words, tiled=False))
     return gathered.reshape(-1, words.size).view(np.float64).tolist()
+
+
+class Agreement:
+    """The time and the signals of a run, the same in all processes.
+
+    All processes must stop and change the learning rate at the same step. They exchange their
+    signals and times every second or, if updates are fast, every `MOST_STEPS` steps, and use the
+    time of process 0. One process alone uses its own clock and needs no exchange.
+    """
+
+    def __init__(self, clock: Clock, step: int = 0):
+        """Starts at the time of the clock.
+
+        Args:
+            clock: The clock of this process.
+            step: The number of steps that are made.
+        """
+        self._clock = clock
+        self._agreed, self._step = clock.seconds, step  # at the last exchange
+        self._next = step + 1  # the step of the next exchange
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training; with several processes, those of process 0 at the last exchange."""
+        return self._agreed if are_several() else self._clock.seconds
+
+    def signal(self, step: int, own: Signals | None) -> Signals | None:
+        """Returns the signal to stop after a step, if any process received one.
+
+        Args:
+            step: The number of steps that are made.
+            own: The signal that this process received.
+        """
+        if not are_several():
+            return own
+        if step < self._next:
+            return None
+        gathered = gather(self._clock.seconds, float(own or 0))
+        seconds = gathered[0][0]
+        per_step = max(seconds - self._agreed, 1e-9) / (step - self._step)
+        self._agreed, self._step = seconds, step
+        self._next = step + max(1, min(MOST_STEPS, int(1 / per_step)))
+        received = max(int(signal) for _, signal in gathered)
+        return Signals(received) if received else None

@@ -16,11 +16,10 @@ from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.cli import main
 from jaxformer.models.config import KINDS, PRESETS, Execution, RotaryScaling, kind_of
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.training.config import Inputs, OptimizerConfig, TextTraining
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TextTraining
+from jaxformer.training.log import require_trackers
 from jaxformer.training.presets import RUNS, TRAININGS
 from jaxformer.training.run_folders import read_run, write_run
-from jaxformer.training.trackers import require_trackers
 from tests.errors import error_of
 from tests.slow import mostly_slow
 

@@ -20,7 +20,7 @@ from jaxformer.cli.generate import GenerateArguments
 from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, RotaryScaling
 from jaxformer.models.config.check import shown
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.training.config import MeshSizes
 from jaxformer.training.presets import training_preset
 from tests.cli.test_every_option import arguments_of
 

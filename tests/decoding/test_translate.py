@@ -12,7 +12,7 @@ from jaxformer.decoding import beam
 from jaxformer.decoding import translate as module
 from jaxformer.decoding.translate import translate
 from jaxformer.models.parameters import init
-from jaxformer.training.bleu import score_pairs
+from jaxformer.training.evaluate import score_pairs
 from tests.slow import mostly_slow
 
 TEXTS = [f"{word} {number}" for word in ("one", "two", "three") for number in range(8)]

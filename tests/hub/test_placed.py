@@ -12,7 +12,7 @@ from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.mesh import AXES, make_mesh, shardings
-from jaxformer.training.mesh_sizes import MeshSizes
+from jaxformer.training.config import MeshSizes
 from tests.hub import foreign
 from tests.hub.adapters import learnt
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxformer as jf
 from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.objectives import summed_loss
 from tests.properties.models import MODELS
 from tests.properties.tiny import build
 from tests.slow import mostly_slow

@@ -12,9 +12,9 @@ from jaxformer.artifacts.tokenizer import lowercased
 from jaxformer.cli.evaluate import main as evaluate_main
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.parameters import init
-from jaxformer.training import bleu as module
-from jaxformer.training.bleu import bleu, score_pairs
+from jaxformer.training import evaluate as module
 from jaxformer.training.config import PairTraining
+from jaxformer.training.evaluate import bleu, score_pairs
 from tests.errors import error_of
 from tests.slow import mostly_slow
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.training.batch import Batch
-from jaxformer.training.compiled_step import CompiledStep
+from jaxformer.training.step import CompiledStep
 
 
 def batch_of(width: int) -> Batch:

@@ -17,9 +17,8 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.batch import Batch, Share
-from jaxformer.training.config import OptimizerConfig, RunConfig, TextTraining
+from jaxformer.training.config import MeshSizes, OptimizerConfig, RunConfig, TextTraining
 from jaxformer.training.fit import fit
-from jaxformer.training.mesh_sizes import MeshSizes
 from jaxformer.training.objectives import CrossEntropy, Objective, Sums
 from jaxformer.training.run_folders import newest_unfinished, read_run
 from jaxformer.training.tasks.own_batches import NumberedBatches

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.models.parameters import init
-from jaxformer.training.evaluate import spread
-from jaxformer.training.hidden import hidden_rows, most_frequent, score_hidden
+from jaxformer.training.evaluate import hidden_rows, most_frequent, score_hidden, spread
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -11,10 +11,9 @@ import pytest
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training.config import TextTraining
-from jaxformer.training.log import RunLog, finite, score_line
+from jaxformer.training.log import RunLog, finite, open_trackers, score_line
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Score
-from jaxformer.training.trackers import open_trackers
 
 MEASURED = [
     Measured({"loss": jnp.float32(loss)}, jnp.float32(norm))
@@ -135,6 +134,6 @@ def test_tensorboard_receives_the_metrics(tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxformer.training.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("jaxformer.training.log.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="wandb is not installed; pip install wandb"):
         open_trackers(("wandb",), RunFolder(tmp_path), {})

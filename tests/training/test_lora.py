@@ -16,7 +16,7 @@ from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.loss import summed_loss
+from jaxformer.training.objectives import summed_loss
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_step
 from tests.errors import error_of

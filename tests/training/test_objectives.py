@@ -12,8 +12,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.functional import cross_entropy
 from jaxformer.training.batch import Batch
-from jaxformer.training.loss import read_batch
-from jaxformer.training.objectives import CrossEntropy, Objective, Sums
+from jaxformer.training.objectives import CrossEntropy, Objective, Sums, read_batch
 from jaxformer.training.step import init_state, make_step
 from tests.errors import error_of
 

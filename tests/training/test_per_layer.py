@@ -12,8 +12,7 @@ from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.stacks import layers_by_tree, stacked_tree
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.per_layer import per_layer
+from jaxformer.training.optimizer import make_optimizer, per_layer
 from jaxformer.training.presets import RUNS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jaxformer.training.processes import Processes
+from jaxformer.training.config import Processes
 
 SETTINGS = (
     "--preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 --num-heads 4 --batch-size 8 "

@@ -11,11 +11,11 @@ import pytest
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
-from jaxformer.training import agreement
+from jaxformer.training import processes
 from jaxformer.training import speed as module
-from jaxformer.training.agreement import Agreement
-from jaxformer.training.compiled_step import CompiledStep
 from jaxformer.training.loop import Training
+from jaxformer.training.processes import Agreement
+from jaxformer.training.step import CompiledStep
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -78,14 +78,14 @@ def test_learning_rate_of_slow_updates_changes_smoothly(tmp_path, monkeypatch, c
 
 def test_processes_exchange_the_time_of_slow_updates_at_each_step(monkeypatch):
     """Fast updates exchange it every ten steps, and an update of a second or more at each."""
-    monkeypatch.setattr(agreement, "are_several", lambda: True)
+    monkeypatch.setattr(processes, "are_several", lambda: True)
     clock, exchanged = SimpleNamespace(seconds=5.0), []
 
     def gather(*values):
         exchanged.append(step)
         return [[*values], [0.0, 0.0]]
 
-    monkeypatch.setattr(agreement, "gather", gather)
+    monkeypatch.setattr(processes, "gather", gather)
     agreed = Agreement(clock, step=3)
     for step in range(4, 60):
         clock.seconds += 0.01 if step < 30 else 2.0

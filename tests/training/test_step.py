@@ -15,8 +15,7 @@ from jaxformer.models.rows import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.pairs import PairBatches
-from jaxformer.training.loss import summed_loss
-from jaxformer.training.objectives import CrossEntropy
+from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_step
 

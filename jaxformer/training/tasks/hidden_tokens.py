@@ -17,8 +17,13 @@ from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
 from jaxformer.training.data.windows import document_segments, places_in_documents
-from jaxformer.training.evaluate import spread
-from jaxformer.training.hidden import hidden_rows, most_frequent, never_hidden, score_hidden
+from jaxformer.training.evaluate import (
+    hidden_rows,
+    most_frequent,
+    never_hidden,
+    score_hidden,
+    spread,
+)
 from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask

@@ -66,7 +66,7 @@ BUGS = (
     ),
     Bug(
         "special tokens are masked like words",
-        "training.hidden:never_hidden",
+        "training.evaluate:never_hidden",
         gives(()),
         f"{PACKING}::test_marks_and_special_tokens_are_never_hidden_nor_drawn "
         "training/data/test_prepare.py::test_evaluate_scores_what_training_holds_out",

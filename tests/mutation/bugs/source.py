@@ -56,7 +56,7 @@ BUGS = (
     ),
     Bug(
         "BLEU scores greedy translations",
-        "training.bleu:score_pairs",
+        "training.evaluate:score_pairs",
         takes(beam_width=lambda width: width or 1),
         "decoding/test_translate.py::test_every_translation_has_the_same_default_beam_width",
     ),

@@ -51,7 +51,7 @@ BUGS = (
     # ---- losses and updates: transformers#34191, prime-rl#1961, optax#1185, flax#677
     Bug(
         "micro-batches are averaged, not summed",
-        "training.loss:head_losses",
+        "training.objectives:head_losses",
         averages,
         f"{STEP}::test_micro_batches_give_the_full_batch_whatever_their_token_counts",
     ),
@@ -274,14 +274,14 @@ BUGS = (
     ),
     Bug(
         "BLEU references are decoded tokens, not the text",
-        "training.bleu:score_pairs",
+        "training.evaluate:score_pairs",
         takes_decoded,
         "training/test_bleu.py::test_translations_are_compared_with_what_was_written",
     ),
     # ---- tasks and time
     Bug(
         "masked tokens remain visible in the input",
-        "training.hidden:hidden_rows",
+        "training.evaluate:hidden_rows",
         then(lambda rows: [row._replace(inputs=row.targets) for row in rows]),
         "training/test_hidden.py::test_every_token_stands_once_and_targets_are_what_is_hidden",
     ),
@@ -329,7 +329,7 @@ BUGS = (
     ),
     Bug(
         "translations of an untrained model fill max_length",
-        "training.bleu:score_pairs",
+        "training.evaluate:score_pairs",
         Replace("max(len(target) + 1 for _, target in pairs)", "model.config.max_length"),
         "training/test_bleu.py::test_a_translation_is_at_most_as_long_as_the_longest_target",
     ),
@@ -398,14 +398,14 @@ BUGS = (
     ),
     Bug(
         "processes exchange the time of slow updates every ten steps",
-        "training.agreement:Agreement.signal",
+        "training.processes:Agreement.signal",
         Replace("min(MOST_STEPS, int(1 / per_step))", "MOST_STEPS"),
         "training/test_run_schedule.py::test_processes_exchange_the_time_of_slow_updates_at_each_"
         "step",
     ),
     Bug(
         "an optimizer takes stacked layers for one array",
-        "training.per_layer:_over_layers",
+        "training.optimizer:_over_layers",
         lambda _: lambda function, *trees: function(*trees),
         "training/test_per_layer.py::test_stacked_layers_are_updated_like_separate_arrays[lamb]",
     ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.training.batch import Batch, Share
 from jaxformer.training.config import HiddenTraining, TextTraining
-from jaxformer.training.loss import counted, summed_loss
+from jaxformer.training.objectives import counted, summed_loss
 from jaxformer.training.tasks.hidden_tokens import HiddenBatches
 from jaxformer.training.tasks.next_tokens import MicroBatches
 from tests.properties import tiny

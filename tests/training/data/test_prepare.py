@@ -21,7 +21,6 @@ from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, opening_tex
 from jaxformer.cli import evaluate as cli_evaluate
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.training import evaluate as training_evaluate
-from jaxformer.training import hidden as training_hidden
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data import prepare
 from jaxformer.training.data.corpus import Documents, read_documents
@@ -166,9 +165,9 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
 
     wanted, found = [], []
     score = training_evaluate.Evaluation(1.0, 1.0, 1.0, 1, 1)
-    hidden_score = training_hidden.HiddenScore(1.0, 1.0, 1)
+    hidden_score = training_evaluate.HiddenScore(1.0, 1.0, 1)
     monkeypatch.setattr(
-        training_hidden, "score_hidden", lambda *x: found.extend(x[2]) or hidden_score
+        training_evaluate, "score_hidden", lambda *x: found.extend(x[2]) or hidden_score
     )
     monkeypatch.setattr(
         hidden_tokens, "score_hidden", lambda *x: wanted.extend(x[2]) or hidden_score
